@@ -1,0 +1,55 @@
+"""A recurrent network that continues melodies: 49 notes in, the next one out.
+
+    python -m examples.melodies
+
+Prints the accuracy on melodies that it has not seen: about 0.50 after 2 epochs. The notes are
+integers; their one-hot encoding, 128 times as large, is made in the towers.
+"""
+
+import keras
+import tensorflow as tf
+
+import towers
+from towers.datasets import music
+
+GPUS = len(tf.config.list_physical_devices("GPU"))
+DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+LAYER, UNITS = keras.layers.GRU, 256  # or keras.layers.LSTM
+EXAMPLES = 18_571 if GPUS else 9_000  # 18,571 is all
+GLOBAL_BATCH = 256
+EPOCHS = 2
+
+
+def build() -> keras.Model:
+    """int32 [N, 49] -> probabilities of the next note, float32 [N, 128]."""
+    return keras.Sequential([
+        keras.Input((music.NUM_STEPS,), dtype="int32"),
+        keras.layers.CategoryEncoding(music.NUM_CLASSES, output_mode="one_hot"),
+        LAYER(UNITS, return_sequences=True),
+        LAYER(UNITS),
+        keras.layers.Dense(music.NUM_CLASSES, activation="softmax"),
+    ])
+
+
+def main() -> None:
+    """Trains, evaluates and continues one melody."""
+    if not GPUS:
+        towers.logical_cpus(DEVICES)
+    keras.utils.set_random_seed(0)
+    data = music.load()
+    (x, y), test = data.train, data.test
+    with tf.device("/cpu:0"):
+        model = build()
+    parallel = towers.make_parallel(model, DEVICES)
+    parallel.compile("rmsprop", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    parallel.fit(
+        x[:EXAMPLES], y[:EXAMPLES], batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2,
+        validation_data=test,
+    )
+    melody = test[0][:1]
+    next_note = int(parallel.predict(melody, verbose=0).argmax())
+    print(f"after {melody[0, -8:].tolist()} comes {next_note}; it was {test[1][0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Transfer learning: a frozen backbone of keras.applications with a new head.
+
+    python -m examples.transfer
+
+ResNet50V2 has random weights here, to need no download: WEIGHTS = "imagenet" makes it the real
+thing. Prints the accuracy on MNIST from random features: about 0.78 after 3 epochs. The 23 million
+frozen parameters are sent to the devices, but have no gradients, and nothing to average. To train
+them, too, afterwards: `backbone.trainable = True`, and compile the parallel model anew.
+"""
+
+import keras
+import tensorflow as tf
+
+import towers
+from towers.datasets import mnist
+
+L = keras.layers
+GPUS = len(tf.config.list_physical_devices("GPU"))
+DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+WEIGHTS = None
+EXAMPLES = 4_096
+GLOBAL_BATCH = 128
+EPOCHS = 3
+
+
+def build() -> keras.Model:
+    """Images float32 [N, 28, 28, 1] -> probabilities, float32 [N, 10]."""
+    backbone = keras.applications.ResNet50V2(
+        input_shape=(32, 32, 3), include_top=False, weights=WEIGHTS, pooling="avg"
+    )
+    backbone.trainable = False
+    image = keras.Input((28, 28, 1))
+    colour = L.concatenate([L.ZeroPadding2D(2)(L.Rescaling(2.0, offset=-1.0)(image))] * 3)
+    features = backbone(colour, training=False)  # its BatchNormalization stays as it is, too
+    scaled = L.LayerNormalization(epsilon=1e-12)(features)  # random features are tiny
+    return keras.Model(image, L.Dense(10, activation="softmax")(scaled))
+
+
+def main() -> None:
+    """Trains the head and evaluates."""
+    if not GPUS:
+        towers.logical_cpus(DEVICES)
+    keras.utils.set_random_seed(0)
+    data = mnist.load()
+    x, y = (part[:EXAMPLES] for part in data.train)
+    test = tuple(part[:EXAMPLES // 4] for part in data.test)
+    with tf.device("/cpu:0"):
+        model = build()
+    parallel = towers.make_parallel(model, DEVICES)
+    parallel.compile(
+        keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    parallel.fit(
+        x, y, batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2, validation_data=test
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Models that every property is tried on: the built-in ones, and odd ones.
+
+A case's model has no randomness and no BatchNormalization in training mode: those make towers and
+the large batch differ by design, and have tests of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from towers import models
+
+L = keras.layers
+FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx
+
+
+@dataclass(frozen=True)
+class Case:
+    """name; build() -> model; batch(n, rng) -> (x, y, sample_weight); arguments of `compile`."""
+
+    name: str
+    build: Callable[[], keras.Model]
+    batch: Callable[[int, np.random.Generator], tuple]
+    compile: dict[str, Any] = field(default_factory=lambda: {"loss": "mse"})
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def without_randomness(model: keras.Model) -> keras.Model:
+    """Dropout rates 0 and BatchNormalization frozen, so that a shard's result is its rows' own."""
+    for layer in model.layers:
+        if isinstance(layer, L.Dropout):
+            layer.rate = 0.0
+        if isinstance(layer, L.BatchNormalization):
+            layer.trainable = False
+    return model
+
+
+def _built_in(name: str) -> Case:
+    shape, classes = (12, 12, 1), 10
+
+    def batch(n: int, rng: np.random.Generator) -> tuple:
+        return rng.normal(size=(n, *shape)), rng.integers(0, classes, n), None
+
+    source = models.load(name)
+    return Case(
+        name,
+        lambda: without_randomness(source.build(shape, classes)),
+        batch,
+        {"loss": "sparse_categorical_crossentropy"},
+    )
+
+
+def _rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
+    return rng.normal(size=(n, inputs)), rng.normal(size=(n, outputs)), None
+
+
+def _weighted_rows(n: int, rng: np.random.Generator) -> tuple:
+    x, y, _ = _rows(n, rng)
+    return x, y, rng.uniform(0.1, 3.0, n)
+
+
+def _shared_layer() -> keras.Model:
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    shared = L.Dense(5, activation="tanh")
+    return keras.Model([a, b], L.Dense(3)(L.concatenate([shared(a), shared(b)])))
+
+
+def _pair(n: int, rng: np.random.Generator) -> tuple:
+    return [rng.normal(size=(n, 6)), rng.normal(size=(n, 6))], rng.normal(size=(n, 3)), None
+
+
+def _two_outputs(as_dict: bool) -> keras.Model:
+    a, b = keras.Input((6,), name="a"), keras.Input((4,), name="b")
+    hidden = L.Dense(5, activation="relu")(L.concatenate([a, b]))
+    numbers = L.Dense(3, name="numbers")(hidden)
+    classes = L.Dense(4, activation="softmax", name="classes")(hidden)
+    if as_dict:
+        return keras.Model({"a": a, "b": b}, {"numbers": numbers, "classes": classes})
+    return keras.Model([a, b], [numbers, classes])
+
+
+def _two_outputs_batch(as_dict: bool) -> Callable:
+    def batch(n: int, rng: np.random.Generator) -> tuple:
+        x = {"a": rng.normal(size=(n, 6)), "b": rng.normal(size=(n, 4))}
+        y = {"numbers": rng.normal(size=(n, 3)), "classes": rng.integers(0, 4, n)}
+        weight = {"numbers": rng.uniform(0.1, 3.0, n), "classes": rng.uniform(0.1, 3.0, n)}
+        if as_dict:
+            return x, y, weight
+        return tuple(x.values()), tuple(y.values()), tuple(weight.values())
+
+    return batch
+
+
+def _embedding() -> keras.Model:
+    x = keras.Input((7,), dtype="int32")
+    return keras.Model(x, L.Dense(3)(L.Flatten()(L.Embedding(20, 4)(x))))
+
+
+def _tokens(n: int, rng: np.random.Generator) -> tuple:
+    return rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None
+
+
+def _masked_gru() -> keras.Model:
+    x = keras.Input((None,), dtype="int32")
+    hidden = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
+    return keras.Model(x, L.Dense(3)(hidden))
+
+
+def _padded_tokens(n: int, rng: np.random.Generator) -> tuple:
+    x = rng.integers(1, 20, (n, 7))
+    x[np.arange(7)[None, :] >= rng.integers(1, 8, n)[:, None]] = 0
+    return x, rng.normal(size=(n, 7, 3)), None
+
+
+def _recurrent(layer: type) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        x = keras.Input((5, 4))
+        return keras.Model(x, L.Dense(3)(layer(6)(x)))
+
+    return build
+
+
+def _steps(n: int, rng: np.random.Generator) -> tuple:
+    return rng.normal(size=(n, 5, 4)), rng.normal(size=(n, 3)), None
+
+
+def _dense(**options: Any) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        return keras.Sequential([
+            keras.Input((6,)), L.Dense(5, activation="tanh", **options), L.Dense(3)
+        ])
+
+    return build
+
+
+def _layer_norm() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), L.Dense(5), L.LayerNormalization(), L.Dense(3)])
+
+
+class AddsLoss(L.Layer):
+    """A layer that adds a batch mean of its own to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.3 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def _adds_loss() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLoss(), L.Dense(3)])
+
+
+class Subclassed(keras.Model):
+    """A subclassed model whose `call` does not pass `training` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = L.Dense(5, activation="tanh")
+        self.last = L.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.hidden(x))
+
+
+def _subclassed() -> keras.Model:
+    model = Subclassed()
+    model(np.zeros((1, 6)))
+    return model
+
+
+def _classifier() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), L.Dense(4, activation="softmax")])
+
+
+def _labels_with_ignored(n: int, rng: np.random.Generator) -> tuple:
+    y = rng.integers(0, 4, n)
+    y[1::3] = 3
+    return rng.normal(size=(n, 6)), y, None
+
+
+def absolute_error(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+def squared_error(reduction: str) -> keras.losses.Loss:
+    return keras.losses.MeanSquaredError(reduction=reduction, dtype=FLOAT64)
+
+
+BUILT_IN = [_built_in(name) for name in models.NAMES]
+
+ODD = [
+    Case("shared_layer", _shared_layer, _pair),
+    Case("two_outputs", lambda: _two_outputs(False), _two_outputs_batch(False), {
+        "loss": ["mse", "sparse_categorical_crossentropy"], "loss_weights": [0.3, 2.0],
+    }),
+    Case("two_outputs_dict", lambda: _two_outputs(True), _two_outputs_batch(True), {
+        "loss": {"numbers": squared_error("mean_with_sample_weight"),
+                 "classes": "sparse_categorical_crossentropy"},
+        "loss_weights": {"numbers": 0.3, "classes": 2.0},
+    }),
+    Case("embedding", _embedding, _tokens),
+    Case("masked_gru", _masked_gru, _padded_tokens),
+    Case("gru", _recurrent(L.GRU), _steps),
+    Case("lstm", _recurrent(L.LSTM), _steps),
+    Case("layer_norm", _layer_norm, _rows),
+    Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), _rows),
+    Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), _rows),
+    Case("adds_loss", _adds_loss, _rows),
+    Case("sample_weight", _dense(), _weighted_rows),
+    Case("mean_with_sample_weight", _dense(), _weighted_rows, {
+        "loss": squared_error("mean_with_sample_weight"),
+    }),
+    Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),
+    Case("function", _dense(), _rows, {"loss": absolute_error}),
+    Case("subclassed", _subclassed, _rows),
+    Case("ignore_class", _classifier, _labels_with_ignored, {
+        "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
+    }),
+]

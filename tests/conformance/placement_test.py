@@ -1,0 +1,110 @@
+"""Variables, towers and the update are where the diagram says, read from the traced graph."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from tensorflow.python.eager import context
+
+from towers import devices
+from towers.step import TowerStep
+
+L = keras.layers
+ROOT = Path(__file__).parents[2]
+
+
+def trained_step(num_towers, num_devices):
+    model = keras.Sequential([
+        keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.BatchNormalization(), L.Flatten(), L.Dense(2)
+    ])
+    step = TowerStep(
+        model, "adam", "mse", devices=devices.tower_devices(num_devices, "cpu"),
+        num_towers=num_towers,
+    )
+    step(np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
+    return step
+
+
+def graph_of(step):
+    (graph,) = step._graphs.values()
+    return graph.graph
+
+
+def cpu_index(operation):
+    return int(re.search(r"CPU:(\d+)", operation.device).group(1))
+
+
+def tower_calls(step):
+    """The calls of the traced tower, in order; its inner operations follow the call's device."""
+    return [op for op in graph_of(step).get_operations()
+            if "PartitionedCall" in op.type and "train" in op.get_attr("f").name]
+
+
+@pytest.mark.parametrize("num_towers, num_devices", [(8, 8), (8, 4), (3, 2), (1, 1)])
+def test_tower_t_runs_on_device_t_times_D_over_T(num_towers, num_devices):
+    calls = tower_calls(trained_step(num_towers, num_devices))
+    expected = [t * num_devices // num_towers for t in range(num_towers)]
+    assert [cpu_index(op) for op in calls] == expected
+
+
+def test_the_traced_tower_pins_no_operation_to_a_device():
+    step = trained_step(2, 2)
+    (function,) = step._tower._traced.values()
+    pinned = [op.name for op in function.graph.get_operations() if op.device]
+    assert [op.type for op in function.graph.get_operations()].count("Conv2D") == 1
+    assert not pinned
+
+
+def test_variables_and_the_update_are_on_cpu_0():
+    step = trained_step(4, 4)
+    for variable in [*step.model.variables, *step.optimizer.variables]:
+        assert variable.value.device.endswith("CPU:0"), variable.path
+    graph = graph_of(step)
+    updates = [op for op in graph.get_operations() if "PartitionedCall" in op.type
+               and "average_and_apply" in op.get_attr("f").name]
+    assert [cpu_index(op) for op in updates] == [0]
+
+
+def test_parameters_are_sent_once_to_each_device_not_once_to_each_tower():
+    """Read from the graphs that TensorFlow made of the step for each device."""
+    metadata = context.context()
+    metadata.enable_run_metadata()
+    step = trained_step(8, 2)
+    partitions = [
+        graph for function in metadata.export_run_metadata().function_graphs
+        for graph in function.partition_graphs if any("CPU:1" in n.device for n in graph.node)
+    ]
+    metadata.disable_run_metadata()
+    received = [n.attr["tensor_name"].s.decode() for graph in partitions for n in graph.node
+                if n.op == "_Recv" and "ReadVariableOp" in n.name]
+    assert received
+    assert len(received) == len(set(received))
+    assert len(received) <= len(step.model.variables) + len(step.optimizer.variables)
+
+
+LOGGED_RUN = """
+import keras, numpy as np, tensorflow as tf
+from towers import devices
+from towers.step import TowerStep
+devices.logical_cpus(3)
+tf.debugging.set_log_device_placement(True)
+L = keras.layers
+model = keras.Sequential([keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.Flatten(), L.Dense(2)])
+step = TowerStep(model, "adam", "mse", devices=devices.tower_devices(3, "cpu"))
+step(np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
+"""
+
+
+def test_the_device_log_shows_every_towers_convolution_on_its_device():
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", LOGGED_RUN], env=environment, cwd=ROOT, text=True,
+        capture_output=True, check=True,
+    )
+    placed = set(re.findall(r"convolution: \(Conv2D\): \S+CPU:(\d)", run.stdout + run.stderr))
+    assert placed == {"0", "1", "2"}

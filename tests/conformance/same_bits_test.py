@@ -1,0 +1,80 @@
+"""A run is defined by its number of towers; devices only decide where a tower is computed."""
+
+import hashlib
+
+import keras
+import numpy as np
+import pytest
+
+from tests.conformance.cases import ODD
+from towers import devices, models
+from towers.step import TowerStep
+
+SHAPE, CLASSES = (12, 12, 1), 10
+BATCHES = [24, 24, 24, 13, 5]  # a partial last batch, and one smaller than the tower count
+
+
+def train(build, batches, num_towers, num_devices, **options):
+    """The digest of all variables and logs after one update for each batch."""
+    keras.utils.set_random_seed(3)
+    model = build()
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=options.pop("global_clipnorm", None))
+    step = TowerStep(
+        model, optimizer, num_towers=num_towers,
+        devices=devices.tower_devices(num_devices, "cpu"), **options,
+    )
+    digest = hashlib.sha256()
+    for batch in batches:
+        digest.update(np.float64(step(*batch)["loss"]).tobytes())
+    for variable in [*model.variables, *step.optimizer.variables]:
+        digest.update(variable.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def image_batches():
+    rng = np.random.default_rng(0)
+    return [
+        (rng.normal(size=(n, *SHAPE)).astype("float32"), rng.integers(0, CLASSES, n))
+        for n in BATCHES
+    ]
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
+    """Adam, dropout, BatchNormalization and a partial last batch."""
+    digests = {
+        train(lambda: models.load(name).build(SHAPE, CLASSES), image_batches(), 8, num_devices,
+              loss="sparse_categorical_crossentropy")
+        for num_devices in (1, 2, 3, 4, 8)
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("num_towers", [3, 6])
+def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers):
+    digests = {
+        train(lambda: models.load("notebook_cnn").build(SHAPE, CLASSES), image_batches(),
+              num_towers, num_devices, loss="sparse_categorical_crossentropy",
+              global_clipnorm=0.1)
+        for num_devices in (1, 2, 3)
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("case", [c for c in ODD if c.name != "ignore_class"], ids=str)
+def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
+    rng = np.random.default_rng(0)
+    batches = [case.batch(n, rng) for n in (9, 4)]
+    digests = {train(case.build, batches, 5, n, **case.compile) for n in (1, 3, 5)}
+    assert len(digests) == 1
+
+
+def test_the_tower_count_does_change_the_bits():
+    """Otherwise the tests above could not fail."""
+    build = models.load("cnn").build
+    digests = {
+        train(lambda: build(SHAPE, CLASSES), image_batches(), num_towers, 2,
+              loss="sparse_categorical_crossentropy")
+        for num_towers in (2, 8)
+    }
+    assert len(digests) == 2

@@ -1,0 +1,312 @@
+"""TrainConfig(resume=...): what goes on, what is refused, and what callbacks remember."""
+
+import csv
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import towers
+from tests import loop_test
+from tests.loop_test import config
+from towers import checkpoints, run_dir
+from towers.config import TrainConfig
+from towers.resume import continued_config
+
+RUN = run_dir.Path("run")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ctrl-C, at the end of one of all the run's batches."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(step=6, callbacks=(), **values):
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(config(run_dir="run", **values), [*callbacks, Interrupt(step)])
+
+
+def files():
+    return {
+        str(p): p.read_bytes() for p in RUN.rglob("*") if p.is_file() and p.name != run_dir.LOCK
+    }
+
+
+def refused(message, **values):
+    before = files()
+    with pytest.raises(ValueError, match=message):
+        towers.train(TrainConfig(resume="run", **values))
+    assert files() == before
+
+
+def test_the_history_and_the_final_model_are_those_of_an_uninterrupted_run():
+    whole = towers.train(config(run_dir="whole", epochs=3))
+    interrupted(epochs=3)
+    assert towers.train(TrainConfig(resume="run")) == whole
+    a, b = (keras.saving.load_model(f"{name}/final.keras") for name in ("run", "whole"))
+    for x, y in zip(a.weights, b.weights, strict=True):
+        np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):
+    whole = towers.train(config(run_dir="whole"))
+    shutil.move("whole", RUN)
+    before = files()
+    assert towers.train(TrainConfig(resume="run")) == whole
+    assert "Already complete: 2 epochs, best val_accuracy" in capsys.readouterr().out
+    after = files()
+    assert after.pop("run/log.txt").startswith(before.pop("run/log.txt"))
+    assert after == before
+
+
+@pytest.mark.parametrize("first", [{"max_steps": 6, "epochs": 4}, {"epochs": 2}])
+def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
+    whole = towers.train(config(run_dir="whole", epochs=4, max_steps=15))
+    limits = {"epochs": 4, "max_steps": 15}
+    towers.train(config(run_dir="run", **{"max_steps": 8, **first}))
+    larger = {k: v for k, v in limits.items() if first.get(k) != v}
+    assert towers.train(TrainConfig(resume="run", **larger)) == whole
+    with open("run/results.csv", encoding="utf-8") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_size": 8}, r"cannot change --batch_size \(8, the run has 16\): it would be"),
+        ({"seed": 1, "num_towers": 3}, r"--num_towers \(3, the run has 2\), --seed \(1, the run"),
+        ({"epochs": 1}, r"--epochs \(1, the run has 2\)"),
+        ({"max_steps": 5}, r"--max_steps \(5, the run has None\)"),
+        ({"model": "cnn_"}, "--model"),
+        ({"plan": True}, "--plan"),
+        ({"run_dir": "other"}, None),
+    ],
+)
+def test_what_would_be_another_run_is_refused_with_the_differences(values, message):
+    interrupted()
+    if message is None:
+        with pytest.raises(ValueError, match="--run_dir"):
+            continued_config("run", values)
+    else:
+        refused(message, **values)
+
+
+def test_flags_that_ask_once_are_not_done_again(capsys):
+    interrupted(verify_gradients=True)
+    capsys.readouterr()
+    towers.train(TrainConfig(resume="run"))
+    assert "Verify" not in capsys.readouterr().out
+
+
+def test_a_directory_without_a_run_is_refused():
+    with pytest.raises(ValueError, match=r"--resume \(nowhere\) holds no run that can go on"):
+        towers.train(TrainConfig(resume="nowhere"))
+
+
+def test_changed_data_are_refused(monkeypatch):
+    interrupted()
+    (x, y), test = loop_test.small_data()
+    monkeypatch.setattr(loop_test, "small_data", lambda: ((x + 1, y), test))
+    refused("the train data are not those that run/checkpoints/epoch-1-step-6 was trained on")
+
+
+def test_another_model_is_refused_with_the_first_variable_that_differs(monkeypatch):
+    interrupted()
+
+    def wider(input_shape, num_classes):
+        return keras.Sequential([
+            keras.Input(input_shape),
+            keras.layers.Dense(9, name="wide"),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ])
+
+    monkeypatch.setattr(loop_test, "small_model", wider)
+    refused(r"another model: here .*wide/kernel is float32 \[3, 9\], in the .*kernel .*\[3, 8\]")
+
+
+def test_an_edited_configuration_is_refused():
+    interrupted()
+    path = RUN / run_dir.CONFIG
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
+    refused(r"belongs to another run than config.json beside it: seed \(0 then, 5 now\)")
+
+
+def test_damage_falls_back_and_says_so_and_all_damaged_is_refused(capsys):
+    whole = towers.train(config(run_dir="whole"))
+    interrupted()
+    newest, *older = checkpoints.find(RUN / "checkpoints")
+    (newest / "arrays.bin").write_bytes(b"")
+    shutil.copytree(RUN, "copy")
+    assert towers.train(TrainConfig(resume="run")) == whole
+    out = capsys.readouterr().out
+    assert "step-6 is damaged: arrays.bin has 0 bytes instead of" in out
+    assert "from step 4: run/checkpoints/epoch-1-step-4" in out
+    shutil.rmtree(RUN)
+    shutil.move("copy", RUN)
+    for path in older:
+        (RUN / "checkpoints" / path.name / "manifest.json").unlink()
+    refused("no checkpoint is good: ")
+
+
+def test_lost_checkpoints_are_no_reason_to_start_again():
+    interrupted()
+    shutil.rmtree(RUN / "checkpoints")
+    refused("holds no checkpoint, and run holds results")
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
+    whole = towers.train(config(run_dir="whole"))
+    run_dir.create("run", "n", (run_dir.Path("whole") / "config.json").read_text())
+    assert towers.train(TrainConfig(resume="run")) == whole
+    assert "no checkpoint yet: from step 0" in capsys.readouterr().out
+
+
+def test_a_run_whose_first_checkpoint_cannot_be_written_does_not_begin(monkeypatch):
+    def refuse(path, checkpoint):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(checkpoints, "write", refuse)
+    monkeypatch.setattr(towers.TowerStep, "train_batch", lambda *a: pytest.fail("trained"))
+    with pytest.raises(ValueError, match=r"--run_dir \(run\): no checkpoint can be written"):
+        towers.train(config(run_dir="run"))
+
+
+def test_a_full_disk_in_mid_run_does_not_end_it(monkeypatch, capsys):
+    write = checkpoints.write
+
+    def refuse(path, checkpoint):
+        if checkpoints.step_of(path):
+            raise OSError(28, "No space left on device")
+        write(path, checkpoint)
+
+    monkeypatch.setattr(checkpoints, "write", refuse)
+    assert len(towers.train(config(run_dir="run"))["loss"]) == 2
+    assert "epoch-1-step-4 cannot be written (No space left on device)" in capsys.readouterr().out
+    assert [p.name for p in checkpoints.find(RUN / "checkpoints")] == ["epoch-0-step-0"]
+
+
+def test_a_callbacks_error_leaves_the_state_saved_and_is_raised_as_it_is(capsys):
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise LookupError("mine")
+
+    whole = towers.train(config(run_dir="whole"))
+    with pytest.raises(LookupError, match="mine"):
+        towers.train(config(run_dir="run"), [Fail()])
+    assert "saved at step 4. Resume: python train.py --resume=run" in capsys.readouterr().out
+    assert towers.train(TrainConfig(resume="run")) == whole
+
+
+def test_keras_callbacks_remember_what_they_have_seen():
+    def callbacks():
+        return [
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=9.0, factor=0.5),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+            keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=9.0),
+        ]
+
+    whole = towers.train(config(run_dir="whole", epochs=9), callbacks())
+    assert len(whole["loss"]) == 5
+    interrupted(10, callbacks(), epochs=9)
+    assert towers.train(TrainConfig(resume="run"), callbacks()) == whole
+
+
+def test_a_users_callback_takes_part_with_get_state_and_set_state():
+    class Count(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.count += 1
+
+        def get_state(self):
+            return self.count
+
+        def set_state(self, state):
+            self.count = state
+
+    interrupted(6, [Count()])
+    again = Count()
+    towers.train(TrainConfig(resume="run"), [again])
+    assert again.count == 8
+
+
+def test_a_callbacks_state_that_is_no_json_is_a_warning(capsys):
+    class Odd(keras.callbacks.Callback):
+        def get_state(self):
+            return object() if int(self.model.optimizer.iterations) else None
+
+    towers.train(config(run_dir="run"), [Odd()])
+    assert "epoch-1-step-4 cannot be written (TypeError(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
+def test_early_stopping_ends_the_run_after_epochs_without_a_better_one(monitor, monkeypatch):
+    """A rate so small that nothing changes: the first epoch stays the best."""
+    still = {"learning_rate": 1e-30, "optimizer": "sgd", "epochs": 9, "early_stopping": 2}
+    assert len(towers.train(config(run_dir="run", monitor=monitor, **still))["loss"]) == 3
+    state = checkpoints.read_newest(RUN / "checkpoints")[1].state
+    assert state["position"]["best_step"] == 4
+    interrupted_history = towers.train(TrainConfig(resume="run"))
+    assert len(interrupted_history["loss"]) == 3
+
+
+def test_the_best_epoch_is_the_monitored_ones():
+    history = towers.train(config(run_dir="run", epochs=4, monitor="val_loss"))
+    best = int(np.argmin(history["val_loss"]))
+    position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
+    assert position["best_step"] == 4 * (best + 1)
+    assert position["best"] == -history["val_loss"][best]
+
+
+def test_config_json_keeps_a_larger_limit():
+    interrupted()
+    towers.train(TrainConfig(resume="run", epochs=3))
+    saved = json.loads((RUN / "config.json").read_text())
+    assert (saved["epochs"], saved["resume"]) == (3, None)
+
+
+def test_a_callback_that_fails_before_the_first_step_leaves_no_half_checkpoint():
+    class Fail(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            raise LookupError("mine")
+
+    whole = towers.train(config(run_dir="whole"))
+    with pytest.raises(LookupError, match="mine"):
+        towers.train(config(run_dir="run"), [Fail()])
+    assert checkpoints.find(RUN / "checkpoints") == []
+    assert towers.train(TrainConfig(resume="run")) == whole
+
+
+def test_a_run_interrupted_in_its_validation_goes_on_with_it(monkeypatch):
+    whole = towers.train(config(run_dir="whole"))
+    test_batch = towers.TowerStep.test_batch
+    calls = []
+
+    def interrupt_the_second(self, x, y):
+        calls.append(x)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return test_batch(self, x, y)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(towers.TowerStep, "test_batch", interrupt_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            towers.train(config(run_dir="run"))
+    assert [p.name for p in checkpoints.find(RUN / "checkpoints")][0] == "epoch-0-step-4"
+    assert towers.train(TrainConfig(resume="run")) == whole

@@ -1,0 +1,97 @@
+"""What the tests of make_parallel share: the same run by Keras on one device, and on towers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+import towers
+
+L = keras.layers
+TOLERANCE = 1e-9  # relative, in float64: rounding of another order of additions
+
+
+class Pair(NamedTuple):
+    """One model by Keras, and one with the same initial values on towers."""
+
+    theirs: keras.Model
+    ours: keras.Model
+
+
+def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_arguments) -> Pair:
+    """Two compiled models. Compile arguments that are functions are called once for each."""
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(5)
+        return build()
+
+    pair = Pair(make(), towers.make_parallel(make(), 2, num_towers=num_towers))
+    for model in pair:
+        model.compile(**{
+            key: value() if key in ("optimizer", "metrics", "weighted_metrics") else value
+            for key, value in compile_arguments.items()
+        })
+    return pair
+
+
+def fit_pair(pair: Pair, data: Callable[[], tuple], **options: Any) -> list[dict]:
+    """Fits both; `data()` gives the positional arguments of `fit`. Returns both histories."""
+    histories = []
+    for model in pair:
+        keras.utils.set_random_seed(11)  # the order of the examples
+        made = {k: v() if callable(v) else v for k, v in options.items()}
+        histories.append(model.fit(*data(), verbose=0, **made).history)
+    return histories
+
+
+def assert_same_logs(ours: dict, theirs: dict) -> None:
+    """The same entries in the same order, and the same values."""
+    assert list(ours) == list(theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=TOLERANCE, err_msg=name)
+
+
+def assert_same_weights(pair: Pair) -> None:
+    """Weights and optimizer slots agree."""
+    ours, theirs = ([*m.variables, *m.optimizer.variables] for m in (pair.ours, pair.theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(
+            a.numpy(), b.numpy(), rtol=TOLERANCE, atol=1e-12, err_msg=a.path
+        )
+
+
+def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> dict:
+    """Histories and weights agree after `fit`; returns the history."""
+    theirs, ours = fit_pair(pair, data, **options)
+    assert_same_logs(ours, theirs)
+    assert_same_weights(pair)
+    return ours
+
+
+def classifier() -> keras.Model:
+    """6 numbers -> 3 classes."""
+    return keras.Sequential([
+        keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")
+    ])
+
+
+CLASSIFIER = {
+    "optimizer": lambda: "adam",
+    "loss": "sparse_categorical_crossentropy",
+    "metrics": lambda: ["accuracy"],
+}
+
+
+def rows(count: int = 31) -> tuple[np.ndarray, np.ndarray]:
+    """x [N, 6], y [N]: in batches of 7 the last one holds 3 examples."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 6)), rng.integers(0, 3, count)
+
+
+def batches(batch_size: int = 7, count: int = 31) -> Iterator[tuple]:
+    """`rows` as a generator of batches, without end."""
+    x, y = rows(count)
+    while True:
+        for begin in range(0, count, batch_size):
+            yield x[begin: begin + batch_size], y[begin: begin + batch_size]

@@ -1,0 +1,146 @@
+"""The devices of make_parallel: what `gpus` may be, and where towers and variables are."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.parallel import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
+from towers import gpus as gpus_lib
+from towers import parallel_model, state
+
+ROOT = Path(__file__).parents[1]
+
+
+def devices_of(parallel):
+    return parallel._towers.devices, parallel._towers.num_towers
+
+
+@pytest.mark.parametrize("gpus, expected", [
+    (1, ["/cpu:0"]),
+    (3, ["/cpu:0", "/cpu:1", "/cpu:2"]),
+    ([0, 2, 4], ["/cpu:0", "/cpu:2", "/cpu:4"]),
+    ((5, 1), ["/cpu:5", "/cpu:1"]),
+    (range(2), ["/cpu:0", "/cpu:1"]),
+    (np.int64(2), ["/cpu:0", "/cpu:1"]),
+    (np.array([3, 1]), ["/cpu:3", "/cpu:1"]),
+])
+def test_gpus_is_a_count_or_a_list_of_indices(gpus, expected):
+    """On a machine without GPUs: logical CPU devices."""
+    parallel = towers.make_parallel(classifier(), gpus)
+    assert devices_of(parallel) == (expected, len(expected))
+
+
+def test_num_towers_gives_more_towers_than_devices():
+    assert devices_of(towers.make_parallel(classifier(), 2, num_towers=5))[1] == 5
+
+
+@pytest.mark.parametrize("gpus", [
+    0, -1, 2.0, True, None, "2", [], [0, 0], [0, -1], [0, 1.0], [True, 0], [[0], [1]],
+])
+def test_other_gpus_are_errors_that_say_what_would_work(gpus):
+    with pytest.raises(ValueError) as error:
+        towers.make_parallel(classifier(), gpus)
+    assert repr(gpus) in str(error.value)
+    assert "gpus=2 or gpus=[0, 1]" in str(error.value)
+    assert "This machine has 0 GPUs" in str(error.value)
+
+
+@pytest.mark.parametrize("num_towers", [0, -2, 1.5, "4"])
+def test_other_tower_counts_are_errors(num_towers):
+    with pytest.raises(ValueError, match="num_towers.*at least 1"):
+        towers.make_parallel(classifier(), 2, num_towers=num_towers)
+
+
+@pytest.mark.parametrize("gpus, way_out", [
+    (9, "gpus=8, num_towers=9"), ([0, 8], "gpus=8, num_towers=2"),
+])
+def test_more_than_the_logical_cpus_names_both_and_the_ways_out(gpus, way_out):
+    with pytest.raises(ValueError) as error:
+        towers.make_parallel(classifier(), gpus)
+    for part in (repr(gpus), "no GPU", "8 logical", "/cpu:7", "towers.logical_cpus(9)", way_out):
+        assert part in str(error.value)
+
+
+def test_more_than_the_gpus_names_both_and_the_ways_out(monkeypatch):
+    monkeypatch.setattr(gpus_lib, "has_gpus", lambda: True)
+    monkeypatch.setattr(gpus_lib, "device_names", lambda kind: ["/gpu:0", "/gpu:1"])
+    assert gpus_lib.gpu_devices([1]) == ["/gpu:1"]
+    with pytest.raises(ValueError) as error:
+        towers.make_parallel(classifier(), 8)
+    for part in ("gpus (8)", "2 (/gpu:0, /gpu:1)", "gpus=2, or gpus=2, num_towers=8"):
+        assert part in str(error.value)
+
+
+FRESH = """
+import sys
+import tensorflow as tf
+import towers
+import keras
+model = keras.Sequential([keras.layers.Dense(3)])
+if sys.argv[1] == "started":
+    model.build((None, 2))
+elif sys.argv[1] == "more":
+    towers.logical_cpus(4)
+parallel = towers.make_parallel(model, 3)
+print(len(tf.config.list_logical_devices("CPU")))
+"""
+
+
+@pytest.mark.parametrize("when, expected", [
+    ("fresh", (0, "3")), ("more", (0, "4")), ("started", (1, "")),
+])
+def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, expected):
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH, when], cwd=ROOT, text=True, capture_output=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert (run.returncode, run.stdout.strip()) == expected
+    if run.returncode:
+        assert "Call towers.logical_cpus(3) before the model is made" in run.stderr
+
+
+@pytest.mark.parametrize("gpus, num_towers", [(1, None), (1, 4), (3, 4), ([6, 1], 5)])
+def test_any_devices_and_towers_give_keras_results(gpus, num_towers, float64):
+    pair = build_pair(classifier, **CLASSIFIER)
+    parallel = towers.make_parallel(pair.ours, gpus, num_towers=num_towers)
+    assert_same_fit(pair._replace(ours=parallel), rows, batch_size=7)
+
+
+def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():
+    """Read from the graph of one training step."""
+    with tf.device("/cpu:3"):  # a default device, as /gpu:0 is one
+        parallel = towers.make_parallel(keras.Sequential([keras.layers.Dense(3)]), [1, 2, 6])
+        parallel.compile("adam", "mse", metrics=["mae"])
+        x = np.ones((7, 6), "float32")
+        parallel.fit(x, x[:, :3], verbose=0)
+        step = tf.function(parallel.train_step, autograph=False)
+        graph = step.get_concrete_function((tf.constant(x), tf.constant(x[:, :3]))).graph
+    calls = [op for op in graph.get_operations()
+             if "PartitionedCall" in op.type and "train" in op.get_attr("f").name]
+    assert [op.device[-5:] for op in calls] == ["CPU:1", "CPU:2", "CPU:6"]
+    made = [*parallel.variables, *parallel.optimizer.variables, *parallel.metrics_variables]
+    for variable in made:
+        assert variable.value.device.endswith("CPU:0"), variable.path
+
+
+def test_variables_on_a_gpu_are_hinted_at_once(monkeypatch):
+    monkeypatch.setattr(state, "variables_device", lambda model: "/gpu:0")
+    parallel_model._warn_gpu_variables.cache_clear()
+    with pytest.warns(UserWarning, match="tf.device..*/cpu:0") as caught:
+        for _ in range(3):
+            towers.make_parallel(classifier(), 1)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    monkeypatch.undo()
+    parallel_model._warn_gpu_variables.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        towers.make_parallel(classifier(), 1)

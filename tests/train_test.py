@@ -1,0 +1,173 @@
+"""train.py as a user calls it: exit codes, error lines, files, signals."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+TRAIN = Path(__file__).parent.parent / "train.py"
+FILES = ["best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv"]
+
+
+def environment(**variables):
+    """Without what the tests' own process sets for TensorFlow."""
+    hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "PYTHONPATH")
+    return {**{k: v for k, v in os.environ.items() if k not in hidden}, **variables}
+
+
+def run_train(*flags, cwd, **variables):
+    return subprocess.run(
+        [sys.executable, TRAIN, *flags],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def error_of(*flags, cwd, **variables):
+    """The one error line of a command that must refuse, leave nothing, and show no traceback."""
+    done = run_train(*flags, cwd=cwd, **variables)
+    assert (done.returncode, done.stdout, os.listdir(cwd)) == (2, "", [])
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """A run on eight devices, whose directory several tests look at."""
+    cwd = tmp_path_factory.mktemp("eight")
+    done = run_train("--max_steps=3", "--num_gpus=8", "--batch_size=128", "--device=cpu", cwd=cwd)
+    return done, cwd / "runs" / "cnn-mnist-001"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_gpus=0"], "--num_gpus (0) must be at least 1."),
+        (["--num_gpus=-1"], "--num_gpus (-1) must be at least 1."),
+        (["--num_gpus=two"], "flag --num_gpus=two: invalid literal for int()"),
+        (["--num_gpu=2"], "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
+        (["--batch_size=0"], "--batch_size (0) must be at least 1."),
+        (["--batch_size=8", "--batch_size_per_gpu=8"], "give only one of them"),
+        (["--learning_rate=-1"], "--learning_rate (-1.0) must be above 0"),
+        (["--learning_rate=nan"], "--learning_rate (nan) must be above 0"),
+        (["--device=tpu"], "flag --device=tpu: value should be one of <auto|gpu|cpu>"),
+        (["8"], "'8' is not a flag."),
+        (["--plan", "true"], "'true' is not a flag."),
+        (["--flagfile=missing.flags"], "missing.flags"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(flags, message, tmp_path):
+    assert message in error_of(*flags, cwd=tmp_path)
+
+
+def test_another_keras_backend_is_one_line_that_says_how_to_set_it(tmp_path):
+    message = error_of(cwd=tmp_path, KERAS_BACKEND="jax")
+    assert message.endswith("Set it with: export KERAS_BACKEND=tensorflow")
+
+
+def test_an_error_after_tensorflow_has_started_is_one_line_too(tmp_path):
+    message = error_of("--device=gpu", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert message.startswith("--device=gpu: TensorFlow sees no GPU on this machine.")
+
+
+def test_verbosity_1_shows_the_traceback(tmp_path):
+    done = run_train("--num_gpus=0", "--verbosity=1", cwd=tmp_path)
+    assert done.stderr.startswith("Traceback ")
+    assert done.stderr.endswith("\nerror: --num_gpus (0) must be at least 1.\n")
+    assert done.returncode == 2
+
+
+def test_help_lists_the_flags_and_is_no_error(tmp_path):
+    done = run_train("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python train.py --num_gpus=8 --batch_size=128" in done.stdout
+    assert "--batch_size: Global batch" in done.stdout
+
+
+def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
+    done, directory = eight
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(directory)) == FILES
+    assert done.stdout.splitlines()[3:6] == [
+        "Batch     128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)",
+        "Data      mnist: 60,000 train, 10,000 test",
+        "Model     cnn, 1,199,882 parameters; adam, learning rate 0.001; seed 0",
+    ]
+    assert done.stdout.splitlines()[-1].startswith("Done: 3 steps in ")
+
+
+def test_the_log_holds_the_output_and_tensorflows_messages(eight):
+    done, directory = eight
+    log = (directory / "log.txt").read_text().splitlines()
+    assert set(done.stdout.splitlines()) <= set(log)
+    assert any("oneDNN" in line or "cpu_feature_guard" in line for line in log)
+
+
+def test_the_results_have_the_one_row_of_a_run_that_ended_in_mid_epoch(eight):
+    with open(eight[1] / "results.csv", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row["epoch"] == "1"
+    assert 0 < float(row["val_accuracy"]) < 1 and float(row["examples_per_second"]) > 0
+
+
+def test_the_final_model_loads_without_towers(eight, tmp_path):
+    code = (
+        "import sys; sys.modules['towers'] = None; import keras; "
+        f"print(keras.saving.load_model({str(eight[1] / 'final.keras')!r}).count_params())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "1199882\n"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
+    flags = ["--max_steps=3", "--num_towers=8", f"--num_gpus={num_gpus}", "--device=cpu"]
+    done = run_train(*flags, "--run_dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    few = keras.saving.load_model(tmp_path / "run" / "final.keras")
+    many = keras.saving.load_model(eight[1] / "final.keras")
+    assert len(few.weights) == 8
+    for a, b in zip(few.weights, many.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_a_signal_stops_the_run_with_its_exit_code(number, code, name, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, TRAIN, "--dataset=synthetic", "--model=mlp", "--run_dir=run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    results = tmp_path / "run" / "results.csv"
+    deadline = time.monotonic() + 200
+    while not results.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr) == (code, f"stopped by {name}\n")
+    assert stdout.splitlines()[-1].startswith("saved at step ")
+    assert stdout.endswith(". Resume: python train.py --resume=run\n")

@@ -1,0 +1,158 @@
+"""TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
+
+import dataclasses
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers import datasets, models
+from towers import devices as devices_lib
+from towers.config import TrainConfig
+from towers.input import Examples, load_examples, num_steps
+from towers.step import TowerStep
+
+LOSS = "sparse_categorical_crossentropy"
+METRICS = ("accuracy",)
+
+
+class Run(NamedTuple):
+    """A configuration, made real on this machine.
+
+    config: with the number of towers, the global batch and the threads filled in: they define
+        the run, whatever devices compute it.
+    batch_size: the global batch.
+    steps_an_epoch: the last one may be a partial batch.
+    """
+
+    config: TrainConfig
+    step: TowerStep
+    train: Examples
+    test: Examples
+    batch_size: int
+    steps_an_epoch: int
+
+
+def build(config: TrainConfig) -> Run:
+    """Input, model and update step of a configuration; traces nothing yet.
+
+    Raises:
+        ValueError: see `train`.
+    """
+    devices = find_devices(config)
+    home = _variable_device(config.variable_device)
+    source = models.load(config.model)
+    dataset = datasets.load(
+        config.dataset,
+        config.data_dir,
+        input_shape=source.input_shape,
+        num_classes=source.num_classes,
+    )
+    train_examples, test_examples = (
+        load_examples(split, datasets.num_examples(split))
+        for split in (dataset.train, dataset.test)
+    )
+    keras.utils.set_random_seed(config.seed)
+    with tf.device(home):
+        model = source.build(dataset.input_shape, dataset.num_classes)
+        optimizer = make_optimizer(
+            config.optimizer or source.optimizer, config.learning_rate, config.precision
+        )
+        step = TowerStep(
+            model,
+            optimizer,
+            LOSS,
+            metrics=METRICS,
+            devices=devices,
+            num_towers=config.num_towers,
+            batch_norm=config.batch_norm,
+        )
+        # For callbacks that set the learning rate, and for whoever loads the saved model.
+        model.compile(optimizer, LOSS, metrics=list(METRICS))
+    batch_size = config.global_batch_size(len(devices))
+    steps = num_steps(train_examples.num_examples, batch_size)
+    resolved = dataclasses.replace(
+        config,
+        num_towers=step.num_towers,
+        batch_size=batch_size,
+        batch_size_per_gpu=None,
+        cpu_threads=None if devices_lib.is_gpu(devices[0]) else devices_lib.intra_op_threads(),
+    )
+    return Run(resolved, step, train_examples, test_examples, batch_size, steps)
+
+
+def find_devices(config: TrainConfig) -> list[str]:
+    """The devices that run towers, at most one for each tower.
+
+    Without a GPU the CPU is split into logical devices, unless the caller has done so, or
+    TensorFlow has started already.
+
+    Raises:
+        ValueError: there are fewer than asked for.
+    """
+    if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
+        _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
+    return devices_lib.tower_devices(config.num_gpus, config.device)[: config.num_towers]
+
+
+def make_optimizer(
+    name: str, learning_rate: float | None, precision: str
+) -> keras.optimizers.Optimizer:
+    """The Keras optimizer of that name; scales the loss where float16 would underflow.
+
+    Args:
+        name: such as "adam", in any case.
+        learning_rate: None means the optimizer's own default.
+        precision: a Keras dtype policy.
+
+    Raises:
+        ValueError: Keras has none of that name.
+    """
+    not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+    classes = {
+        key.lower(): value
+        for key, value in vars(keras.optimizers).items()
+        if isinstance(value, type)
+        and issubclass(value, keras.optimizers.Optimizer)
+        and key not in not_alone
+    }
+    if name.lower() not in classes:
+        raise ValueError(f"--optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
+    arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
+    optimizer = classes[name.lower()](**arguments)
+    if precision == "mixed_float16":
+        return keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def _split_cpu(
+    num_devices: int | None, num_towers: int | None, threads: int | None
+) -> None:
+    """One logical device for each tower, at most one a core unless more are asked for.
+
+    Raises:
+        ValueError: TensorFlow has started with other threads than asked for.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        cores = devices_lib.count_cores()
+        count = num_devices or min(cores, num_towers or cores)
+        try:
+            devices_lib.set_cpu_threads(num_towers or count, intra=threads)
+            devices_lib.logical_cpus(count)
+        except ValueError:
+            pass  # TensorFlow has started: tower_devices knows whether its devices suffice
+    if threads not in (None, devices_lib.intra_op_threads()):
+        raise ValueError(
+            f"--cpu_threads ({threads}): TensorFlow has already started with "
+            f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
+        )
+
+
+def _variable_device(kind: str) -> str:
+    if kind == "gpu" and not devices_lib.has_gpus():
+        raise ValueError(
+            "--variable_device=gpu: TensorFlow sees no GPU on this machine. Use "
+            "--variable_device=cpu."
+        )
+    return f"/{kind}:0"

@@ -1,0 +1,188 @@
+"""TrainConfig: everything that defines a run; frozen, validated, no flags."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+DEFAULT_BATCH_SIZE = 128
+LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
+
+_CHOICES = {
+    "device": ("auto", "gpu", "cpu"),
+    "variable_device": ("cpu", "gpu"),
+    "precision": ("float32", "mixed_float16", "mixed_bfloat16"),
+    "batch_norm": ("average", "synchronized", "tower0"),
+    "monitor": ("val_accuracy", "val_loss", "accuracy", "loss"),
+    "nonfinite": ("stop", "skip"),
+}
+_SMALLEST = {
+    "num_gpus": 1,
+    "num_towers": 1,
+    "batch_size": 1,
+    "batch_size_per_gpu": 1,
+    "epochs": 0,
+    "max_steps": 1,
+    "seed": 0,
+    "checkpoint_every": 1,
+    "cpu_threads": 1,
+    "early_stopping": 1,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run.
+
+    model: a built-in name, or "package.module:function".
+    dataset: likewise.
+    data_dir: where the data set's files are; None means the data set's own place.
+    num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
+    num_towers: copies of the computation, each fed one shard; None means one for each device.
+    device: what towers run on: "auto" (GPUs when there are any), "gpu" or "cpu".
+    variable_device: where the parameters live, and are updated: "cpu" or "gpu".
+    batch_size: examples of one update, over all towers; None means 128, or the next one's product.
+    batch_size_per_gpu: the same, for each device.
+    epochs: passes over the training data; 0 evaluates only.
+    max_steps: updates after which the run ends, even in mid-epoch; None means no limit.
+    optimizer: a Keras name; None means the model's own.
+    learning_rate: None means the optimizer's own default.
+    dropout: the rate of every Dropout layer; None means the model's own rates.
+    seed: of the parameters, the order of the examples, and dropout.
+    precision: a Keras dtype policy.
+    jit_compile: compile each tower with XLA.
+    nonfinite: what a NaN or infinite loss or gradient does: "stop" the run, or "skip" the update.
+    batch_norm: how the towers' BatchNormalization statistics become one.
+    cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
+        divided among the towers.
+    run_dir: None means the next free runs/<model>-<dataset>-001.
+    resume: the directory of a run to go on with; its config.json brings the other values.
+    checkpoint_every: updates from one checkpoint to the next; None means each epoch's end, and
+        at least every 10 minutes.
+    monitor: what makes an epoch the best; a loss the lower, an accuracy the higher.
+    early_stopping: epochs without a better one after which the run ends; None means never.
+    tensorboard: write the epochs' scalars and the step's graph for TensorBoard.
+    histograms: write the parameters' histograms, too, each epoch.
+    verify_gradients: compare the averaged with the large-batch gradient on the first batch.
+    profile: measure the phases of a step and what bounds them; train nothing.
+    plan: print the devices, towers and transfers; train nothing.
+    """
+
+    model: str = "cnn"
+    dataset: str = "mnist"
+    data_dir: str | None = None
+    num_gpus: int | None = None
+    num_towers: int | None = None
+    device: str = "auto"
+    variable_device: str = "cpu"
+    batch_size: int | None = None
+    batch_size_per_gpu: int | None = None
+    epochs: int = 12
+    max_steps: int | None = None
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    dropout: float | None = None
+    seed: int = 0
+    precision: str = "float32"
+    jit_compile: bool = False
+    nonfinite: str = "stop"
+    batch_norm: str = "average"
+    cpu_threads: int | None = None
+    run_dir: str | None = None
+    resume: str | None = None
+    checkpoint_every: int | None = None
+    monitor: str = "val_accuracy"
+    early_stopping: int | None = None
+    tensorboard: bool = False
+    histograms: bool = False
+    verify_gradients: bool = False
+    profile: bool = False
+    plan: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: a value makes no sense, or two values contradict each other.
+        """
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"--{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
+                )
+        for name, smallest in _SMALLEST.items():
+            _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
+        for name in ("model", "dataset", "run_dir", "resume", "data_dir", "optimizer"):
+            if getattr(self, name) == "":
+                raise ValueError(f"--{name} is empty; name one, or leave the flag out.")
+        _check_learning_rate(self.learning_rate)
+        _check_dropout(self.dropout)
+        self._check_together()
+
+    def global_batch_size(self, num_devices: int) -> int:
+        """The examples of one update, given how many devices run towers."""
+        if self.batch_size_per_gpu is not None:
+            return self.batch_size_per_gpu * num_devices
+        return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
+
+    def to_json(self) -> str:
+        """The configuration as JSON, one field a line."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainConfig":
+        """The configuration that `to_json` wrote.
+
+        Raises:
+            ValueError: this is no such JSON, a field is unknown, or a value makes no sense.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"config.json is not JSON: {error}.") from None
+        if not isinstance(values, dict):
+            raise ValueError("config.json must hold an object, one entry for each flag.")
+        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(
+                f"config.json holds {', '.join(unknown)}, which this version of towers does not "
+                "know. Use the version that wrote it, or remove the entry."
+            )
+        return cls(**values)
+
+    def _check_together(self) -> None:
+        if self.batch_size is not None and self.batch_size_per_gpu is not None:
+            raise ValueError(
+                f"--batch_size ({self.batch_size}) is the global batch and --batch_size_per_gpu "
+                f"({self.batch_size_per_gpu}) one device's: give only one of them."
+            )
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"--seed ({self.seed}) must be at most {LARGEST_SEED}.")
+
+
+def _may_be_none(name: str) -> bool:
+    return getattr(TrainConfig, name) is None  # the class holds the fields' defaults
+
+
+def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> None:
+    if value is None and may_be_none:
+        return
+    if type(value) is not int:
+        raise ValueError(f"--{name} ({value!r}) must be a whole number.")
+    if value < smallest:
+        raise ValueError(f"--{name} ({value}) must be at least {smallest}.")
+
+
+def _check_learning_rate(value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"--learning_rate ({value!r}) must be a number.")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"--learning_rate ({value}) must be above 0 and finite, such as 0.001.")
+
+
+def _check_dropout(value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"--dropout ({value}) must be a number from 0 to below 1, such as 0.25.")

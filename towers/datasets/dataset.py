@@ -1,0 +1,107 @@
+"""What every data set is, and what every data set must satisfy."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+# (x, y), or an unbatched tf.data.Dataset of (x, y).
+Split: TypeAlias = "tuple[np.ndarray, np.ndarray] | tf.data.Dataset"
+
+_VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples to train and to test on.
+
+    name: a built-in name, or "package.module:function".
+    train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
+        0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N.
+    num_classes: the number of labels.
+    input_shape: the shape of one x.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    input_shape: tuple[int, ...]
+
+
+def num_examples(split: Split) -> int:
+    """How many examples a split holds; counts a tf.data.Dataset that does not know.
+
+    Raises:
+        ValueError: the tf.data.Dataset repeats forever.
+    """
+    if isinstance(split, tuple):
+        return len(split[1])
+    count = int(split.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "the tf.data.Dataset repeats forever, so that an epoch has no end: remove .repeat() "
+            "or end it with .take(N)."
+        )
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        return int(split.reduce(np.int64(0), lambda total, *_: total + 1))
+    return count
+
+
+def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
+    """Checks the examples and the labels of one split.
+
+    Args:
+        x: [N, ...], numbers.
+        y: [N], integers in 0 ... num_classes - 1.
+        num_classes: the number of labels.
+        where: the file or function that they come from, for the error.
+
+    Raises:
+        ValueError: the shapes or counts do not fit, there are no examples, a label is no integer
+            or out of range, or a value is NaN or infinite.
+    """
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise ValueError(f"{where}: x has shape {x.shape}, but must be [N, ...]: N examples.")
+    if y.ndim != 1:
+        raise ValueError(
+            f"{where}: labels have shape {y.shape}, but must be [N], one integer an example "
+            "(for one-hot labels, use y.argmax(axis=1))."
+        )
+    if len(x) != len(y):
+        raise ValueError(f"{where}: {len(x):,} examples, but {len(y):,} labels; give one each.")
+    if len(x) == 0:
+        raise ValueError(f"{where}: no examples; give at least one.")
+    _check_labels(y, num_classes, where)
+    _check_finite(x, where)
+
+
+def _check_labels(y: np.ndarray, num_classes: int, where: str) -> None:
+    if y.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}: labels are {y.dtype}, but must be integers; use y.astype('int32')."
+        )
+    wrong = (y < 0) | (y >= num_classes)
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise ValueError(
+            f"{where}: label {y[index]} of example {index} is out of range; labels must lie in "
+            f"0 to {num_classes - 1}."
+        )
+
+
+def _check_finite(x: np.ndarray, where: str) -> None:
+    if x.dtype.kind not in "fc":
+        return
+    rows = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
+    for begin in range(0, len(x), rows):
+        end = begin + rows
+        finite = np.isfinite(x[begin:end])
+        if not finite.all():
+            position: Any = np.unravel_index(int(finite.argmin()), finite.shape)
+            index = (begin + int(position[0]), *map(int, position[1:]))
+            raise ValueError(
+                f"{where}: example {index[0]} holds {x[index]} (at x{list(index)}); remove or "
+                "replace NaN and infinite values."
+            )

@@ -1,0 +1,97 @@
+"""A data set of the user's own: `package.module:function` returns (train, test)."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from towers import named
+from towers.datasets.arrays import from_arrays
+from towers.datasets.dataset import Dataset, num_examples
+
+_FORMS = "((x_train, y_train), (x_test, y_test)) or two unbatched tf.data.Datasets of (x, y)"
+
+
+def load(spec: str) -> Dataset:
+    """Calls the function, without arguments, and checks what it returns.
+
+    It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
+    unbatched tf.data.Datasets of (x, y), y a scalar integer. The number of classes is the
+    module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
+    values are not checked any further). What the function itself raises passes through.
+
+    Args:
+        spec: "package.module:function".
+
+    Raises:
+        ValueError: it cannot be imported, or returns something else.
+    """
+    function = named.import_function(spec, "--dataset")
+    num_classes = getattr(named.import_module(spec, "--dataset"), "NUM_CLASSES", None)
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
+        raise ValueError(
+            f"--dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            "number, at least 1."
+        )
+    splits = function()
+    if _is_pair(splits) and all(isinstance(split, tf.data.Dataset) for split in splits):
+        return _from_tf_data(spec, splits[0], splits[1], num_classes)
+    if _is_pair(splits) and all(_is_pair(split) for split in splits):
+        where = (f"{spec} (x_train, y_train)", f"{spec} (x_test, y_test)")
+        return from_arrays(spec, tuple(splits[0]), tuple(splits[1]), where, num_classes)
+    raise ValueError(f"--dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+
+
+def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+    shape = _element_shape(train, f"{spec} (train)")
+    test_shape = _element_shape(test, f"{spec} (test)")
+    if shape != test_shape:
+        raise ValueError(
+            f"{spec} (test): examples have shape {test_shape}, but those of train have {shape}."
+        )
+    for split, what in ((train, "train"), (test, "test")):
+        try:
+            count = num_examples(split)
+        except ValueError as error:
+            raise ValueError(f"{spec} ({what}): {error}") from None
+        if count == 0:
+            raise ValueError(f"{spec} ({what}): no examples; give at least one.")
+    if num_classes is None:
+        num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
+    return Dataset(spec, train, test, num_classes, shape)
+
+
+def _element_shape(split: Any, where: str) -> tuple[int, ...]:
+    spec = split.element_spec
+    if not _is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
+        raise ValueError(f"{where}: its elements must be (x, y), not {_describe(spec)}.")
+    x, y = spec
+    if y.shape.rank != 0 or not y.dtype.is_integer:
+        raise ValueError(
+            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
+            "batched, add .unbatch()."
+        )
+    if not x.shape.is_fully_defined():
+        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
+    return tuple(x.shape)
+
+
+def _count_labels(split: Any, where: str) -> int:
+    labels = split.map(lambda x, y: tf.cast(y, tf.int64))
+    smallest, largest = labels.reduce(
+        (np.int64(0), np.int64(0)),
+        lambda bounds, y: (tf.minimum(bounds[0], y), tf.maximum(bounds[1], y)),
+    )
+    if smallest < 0:
+        raise ValueError(f"{where}: label {int(smallest)} is out of range; 0 is the first.")
+    return int(largest) + 1
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return f"a {type(value).__name__}"

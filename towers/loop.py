@@ -1,0 +1,350 @@
+"""train(config): epochs of steps, each with its validation; and the run directory they leave."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers import __version__, environment, plan, report, run_dir, signals
+from towers.build import LOSS, Run, build
+from towers.config import TrainConfig
+from towers.devices import has_gpus
+from towers.input import num_steps, ordered_batches, shuffled_batches
+from towers.pace import Pace
+from towers.report import Progress, Report
+from towers.resume import continued_config, given_fields
+from towers.saver import Saver
+from towers.snapshot import Position
+from towers.terminal import Noise
+from towers.verify import verify_gradients
+
+
+def train(
+    config: TrainConfig,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    *,
+    noise: Noise | None = None,
+) -> dict[str, list[float]]:
+    """Trains a model, and leaves a run directory (see `run_dir`).
+
+    Args:
+        config: the run.
+        callbacks: Keras callbacks; `model.stop_training` ends the run.
+        noise: what is held back of libraries' messages until there is a log.txt.
+
+    Returns:
+        Keras' History.history: {"loss": [one an epoch], "val_accuracy": ...}.
+
+    Raises:
+        ValueError: the configuration does not fit the machine, the data, or the files there are.
+    """
+    environment.check()
+    if config.resume is not None and config.run_dir is None:
+        config = continued_config(config.resume, given_fields(config))
+    if config.resume is None:
+        run_dir.check(config.run_dir)
+    with _dtype_policy(config.precision), closing(Report()) as out:
+        run = build(config)
+        if config.plan:
+            _describe(run, out, "plan")
+            _show_plan(run, out)
+            return {}
+        directory = _directory(run.config)
+        with (
+            run_dir.locked(directory),
+            _out_of_memory_explained(run),
+            closing(Saver(run, directory, out, callbacks)) as saver,
+        ):
+            if config.resume is not None:
+                saver.load()
+            out.open_log(directory / run_dir.LOG)
+            if noise is not None:
+                noise.move_to(directory / run_dir.LOG)
+            _describe(run, out, f"run: {directory}")
+            if config.resume is not None:
+                saver.describe()
+            if config.verify_gradients:
+                _verify(run, out)
+            if config.epochs == 0:
+                return _evaluate_only(run, out)
+            return _train_and_save(run, directory, out, callbacks, saver)
+
+
+def _directory(config: TrainConfig) -> Path:
+    """The run's directory: a new one, or the one to go on in."""
+    if config.resume is not None:
+        return Path(config.resume)
+    return run_dir.create(config.run_dir, f"{config.model}-{config.dataset}", config.to_json())
+
+
+def _train_and_save(
+    run: Run,
+    directory: Path,
+    out: Report,
+    callbacks: Sequence[keras.callbacks.Callback],
+    saver: Saver,
+) -> dict[str, list[float]]:
+    """All epochs that are left; then final.keras."""
+    steps = run.config.epochs * run.steps_an_epoch
+    if run.config.max_steps is not None:
+        steps = min(steps, run.config.max_steps)
+    position = saver.position
+    if saver.is_complete(steps):
+        out.line(f"Already complete: {_done(position, run)}, {_best(position.history)}")
+        return position.history
+    pace = Pace(steps - position.step, num_steps(steps, run.steps_an_epoch) - position.epoch)
+    with signals.deferred() as pending:
+        try:
+            _train_epochs(run, steps, pace, directory, out, callbacks, saver, pending)
+        except BaseException:
+            saver.stop()
+            raise
+    _save(run.step.model, directory / run_dir.FINAL, out)
+    saver.finish()
+    history = run.step.model.history.history
+    seconds = report.format_seconds(pace.run_seconds)
+    out.line(f"Done: {_done(position, run)} in {seconds}, {_best(history)}")
+    return history
+
+
+def _train_epochs(
+    run: Run,
+    steps: int,
+    pace: Pace,
+    directory: Path,
+    out: Report,
+    callbacks: Sequence[keras.callbacks.Callback],
+    saver: Saver,
+    pending: signals.Pending,
+) -> None:
+    """Epochs until `steps` are done, or a callback sets model.stop_training."""
+    model, position = run.step.model, saver.position
+    model.stop_training = False
+    hooks = keras.callbacks.CallbackList(
+        list(callbacks),
+        add_history=True,
+        model=model,
+        epochs=run.config.epochs,
+        steps=run.steps_an_epoch,
+        verbose=0,
+    )
+    logs: dict[str, float] = {}
+    hooks.on_train_begin()
+    if position.epoch_step:
+        hooks.on_epoch_begin(position.epoch)  # before the state that it had led to
+    saver.begin()
+    while position.epoch_step or position.step < steps and not model.stop_training:
+        epoch = position.epoch
+        if not position.epoch_step:
+            hooks.on_epoch_begin(epoch)
+        pace.start_epoch()
+        count = min(run.steps_an_epoch, steps - epoch * run.steps_an_epoch)
+        logs = _train_epoch(run, count, pace, out, hooks if callbacks else None, saver, pending)
+        progress = _progress(run, epoch, position.epoch_step, logs, pace)
+        saver.begin_validation(is_partial=position.epoch_step < run.steps_an_epoch)
+        logs |= {f"val_{name}": value for name, value in evaluate(run, pending.check).items()}
+        pace.end_epoch()
+        row = _result(epoch, logs, pace)
+        is_best = saver.end_epoch(logs, row)
+        progress = progress._replace(seconds_left=pace.seconds_left)
+        out.end_epoch(progress, logs["val_loss"], logs["val_accuracy"], is_best)
+        if is_best:
+            _save(model, directory / run_dir.BEST, out)
+        _write_result(directory / run_dir.RESULTS, row, out)
+        hooks.on_epoch_end(epoch, logs)
+        saver.end_callbacks()
+        saver.save_epoch()
+        pending.check()
+    saver.save()
+    hooks.on_train_end(logs)
+
+
+def _train_epoch(
+    run: Run,
+    count: int,
+    pace: Pace,
+    out: Report,
+    hooks: keras.callbacks.CallbackList | None,
+    saver: Saver,
+    pending: signals.Pending,
+) -> dict[str, float]:
+    """The epoch's steps up to `count`; returns the means over the epoch so far.
+
+    The loss stays where it was computed, and is read back only when it is shown.
+    """
+    position = saver.position
+    if not position.epoch_step:
+        run.step.reset_metrics()
+    batches = shuffled_batches(
+        run.train, run.batch_size, run.config.seed, position.epoch, position.epoch_step
+    )
+    left = 0 if run.step.model.stop_training else count - position.epoch_step
+    for index, (x, y) in zip(range(count - left, count), batches, strict=False):
+        if hooks:
+            hooks.on_train_batch_begin(index)
+        saver.is_whole = False
+        logs = run.step.train_batch(x, y)
+        position.add_step(logs)
+        saver.is_whole = True
+        pace.add_step(y.shape[0])
+        if hooks:
+            hooks.on_train_batch_end(index, logs)
+        if out.is_due():
+            out.progress(_progress(run, position.epoch, index + 1, logs, pace))
+        if run.step.model.stop_training:
+            break
+        pending.check()
+        if index + 1 < count:
+            saver.save_if_due()
+    return {name: float(value) for name, value in position.logs.items()}
+
+
+def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, float]:
+    """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
+
+    Args:
+        run: the run.
+        check: called before each batch; may raise.
+    """
+    run.step.reset_metrics()
+    logs: dict[str, Any] = {}
+    for x, y in ordered_batches(run.test, run.batch_size):
+        if check:
+            check()
+        logs = run.step.test_batch(x, y)
+    return {name: float(value) for name, value in logs.items()}
+
+
+def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
+    logs = {f"val_{name}": value for name, value in evaluate(run).items()}
+    out.line(report.validation_line(logs["val_loss"], logs["val_accuracy"], is_best=False))
+    out.line("Done: evaluated, not trained (--epochs=0)")
+    return {name: [value] for name, value in logs.items()}
+
+
+# What is said and saved on the way
+
+
+def _describe(run: Run, out: Report, what: str) -> None:
+    """The lines before the first step."""
+    config, step = run.config, run.step
+    versions = {"towers": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    out.line(report.title_line(versions, what))
+    out.line(report.devices_line(step.home, step.tower_devices))
+    if not has_gpus():
+        out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
+    out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
+    out.line(report.data_line(config.dataset, run.train.num_examples, run.test.num_examples))
+    optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
+    out.line(
+        report.model_line(
+            config.model,
+            step.model.count_params(),
+            type(optimizer).__name__.lower(),
+            float(optimizer.learning_rate),
+            config.seed,
+            config.precision,
+        )
+    )
+    warning = report.split_warning(run.batch_size, step.num_towers)
+    if warning is not None:
+        out.warn(warning)
+
+
+def _show_plan(run: Run, out: Report) -> None:
+    batches = ordered_batches(run.train, run.batch_size)
+    x, y = (tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in batches.element_spec)
+    for line in plan.table(plan.traffic(run.step, run.batch_size, x, y)):
+        out.line(line)
+
+
+def _verify(run: Run, out: Report) -> None:
+    batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
+    x, y = next(iter(batches))
+    out.line(report.labelled("Verify", str(verify_gradients(run.step, LOSS, x, y))))
+
+
+def _progress(run: Run, epoch: int, step: int, logs: dict[str, Any], pace: Pace) -> Progress:
+    return Progress(
+        epoch + 1,
+        run.config.epochs,
+        step,
+        run.steps_an_epoch,
+        float(logs["loss"]),
+        float(logs["accuracy"]),
+        pace.examples_per_second,
+        pace.seconds_left,
+    )
+
+
+def _result(epoch: int, logs: dict[str, float], pace: Pace) -> run_dir.Result:
+    return run_dir.Result(
+        epoch=epoch + 1,
+        loss=logs["loss"],
+        accuracy=logs["accuracy"],
+        val_loss=logs["val_loss"],
+        val_accuracy=logs["val_accuracy"],
+        seconds=pace.epoch_seconds,
+        examples_per_second=pace.examples_per_second,
+    )
+
+
+def _write_result(path: Path, row: run_dir.Result, out: Report) -> None:
+    """Adds the epoch's row to results.csv; goes on without it where that fails."""
+    try:
+        run_dir.append_result(path, row)
+    except OSError as error:
+        out.warn(f"{path} cannot be written ({error.strerror}); training goes on.")
+
+
+def _save(model: keras.Model, path: Path, out: Report) -> None:
+    """Saves the model for Keras alone to load; goes on without where that fails."""
+    if not all(bool(tf.reduce_all(tf.math.is_finite(v.value))) for v in model.weights):
+        out.warn(f"{path} is not written: the model holds NaN or infinite values.")
+        return
+    try:
+        run_dir.write_atomically(path, model.save)
+    except OSError as error:
+        out.warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
+
+
+def _done(position: Position, run: Run) -> str:
+    """"12 epochs", or "1,500 steps" where the last epoch is not complete."""
+    epochs, rest = divmod(position.step, run.steps_an_epoch)
+    return f"{position.step:,} steps" if rest else f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def _best(history: dict[str, list[float]]) -> str:
+    accuracies = history.get("val_accuracy", [])
+    if not accuracies:
+        return "no epoch is complete"
+    best = max(accuracies)
+    return f"best val_accuracy {best:.4f} (epoch {accuracies.index(best) + 1})"
+
+
+@contextmanager
+def _dtype_policy(name: str) -> Iterator[None]:
+    """Builds and traces under a Keras dtype policy, and restores the caller's."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@contextmanager
+def _out_of_memory_explained(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        per_tower = math.ceil(run.batch_size / run.step.num_towers)
+        raise ValueError(
+            f"a device has too little memory for {per_tower:,} examples a tower. Use a smaller "
+            f"--batch_size than {run.batch_size:,}, or more towers than devices, which take turns: "
+            f"--num_towers={2 * run.step.num_towers}."
+        ) from error

@@ -1,0 +1,83 @@
+"""What a name on the command line stands for: a built-in, or `package.module:function`."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def import_function(spec: str, flag: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names.
+
+    Args:
+        spec: "package.module:function". The module is looked for on sys.path and in the current
+            directory.
+        flag: the flag that `spec` came from, such as "--model", for the error.
+
+    Raises:
+        ValueError: `spec` has another form, its module cannot be imported (the cause is given),
+            or the module has no such function.
+    """
+    module_name, _, function_name = spec.partition(":")
+    module = import_module(spec, flag)
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise ValueError(
+            f"{flag} ({spec!r}): module {module_name} ({_origin(module)}) has no function "
+            f"{function_name!r}.{_nearest(function_name, _function_names(module))}"
+        )
+    if not callable(function):
+        raise ValueError(
+            f"{flag} ({spec!r}): {function_name} in {_origin(module)} is a "
+            f"{type(function).__name__}, not a function."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def import_module(spec: str, flag: str) -> ModuleType:
+    """The module of `package.module:function`; Args and Raises as in `import_function`."""
+    module_name, _, function_name = spec.partition(":")
+    parts = [*module_name.split("."), function_name]
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{flag} ({spec!r}) must have the form package.module:function.")
+    # `python train.py` has its own directory on sys.path, not the current one. It comes last, and
+    # stays: the function may import its neighbours when it is called.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ValueError(
+            f"{flag} ({spec!r}): cannot import {module_name}: {one_line(error)}. It is looked for "
+            f"on sys.path and in the current directory ({os.getcwd()})."
+        ) from error
+
+
+def unknown_name(name: object, flag: str, names: Sequence[str]) -> ValueError:
+    """The error for a name that is none of the built-in `names`: lists them and the nearest."""
+    return ValueError(
+        f"{flag} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
+        f"{_nearest(str(name), names)}"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and message, in one line without a full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name.lower(), names, n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def _function_names(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if callable(value)]
+
+
+def _origin(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or "built in"

@@ -1,0 +1,367 @@
+"""make_parallel: any Keras model on towers, with Keras' own compile, fit, evaluate and predict.
+
+    parallel.fit                                       Keras' loop, callbacks and data adapters
+        train_step
+            TowerStep.train_graph                      towers, averaging, one update
+            loss tracker, metrics                      Keras' own, over the global batch
+"""
+
+import functools
+import itertools
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers import devices as devices_lib
+from towers import state as state_lib
+from towers.gpus import as_integer, gpu_devices
+from towers.losses import ModelLoss
+from towers.sharding import batch_size
+from towers.step import TowerStep
+
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+def make_parallel(
+    model: keras.Model,
+    gpus: Any,
+    *,
+    num_towers: int | None = None,
+    batch_norm: str = "average",
+) -> keras.Model:
+    """The same model, whose fit, evaluate and predict run on towers.
+
+    ```python
+    parallel = towers.make_parallel(model, 8)
+    parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    parallel.fit(x, y, batch_size=1024)
+    parallel.save("model.keras")  # plain Keras
+    ```
+
+    It has the layers and variables of `model`: train one, and the other has learnt. Whatever Keras
+    writes of it (`save`, `export`, `clone_model`) is the plain model. Each is compiled on its own;
+    a model that is compiled already hands its compile arguments on. `batch_size` is the global
+    batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
+
+    Args:
+        model: any Keras 3 model without a `train_step` of its own; one that is not built yet is
+            built on the first batch, on the CPU.
+        gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
+            logical CPU devices, which `logical_cpus` makes.
+        num_towers: None means one tower per device.
+        batch_norm: as for `TowerStep`.
+
+    Raises:
+        ValueError: the model cannot be computed in towers, or an argument makes no sense.
+    """
+    _check_model(model)
+    state_lib.check_batch_norm(batch_norm)
+    devices = gpu_devices(gpus)
+    towers = len(devices) if num_towers is None else as_integer(num_towers)
+    if towers is None:
+        raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
+    devices_lib.place_towers(towers, devices)
+    base = model._towers.base if isinstance(model, ParallelModel) else model
+    unbuilt = {} if model.built else dict(vars(base))
+    parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
+    if model.built:
+        _hint_gpu_variables(model)
+    _forget_functions(parallel)
+    return parallel
+
+
+@dataclass
+class _Towers:
+    """What a ParallelModel holds beside the model, hidden from Keras' attribute tracking.
+
+    base: the model that was given; it is the one that builds itself.
+    unbuilt: its attributes at that time, where it was not built.
+    step: made on the first batch after each `compile`.
+    """
+
+    base: keras.Model
+    devices: list[str]
+    num_towers: int
+    batch_norm: str
+    unbuilt: dict[str, Any]
+    step: TowerStep | None = None
+
+
+class ParallelModel(keras.Model):
+    """A model whose steps run on towers; made by `make_parallel`, never by its constructor.
+
+    An instance's class derives from this one and from the model's own class, and its attributes are
+    the model's: it *is* the model, with other steps and with a `compile` of its own. All else is in
+    functions below, whose names cannot be those of a user's attributes.
+    """
+
+    _towers: _Towers
+    run_eagerly: bool
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """See `keras.Model.compile`."""
+        with tf.device(_home(self)):
+            super().compile(*args, **kwargs)
+        _forget_functions(self)
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One synchronous update; called by Keras' loop."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
+        return _logs(self, loss, x, y, y_pred, sample_weight, training=True)
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Loss and metrics of one global batch; called by Keras' loop."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
+        return _logs(self, loss, x, y, y_pred, sample_weight, training=False)
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs for one global batch; called by Keras' loop."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return _step(self, x).predict_graph(x)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "train", super().make_train_function, force)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "test", super().make_test_function, force)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "predict", super().make_predict_function, force)
+
+    def __reduce__(self) -> Any:
+        """Pickles, and copies, as the plain model."""
+        plain = object.__new__(self.__class__)
+        plain.__dict__.update(vars(self))
+        return plain.__reduce__()
+
+
+def _share(model: keras.Model, towers: _Towers) -> ParallelModel:
+    """A ParallelModel with the attributes of `model`: the same layers, variables, trackers."""
+    own = model.__class__  # of a parallel model, too, the plain model's class
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = own.__module__
+        # Keras writes `model.__class__` into files and clones by it: this makes both plain.
+        namespace["__class__"] = property(lambda self: own)
+
+    made = types.new_class(own.__name__, (ParallelModel, own), exec_body=fill)
+    parallel: ParallelModel = object.__new__(made)
+    parallel.__dict__.update(vars(model))
+    # Not through setattr, which would track what `towers` holds as parts of the model.
+    parallel.__dict__["_towers"] = towers
+    if not model.built:
+
+        @functools.wraps(towers.base.build)
+        def build(*args: Any, **kwargs: Any) -> None:
+            towers.base.build(*args, **kwargs)
+            _take_over(parallel)
+
+        parallel.__dict__["build"] = build
+    return parallel
+
+
+# What is made on the first batch.
+
+
+def _make_function(model: ParallelModel, name: str, make: Callable, force: bool) -> None:
+    """Lets Keras make its function, to begin with `_make_variables`."""
+    attribute = f"{name}_function"
+    before = getattr(model, attribute)
+    make(force)
+    function = getattr(model, attribute)
+    if function is before:
+        return
+
+    def first_call(data: Any) -> Any:
+        setattr(model, attribute, function)
+        return function(_make_variables(model, name, data))
+
+    setattr(model, attribute, first_call)
+
+
+def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
+    """Makes what Keras would make in the graph: with variables made in it, it is traced twice.
+
+    Args:
+        model: the parallel model.
+        name: "train", "test" or "predict".
+        data: what Keras gives its function: an iterator over batches, or a list of them.
+
+    Returns:
+        The same data, for the function.
+    """
+    if isinstance(data, tf.data.Iterator):
+        batch = data.element_spec
+    elif isinstance(data, list):
+        batch = data[0]
+    else:
+        batch = next(data)
+        data = itertools.chain([batch], data)
+    batch = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_spec, batch))
+    step = _step(model, batch[0])
+    if name == "predict":  # which has no metrics
+        return data
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        y_pred = step.trace_tower(name, *batch)
+        with tf.device(step.home):
+            metrics.build(batch[1], y_pred)
+    return data
+
+
+def _step(model: ParallelModel, x: Any) -> TowerStep:
+    """The TowerStep; made outside of the graph, where Keras is tracing one."""
+    if model._towers.step is None:
+        with tf.init_scope():
+            _build(model, x)
+            model._towers.step = _make_step(model)
+    return model._towers.step
+
+
+def _make_step(model: ParallelModel) -> TowerStep:
+    compiled = model._compile_loss
+    loss, loss_weights = None, None
+    if _overrides(model, "compute_loss"):
+        loss = ModelLoss(model._compute_loss)
+    elif compiled is not None:
+        loss, loss_weights = compiled._user_loss, compiled._user_loss_weights
+    return TowerStep(
+        model,
+        getattr(model, "optimizer", None) or "sgd",  # predict needs no compile
+        loss,
+        loss_weights=loss_weights,
+        devices=model._towers.devices,
+        num_towers=model._towers.num_towers,
+        batch_norm=model._towers.batch_norm,
+    )
+
+
+def _build(model: ParallelModel, x: Any) -> None:
+    """Builds a model that is not built yet, on the CPU.
+
+    Layers count, too: `build` of a subclassed model may leave its layers without variables.
+    """
+    base = model._towers.base
+    if not all(layer.built for layer in base._flatten_layers()):
+        with tf.device("/cpu:0"):
+            base(tf.nest.map_structure(_symbolic, x))
+    if not model.built:
+        _take_over(model)
+
+
+def _take_over(model: ParallelModel) -> None:
+    """Takes the attributes that building has changed in the base, save those changed here, too."""
+    before, own = model._towers.unbuilt, vars(model)
+    changed = {
+        key: value
+        for key, value in vars(model._towers.base).items()
+        if before.get(key) is not value
+        and before.get(key) is own.get(key)
+        and not key.endswith("_function")
+    }
+    model.__dict__.update(changed, built=True)
+
+
+# What a step is made of beside the towers.
+
+
+def _logs(
+    model: ParallelModel,
+    loss: tf.Tensor,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    training: bool,
+) -> dict[str, tf.Tensor]:
+    """What Keras' own steps do after the forward pass, over the global batch."""
+    with tf.device(_home(model)):
+        model._loss_tracker.update_state(loss, sample_weight=batch_size(x))
+        # The loss is known; these calls only feed the trackers in them.
+        if _overrides(model, "compute_loss"):
+            model._compute_loss(x, y, y_pred, sample_weight, training=training)
+        elif model._compile_loss is not None and len(tf.nest.flatten(y_pred)) > 1:
+            model._compile_loss(y, y_pred, sample_weight)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _home(model: keras.Model) -> str:
+    return state_lib.variables_device(model) if model.built else "/cpu:0"
+
+
+def _forget_functions(model: ParallelModel) -> None:
+    """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    if model.run_eagerly:
+        warnings.warn(
+            f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
+            "graphs. Debug the model itself, on one device.",
+            stacklevel=3,
+        )
+    model.run_eagerly = False
+    model.jit_compile = False  # XLA would put all towers on one device
+    model.train_function = model.test_function = model.predict_function = None
+    model._towers.step = None
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model ({model!r}) must be a keras.Model.")
+    for name in _STEPS:
+        if _overrides(model, name) or name in vars(model):
+            raise ValueError(
+                f"model {model.name!r}: {model.__class__.__name__} has a {name} of its own, which "
+                "decides itself what a step computes: towers cannot run it on shards without "
+                "changing its meaning. Put the loss into compute_loss or add_loss and leave the "
+                f"steps to Keras, or write the loop around towers.TowerStep, which ignores {name}."
+            )
+    if model._distribute_strategy is not None:
+        raise ValueError(
+            f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
+            "divides batches itself. Make the model outside of it."
+        )
+    if model.built:
+        state_lib.check_model(model)
+
+
+def _overrides(model: keras.Model, name: str) -> bool:
+    """Whether the model's own class replaces one of Keras' methods."""
+    method: Callable = getattr(model.__class__, name)
+    return method is not getattr(keras.Model, name)
+
+
+def _spec(value: Any) -> tf.TensorSpec | None:
+    """The spec of a batch's tensor or array, or of its spec; None for an absent one."""
+    if value is None or isinstance(value, tf.OptionalSpec):
+        return None
+    shape = tf.TensorShape(value.shape)
+    return tf.TensorSpec([None, *shape[1:]], value.dtype)
+
+
+def _symbolic(spec: Any) -> keras.KerasTensor:
+    return keras.KerasTensor([None, *spec.shape[1:]], spec.dtype.name)
+
+
+def _hint_gpu_variables(model: keras.Model) -> None:
+    home = state_lib.variables_device(model)
+    if devices_lib.is_gpu(home):
+        _warn_gpu_variables(home)
+
+
+@functools.cache
+def _warn_gpu_variables(home: str) -> None:
+    """Once in a process."""
+    warnings.warn(
+        f"the model's variables are on {home} and stay there: that device also averages and "
+        "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
+        stacklevel=4,
+    )

@@ -1,0 +1,87 @@
+"""--resume: the configuration of a run that goes on, and what may not differ from it."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from towers import run_dir
+from towers.config import TrainConfig
+
+_FREE = ("num_gpus", "device", "checkpoint_every")  # no bit of the result depends on them
+_LARGER = ("epochs", "max_steps")
+_NOT_OF_THE_RUN = ("plan", "verify_gradients", "run_dir", "resume")  # not done again
+
+
+def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of the run in `directory`, with what is given beside --resume.
+
+    Args:
+        directory: of the run.
+        given: the other flags that the user has set.
+
+    Raises:
+        ValueError: there is no run, or a flag would make it another one.
+    """
+    path = Path(directory) / run_dir.CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(
+            f"--resume ({directory}) holds no run that can go on: {path}: {reason}."
+        ) from None
+    saved = TrainConfig.from_json(text)
+    same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
+    skipped = ("resume", "run_dir") if same_place else ("resume",)
+    changed = {k: v for k, v in given.items() if k not in skipped and v != getattr(saved, k)}
+    refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
+    if refused:
+        listed = ", ".join(
+            f"--{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
+        )
+        raise ValueError(
+            f"--resume ({directory}) cannot change {listed}: it would be another run. Beside "
+            "--resume give only --num_gpus, --device, --checkpoint_every, a larger --epochs or "
+            "--max_steps."
+        )
+    if "device" in changed and "num_gpus" not in changed:
+        changed["num_gpus"] = None  # the old number was of other devices
+    defaults = {name: getattr(TrainConfig, name) for name in _NOT_OF_THE_RUN}
+    return dataclasses.replace(
+        saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}
+    )
+
+
+def given_fields(config: TrainConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The fields that define the bits of a run's results."""
+    skipped = (*_FREE, *_LARGER, *_NOT_OF_THE_RUN)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
+
+
+def check_identity(saved: Mapping[str, Any], config: TrainConfig, path: Path) -> None:
+    """Raises ValueError when a checkpoint was written by a run of another configuration."""
+    now = identity(config)
+    differ = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+    if differ:
+        listed = ", ".join(f"{n} ({saved.get(n)} then, {now.get(n)} now)" for n in differ)
+        raise ValueError(
+            f"{path} belongs to another run than {run_dir.CONFIG} beside it: {listed}."
+        )
+
+
+def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
+    if name in _LARGER:
+        before = getattr(saved, name)
+        return before is not None and value is not None and value > before
+    return name in _FREE

@@ -1,0 +1,139 @@
+"""A run's state: what a checkpoint takes from the variables and callbacks, and puts back."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from towers.step import TowerStep
+
+# What Keras' own callbacks remember from epoch to epoch.
+_CALLBACK_FIELDS = ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter")
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run stands; plain values alone, as they go into a checkpoint.
+
+    step: updates done. epoch: complete epochs. epoch_step: updates of the epoch under way.
+    logs: this epoch's running means, {"loss": ...}.
+    history: of the complete epochs, {"loss": [one an epoch], ...}.
+    results: the rows of results.csv.
+    best: the monitored value's best, after `best_step` updates; None before the first epoch.
+    epochs_since_best: complete epochs after that.
+    stopped: a callback, or --early_stopping, has ended the run.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    logs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    results: list[list[float]] = dataclasses.field(default_factory=list)
+    best: float | None = None
+    best_step: int | None = None
+    epochs_since_best: int = 0
+    stopped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A copy of plain values, which later steps do not change."""
+        history = {name: list(map(_plain, values)) for name, values in self.history.items()}
+        logs = {name: float(value) for name, value in self.logs.items()}
+        return {**vars(self), "logs": logs, "history": history, "results": list(self.results)}
+
+    def add_step(self, logs: dict[str, Any]) -> None:
+        """One more update is done."""
+        self.step += 1
+        self.epoch_step += 1
+        self.logs = logs
+
+    def end_epoch(self, logs: dict[str, float]) -> None:
+        """The epoch under way is complete, with its validation."""
+        self.epoch += 1
+        self.epoch_step = 0
+        self.logs = {}
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)
+
+
+def take_arrays(step: TowerStep) -> dict[str, np.ndarray]:
+    """Copies of all variables on the host: model (with its seeds), optimizer, metrics' sums."""
+    return {
+        f"{group}/{i}/{variable.path}": np.asarray(variable.value.numpy())
+        for group, variables in _groups(step).items()
+        for i, variable in enumerate(variables)
+    }
+
+
+def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Assigns what `take_arrays` copied.
+
+    Variables are matched by their order: paths count the models that a process has made before.
+
+    Raises:
+        ValueError: the first variable that differs, with both shapes; nothing is assigned.
+    """
+    pairs: list[tuple[Any, np.ndarray]] = []
+    for group, variables in _groups(step).items():
+        saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
+        for variable, (name, value) in zip(variables, saved.items(), strict=False):
+            theirs = f"{name.split('/', 2)[-1]} {_kind(value)}"
+            if _kind(value) != _kind(variable):
+                raise _differs(path, group, f"{variable.path} is {_kind(variable)}", theirs)
+            pairs.append((variable, value))
+        if len(saved) != len(variables):
+            raise _differs(path, group, f"{len(variables)} variables", f"{len(saved)}")
+    for variable, value in pairs:
+        variable.assign(value)
+
+
+def callbacks_state(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """What each callback remembers, as plain values.
+
+    A callback of the user's takes part with `get_state()` -> JSON values, and `set_state(value)`.
+    """
+    return [
+        {"get_state": c.get_state()}
+        if hasattr(c, "get_state")
+        else {name: _plain(getattr(c, name)) for name in _CALLBACK_FIELDS if hasattr(c, name)}
+        for c in callbacks
+    ]
+
+
+def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
+    """Gives callbacks back what they remembered; those added since begin anew."""
+    for callback, state in zip(callbacks, states, strict=False):
+        if "get_state" in state:
+            if hasattr(callback, "set_state"):
+                callback.set_state(state["get_state"])
+            continue
+        for name, value in state.items():
+            if hasattr(callback, name):
+                setattr(callback, name, value)
+
+
+def _groups(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
+    return {
+        "model": step.model.variables,
+        "optimizer": step.optimizer.variables,
+        "metrics": step.metrics_variables,
+    }
+
+
+def _kind(value: Any) -> str:
+    """"float32 [3, 3, 1, 32]", of an array or a variable."""
+    dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
+    return f"{dtype} {[int(size) for size in value.shape]}"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, and tensors of one, as Python's."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.item() if hasattr(value, "item") else value
+
+
+def _differs(path: Path, group: str, ours: str, theirs: str) -> ValueError:
+    return ValueError(f"{path} holds another {group}: here {ours}, in the checkpoint {theirs}.")

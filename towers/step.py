@@ -1,0 +1,358 @@
+"""TowerStep: one synchronous data-parallel update, as one TensorFlow graph.
+
+                    global batch
+                 shard 0   shard 1  ...          1. split, in order, sizes differ by at most 1
+                    |         |
+                /gpu:0     /gpu:1                2. tower -> device
+                [tower 0]  [tower 1]             3. fresh parameters in; loss, gradients, state out
+                     \\        |
+                      gradients, state           4. one fixed tree of additions
+                            /cpu:0
+              [parameters] <- one update         5. optimizer.apply, once
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers import devices as devices_lib
+from towers import sharding
+from towers import state as state_lib
+from towers.averaging import add_on_devices, add_tree, weighted
+from towers.devices import is_gpu
+from towers.losses import loss_scales
+from towers.metrics import BatchMetrics
+from towers.state import tower_state
+from towers.synchronized import TowerGroup, check_synchronized, synchronized_layers
+from towers.tower import SCALES_SPEC, Scales, Tower, TowerOutput
+
+
+class TowerStep:
+    """Trains a Keras model with towers; the parameters stay where they were created.
+
+    ```python
+    step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
+    ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: Any,
+        loss: Any,
+        *,
+        loss_weights: Any = None,
+        metrics: Any = (),
+        devices: Sequence[str] | None = None,
+        num_towers: int | None = None,
+        batch_norm: str = "average",
+    ) -> None:
+        """
+        Args:
+            model: any built Keras 3 model.
+            optimizer: a Keras optimizer or its name. It is called once, on the averaged gradients.
+            loss: a Keras loss, its name, a function, or a list or dict of these; None where layers
+                add all the losses.
+            loss_weights: a factor, or a list or dict of factors, for several outputs.
+            metrics: Keras metrics, as `compile` takes them.
+            devices: device names; None means `tower_devices()`.
+            num_towers: None means one tower per device.
+            batch_norm: how BatchNormalization's statistics of T towers become one: "average"
+                (weighted by examples), "tower0", or "synchronized": one mean and variance over
+                the examples of all towers, which equals the large batch's and needs one device
+                for each tower. Layers with `synchronized=True` always do that.
+
+        Raises:
+            ValueError: an argument makes no sense, a device is absent, the model is not built.
+        """
+        state_lib.check_model(model)
+        state_lib.check_batch_norm(batch_norm)
+        self.devices = list(devices_lib.tower_devices() if devices is None else devices)
+        devices_lib.check_devices(self.devices)
+        self.num_towers = len(self.devices) if num_towers is None else num_towers
+        self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
+        devices_lib.keep_addition_order()
+        self.model = model
+        self.optimizer = keras.optimizers.get(optimizer)
+        self.batch_norm = batch_norm
+        self.home = state_lib.variables_device(model)
+        with tf.device(self.home):
+            self.optimizer.build(model.trainable_variables)
+        synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
+        check_synchronized(synchronized, self.num_towers, len(self.devices))
+        group = TowerGroup(self.num_towers, synchronized) if synchronized else None
+        self._tower = Tower(model, loss, loss_weights, group)
+        self._metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
+        self._seeds = state_lib.seed_indices(model)
+        self._averaged = (
+            state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
+        )
+        self._graphs: dict[str, Any] = {}
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """One synchronous update.
+
+        Args:
+            x: the global batch's inputs: a tensor or array [N, ...], or a structure of these.
+            y: its labels: [N, ...], or one for each output as a list, tuple or dict.
+            sample_weight: [N] or [N, ...], or one for each output.
+
+        Returns:
+            {"loss": scalar, metric name: scalar} of this batch alone.
+        """
+        self.reset_metrics()
+        return self.train_batch(x, y, sample_weight)
+
+    def train_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """One synchronous update; returns the running means since `reset_metrics`."""
+        return self._call(self._train, x, y, sample_weight, measured="train")
+
+    def test_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """Loss and metrics in inference mode; returns the running means since `reset_metrics`."""
+        return self._call(self._test, x, y, sample_weight, measured="test")
+
+    def predict_batch(self, x: Any) -> Any:
+        """The model's outputs for one global batch, in the model's structure, rows in order."""
+        return self._call(self._predict, x)
+
+    def gradients(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple:
+        """(loss, [gradient]): averaged, in trainable-variable order, without an update.
+
+        Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
+        """
+        return self._call(self._gradients, x, y, sample_weight)
+
+    def reset_metrics(self) -> None:
+        """Starts the running means of the loss and the metrics anew."""
+        self._metrics.reset()
+
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        """The running sums of the loss and the metrics."""
+        return self._metrics.variables
+
+    def _call(
+        self, graph: Callable, x: Any, y: Any = None, sample_weight: Any = None, measured: str = ""
+    ) -> Any:
+        """Runs a graph on a batch; traces it when the batch's structure is new.
+
+        Args:
+            measured: the tower's method whose outputs the metrics see, for a graph with metrics.
+        """
+        batch = sharding.map_tensors(tf.convert_to_tensor, (x, y, sample_weight))
+        if next(v for v in tf.nest.flatten(batch) if v is not None).shape[0] == 0:
+            raise ValueError("the global batch has no examples.")
+        specs = sharding.map_tensors(_any_batch, batch)
+        key = graph.__name__ + str(specs)
+        if key not in self._graphs:
+            if measured:
+                self.build_metrics(measured, *specs)
+            function = tf.function(graph, autograph=False)
+            self._graphs[key] = function.get_concrete_function(*specs)
+        return self._graphs[key](*batch)
+
+    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+        """Makes `metrics_variables`, for which the tower's outputs must be known.
+
+        Args: those of `trace_tower`. The first batch does it too, unless it is done already.
+        """
+        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight))
+
+    def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
+        """Traces the tower ahead of `train_graph` or `test_graph`; returns symbolic predictions.
+
+        Args:
+            name: "train" or "test".
+            x, y, sample_weight: a batch, or the TensorSpecs of one.
+        """
+        values = ([_spec(v) for v in self.model.trainable_variables],
+                  [_spec(v) for v in self.model.non_trainable_variables])
+        tower = self._tower.trace(name, *values, x, y, sample_weight, SCALES_SPEC)
+        predictions = tower.structured_outputs.predictions
+        return tf.nest.pack_sequence_as(self._tower.outputs, predictions)
+
+    # The graphs. `train_graph` is the diagram, top to bottom. They may be called in anybody's
+    # tf.function: they return the global batch's loss and the model's outputs for it.
+
+    def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
+        """One synchronous update; returns (loss, predictions)."""
+        shards = self._split(x, y, sample_weight)
+        outputs = self._run_towers("train", shards, self._loss_scale())
+        loss, *statistics = self._update(outputs, shards)
+        self._assign_state(outputs[0].state, statistics)
+        return loss, self._predictions(outputs, shards)
+
+    def test_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
+        """Inference mode; returns (loss, predictions)."""
+        shards = self._split(x, y, sample_weight)
+        outputs = self._run_towers("test", shards)
+        (loss,) = self._average(outputs, shards)
+        return loss, self._predictions(outputs, shards)
+
+    def predict_graph(self, x: Any) -> Any:
+        """Inference mode; returns the predictions."""
+        shards = self._split(x, None, None)
+        return self._predictions(self._run_towers("predict", shards), shards)
+
+    def _gradients(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+        shards = self._split(x, y, sample_weight)
+        outputs = self._run_towers("train", shards)
+        loss, *gradients = self._average(outputs, shards)
+        return loss, gradients[: len(self.model.trainable_variables)]
+
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
+        loss, predictions = self.train_graph(x, y, sample_weight)
+        return self._metrics.update(loss, x, y, predictions)
+
+    def _test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
+        loss, predictions = self.test_graph(x, y, sample_weight)
+        return self._metrics.update(loss, x, y, predictions)
+
+    def _predict(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        del y, sample_weight
+        return self.predict_graph(x)
+
+    # 1. split
+
+    def _split(self, x: Any, y: Any, sample_weight: Any) -> list[sharding.Shard]:
+        with tf.device(self.home):
+            return sharding.shard_batch((x, y, sample_weight), self.num_towers)
+
+    # 2. tower -> device, 3. fresh parameters in; loss, gradients, state out
+
+    def _run_towers(
+        self, name: str, shards: list[sharding.Shard], loss_scale: Any = 1.0
+    ) -> list[TowerOutput]:
+        """Calls the one traced tower on every shard, each on its device."""
+        inputs = self._tower_inputs(shards)
+        tower = self._tower.trace(name, *inputs[0], SCALES_SPEC)
+        scales = self._scales(tower, inputs, shards, loss_scale)
+        outputs: list[TowerOutput] = []
+        for device, arguments, scale in zip(self.tower_devices, inputs, scales, strict=True):
+            with tf.device(device), tf.control_dependencies(_turn(device, outputs)):
+                outputs.append(tower(*arguments, scale))
+        return outputs
+
+    def _tower_inputs(self, shards: list[sharding.Shard]) -> list[tuple]:
+        """(parameters, state, x, y, sample_weight) of each tower.
+
+        Every variable is read once, here; TensorFlow sends a value once to each device that needs
+        it, however many of the device's towers do.
+        """
+        model = self.model
+        with tf.device(self.home):
+            parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+            state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+            return [
+                (parameters, tower_state(state, self._seeds, t), *shard.values)
+                for t, shard in enumerate(shards)
+            ]
+
+    def _scales(
+        self, tower: Any, inputs: list[tuple], shards: list[sharding.Shard], loss_scale: Any
+    ) -> list[Scales]:
+        """The towers' weights in the global batch, known before the towers run."""
+        with tf.device(self.home):
+            if self._tower.has_masks(inputs[0][3], tower.structured_outputs):
+                weights = self._masked_weights(inputs, shards)
+            else:
+                weights = [self._tower.weights(s.values[2], s.size) for s in shards]
+            return [
+                Scales(scale, share, tf.cast(loss_scale, tf.float32))
+                for scale, share in zip(
+                    loss_scales(self._tower.losses, weights),
+                    sharding.shard_shares(shards),
+                    strict=True,
+                )
+            ]
+
+    def _masked_weights(
+        self, inputs: list[tuple], shards: list[sharding.Shard]
+    ) -> list[tf.Tensor]:
+        function = self._tower.trace("masked_weights", *inputs[0], shards[0].size)
+        weights = []
+        for device, arguments, shard in zip(self.tower_devices, inputs, shards, strict=True):
+            with tf.device(device):
+                weights.append(function(*arguments, shard.size))
+        return weights
+
+    def _loss_scale(self) -> Any:
+        """What `LossScaleOptimizer` multiplies the loss with before the gradients; else 1."""
+        with tf.device(self.home):
+            return self.optimizer.scale_loss(tf.ones([]))
+
+    # 4. one fixed tree of additions
+
+    def _average(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> list:
+        """[loss, gradients ..., BatchNorm statistics ...] of the global batch."""
+        tree = self._add_on_devices(outputs, shards)
+        with tf.device(self.home):
+            return add_tree(tree)
+
+    def _add_on_devices(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> Any:
+        """The tree of the towers' outputs, added up as far as devices hold whole subtrees."""
+        with tf.device(self.home):
+            shares = sharding.shard_shares(shards)
+        values = []
+        for output, share, device in zip(outputs, shares, self.tower_devices, strict=True):
+            statistics = [output.state[i] for i in self._averaged] if output.state else []
+            with tf.device(device):
+                values.append([output.loss, *output.gradients, *weighted(statistics, share)])
+        return add_on_devices(values, self.tower_devices)
+
+    # 5. one update
+
+    def _update(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> list:
+        """Averages and calls the optimizer, once; returns [loss, BatchNorm statistics ...].
+
+        Additions and update are compiled together: one pass over memory instead of many.
+        """
+        variables = self.model.trainable_variables
+
+        def average_and_apply(tree: Any) -> list:
+            loss, *values = add_tree(tree)
+            self.optimizer.apply(values[: len(variables)], variables)
+            return [loss, *values[len(variables):]]
+
+        dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
+        compiled = tf.function(average_and_apply, autograph=False, jit_compile=dense)
+        tree = self._add_on_devices(outputs, shards)
+        with tf.device(self.home):
+            return compiled(tree)
+
+    def _assign_state(self, state: list, statistics: list) -> None:
+        """Stores tower 0's new state, and the averaged BatchNorm statistics over it."""
+        merged = list(state)
+        for i, value in zip(self._averaged, statistics, strict=True):
+            merged[i] = value
+        with tf.device(self.home):
+            state_lib.assign_state(self.model, merged)
+
+    def _predictions(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> Any:
+        """The model's outputs for the global batch, in order, with their masks."""
+        joined = []
+        with tf.device(self.home):
+            for i, mask in enumerate(outputs[0].masks):
+                y_pred = sharding.concat_shards([o.predictions[i] for o in outputs], shards)
+                if mask is not None:
+                    masks = [o.masks[i] for o in outputs]
+                    y_pred._keras_mask = sharding.concat_shards(masks, shards)
+                joined.append(y_pred)
+        return tf.nest.pack_sequence_as(self._tower.outputs, joined)
+
+
+def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
+    """The spec of a tensor with any number of examples, so that a partial batch needs no trace."""
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def _spec(variable: keras.Variable) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)
+
+
+def _turn(device: str, outputs: list[TowerOutput]) -> list:
+    """What a tower waits for: on a GPU, for the tower before it, to need the memory of one."""
+    return outputs[-1:] and [outputs[-1].loss] if is_gpu(device) else []

@@ -1,0 +1,169 @@
+"""Trains a model with synchronous data parallelism: one tower for each GPU, one update on the CPU.
+
+    python train.py --num_gpus=8 --batch_size=128
+
+Every flag has a default. A machine without GPUs runs the same command on logical CPU devices.
+"""
+
+import dataclasses
+import signal
+import sys
+import traceback
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+import towers
+from towers import terminal
+from towers.config import TrainConfig
+from towers.resume import continued_config
+
+USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143  # exit codes; 0: done
+
+
+def define_flags() -> None:
+    """One flag for each field of TrainConfig, with the field's default."""
+    string, integer, choice = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_enum
+    default = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+
+    def define(kind: Any, name: str, *arguments: Any, **bounds: Any) -> None:
+        kind(name, default[name], *arguments, **bounds)
+
+    define(string, "model", "cnn, notebook_cnn, mlp, gru, lstm, resnet, resnet20, resnet56, "
+           "resnet50, or package.module:function (input_shape, num_classes) -> a built Keras "
+           "model. The default trains in minutes.")
+    define(string, "dataset", "mnist, fashion_mnist, cifar10, music, image_folder, npz, "
+           "synthetic, or package.module:function -> (train, test). The default needs no "
+           "download.")
+    define(string, "data_dir", "Directory of the data set's files; for npz, the file. Default: "
+           "the data set's own place.")
+    define(integer, "num_gpus", "Devices that run towers. Default: all GPUs; without any, one "
+           "logical CPU device a core.")
+    define(integer, "num_towers", "Towers, over all devices: what defines the run, whatever the "
+           "number of devices. Default: one for each device.")
+    define(choice, "device", ["auto", "gpu", "cpu"], "What towers run on. The default takes GPUs "
+           "when there are any.")
+    define(choice, "variable_device", ["cpu", "gpu"], "Where the parameters live and are updated, "
+           "/cpu:0 or /gpu:0. Default: the CPU, which is as near to each GPU as to any other.")
+    define(integer, "batch_size", "Global batch: examples of one update, over all towers, so that "
+           "the number of GPUs never changes the mathematics. Default: 128, the Keras convnet's.")
+    define(integer, "batch_size_per_gpu", "Examples of one update on each device, instead of "
+           "--batch_size. Default: --batch_size divided among the towers.")
+    define(integer, "epochs", "Passes over the training data; 0 evaluates only. Default: 12, after "
+           "which the Keras convnet reaches 0.99 on MNIST.")
+    define(integer, "max_steps", "Updates after which the run ends, even in mid-epoch. Default: no "
+           "limit.")
+    define(string, "optimizer", "A Keras optimizer: adam, sgd, rmsprop, ... Default: the model's "
+           "own.")
+    define(flags.DEFINE_float, "learning_rate", "Of the one update with the averaged gradient; "
+           "independent of the number of towers. Default: the optimizer's own.")
+    define(flags.DEFINE_float, "dropout", "Rate of every Dropout layer, 0 for none. Default: the "
+           "model's own rates.")
+    define(integer, "seed", "Of the parameters, the order of the examples and dropout. The "
+           "default is fixed, so that a run can be repeated.")
+    define(choice, "precision", ["float32", "mixed_float16", "mixed_bfloat16"], "Keras' dtype "
+           "policy, of all towers. The default is exact to float rounding.")
+    define(flags.DEFINE_boolean, "jit_compile", "Compile each tower with XLA. Off by default: it "
+           "takes long to start, and mostly pays on GPUs.")
+    define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
+           "BatchNormalization statistics become one. The default uses every example.")
+    define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
+           "runs/<model>-<dataset>-001.")
+    define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
+           "Beside it only --num_gpus, --device, --checkpoint_every, a larger --epochs or "
+           "--max_steps.")
+    define(integer, "checkpoint_every", "Updates from one checkpoint to the next. Default: each "
+           "epoch's end, and at least every 10 minutes.")
+    define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
+           "of the results. Default: the cores divided among the towers.")
+    define(choice, "monitor", ["val_accuracy", "val_loss", "accuracy", "loss"], "What makes an "
+           "epoch the best, whose model best.keras holds: the lowest loss, the highest accuracy.")
+    define(integer, "early_stopping", "Epochs without a better --monitor after which the run ends. "
+           "Default: never.")
+    define(choice, "nonfinite", ["stop", "skip"], "What a NaN or infinite loss or gradient does: "
+           "end the run before the update, or leave that update out and count it.")
+    define(flags.DEFINE_boolean, "tensorboard", "Write scalars and the step's graph to "
+           "tensorboard/ in the run's directory. Off by default: results.csv and results.png hold "
+           "the scalars.")
+    define(flags.DEFINE_boolean, "histograms", "With --tensorboard, the parameters' histograms "
+           "each epoch. Off by default: they take time and room.")
+    define(flags.DEFINE_boolean, "verify_gradients", "Compare the averaged gradient with the "
+           "large-batch gradient on the first batch, then train. Off by default: it takes the "
+           "memory of a whole global batch on one device.")
+    define(flags.DEFINE_boolean, "profile", "Measure the phases of a step, name what bounds it and "
+           "what to change; train nothing.")
+    define(flags.DEFINE_boolean, "plan", "Print devices, towers, shard sizes and the bytes that "
+           "each step moves; train nothing.")
+
+
+def parse_flags(argv: list[str]) -> TrainConfig | None:
+    """The configuration that the command line asks for; None where it was --help, now printed.
+
+    Raises:
+        ValueError: a flag is unknown, a value makes no sense, or something is no flag.
+    """
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except flags.Error as error:
+        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
+    except SystemExit:  # absl's way to end a --help, with 1
+        return None
+    if rest:
+        raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
+    fields: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
+    if flags.FLAGS.resume:
+        given = {flag.name: flag.value for flag in fields if flag.present}
+        return continued_config(flags.FLAGS.resume, given)
+    values: dict[str, Any] = {flag.name: flag.value for flag in fields}
+    return TrainConfig(**values)
+
+
+def run(config: TrainConfig) -> None:
+    """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
+    with nullcontext() if is_verbose() else terminal.quiet_stderr() as noise:
+        towers.train(config, noise=noise)
+
+
+def is_verbose() -> bool:
+    """Whether --verbosity asks for more than warnings."""
+    return absl_logging.get_verbosity() > absl_logging.WARNING
+
+
+def main(argv: list[str]) -> int:
+    """The exit code."""
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    define_flags()
+    app.define_help_flags()
+    try:
+        config = parse_flags(argv)
+        if config is not None:
+            run(config)
+    except ValueError as error:
+        if is_verbose():
+            traceback.print_exc()
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return USER_MISTAKE
+    except _Terminated:
+        print("stopped by SIGTERM", file=sys.stderr)
+        return TERMINATED
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return OTHER_FAILURE
+    return 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM; like Ctrl-C it must reach `main` past everybody's `except Exception`."""
+
+
+def _raise_terminated(signal_number: int, frame: Any) -> NoReturn:
+    raise _Terminated
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
