@@ -67,6 +67,10 @@ def define_flags() -> None:
            "policy, of all towers. The default is exact to float rounding.")
     define(flags.DEFINE_boolean, "jit_compile", "Compile each tower with XLA. Off by default: it "
            "takes long to start, and mostly pays on GPUs.")
+    define(flags.DEFINE_boolean, "inline_towers", "Optimize all towers as one graph: on GPUs, "
+           "gradients may leave while the backward pass goes on. Off by default: it starts slower.")
+    define(flags.DEFINE_boolean, "pack_transfers", "Move parameters and gradients between devices "
+           "as one tensor a dtype. Off by default: it copies every byte once more at both ends.")
     define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
            "BatchNormalization statistics become one. The default uses every example.")
     define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "

@@ -13,31 +13,35 @@ device each tower ran on. Towers scale their losses by w_i / sum(w_i) before the
 makes the weighted average, sum(w_i * g_i) / sum(w_i), a plain sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 
-def add_on_devices(values: Sequence[list], devices: Sequence[str]) -> list | tuple:
+def add_on_devices(
+    values: Sequence[list],
+    devices: Sequence[str],
+    leave: Callable[[list, str], list] = lambda sums, device: sums,
+) -> list | tuple:
     """Adds each subtree that lies on one device there, and leaves the rest of the tree to be added.
 
     Args:
         values: one list for each of T towers: tensors, IndexedSlices and None ("T x V").
         devices: the device of each tower.
+        leave: (V sums, their device) -> what takes their place in the tree.
 
     Returns:
         A list of V sums, or a pair (left subtree, right subtree), as `add_tree` takes it.
     """
-    if len(values) == 1:
-        return values[0]
-    middle = (len(values) + 1) // 2
-    left = add_on_devices(values[:middle], devices[:middle])
-    right = add_on_devices(values[middle:], devices[middle:])
-    if len(set(devices)) > 1:
-        return left, right
-    with tf.device(devices[0]):
-        return add_tree((left, right))
+    if len(set(devices)) == 1:
+        with tf.device(devices[0]):
+            sums = add_tree(_tree(values))
+        return leave(sums, devices[0])
+    middle = _middle(values)
+    left = add_on_devices(values[:middle], devices[:middle], leave)
+    right = add_on_devices(values[middle:], devices[middle:], leave)
+    return left, right
 
 
 def add_tree(tree: list | tuple) -> list:
@@ -46,6 +50,17 @@ def add_tree(tree: list | tuple) -> list:
         return tree
     left, right = tree
     return [add(a, b) for a, b in zip(add_tree(left), add_tree(right), strict=True)]
+
+
+def _tree(values: Sequence[list]) -> list | tuple:
+    if len(values) == 1:
+        return values[0]
+    middle = _middle(values)
+    return _tree(values[:middle]), _tree(values[middle:])
+
+
+def _middle(values: Sequence[list]) -> int:
+    return (len(values) + 1) // 2
 
 
 def add(left: Any, right: Any) -> Any:

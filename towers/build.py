@@ -66,6 +66,10 @@ def build(config: TrainConfig) -> Run:
             devices=devices,
             num_towers=config.num_towers,
             batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=config.jit_compile,
+            inline_towers=config.inline_towers,
+            pack_transfers=config.pack_transfers,
         )
         # For callbacks that set the learning rate, and for whoever loads the saved model.
         model.compile(optimizer, LOSS, metrics=list(METRICS))

@@ -51,6 +51,8 @@ class TrainConfig:
     seed: of the parameters, the order of the examples, and dropout.
     precision: a Keras dtype policy.
     jit_compile: compile each tower with XLA.
+    inline_towers: hand all towers to the graph optimizer as one graph.
+    pack_transfers: move parameters and gradients between devices as one tensor a dtype.
     nonfinite: what a NaN or infinite loss or gradient does: "stop" the run, or "skip" the update.
     batch_norm: how the towers' BatchNormalization statistics become one.
     cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
@@ -85,6 +87,8 @@ class TrainConfig:
     seed: int = 0
     precision: str = "float32"
     jit_compile: bool = False
+    inline_towers: bool = False
+    pack_transfers: bool = False
     nonfinite: str = "stop"
     batch_norm: str = "average"
     cpu_threads: int | None = None

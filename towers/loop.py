@@ -4,23 +4,40 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers import __version__, environment, plan, report, run_dir, signals
-from towers.build import LOSS, Run, build
+from towers import environment, report, run_dir, signals
+from towers.build import Run, build
 from towers.config import TrainConfig
-from towers.devices import has_gpus
+from towers.describe import describe, show_plan, verify
 from towers.input import num_steps, ordered_batches, shuffled_batches
+from towers.nonfinite import NonFiniteError
 from towers.pace import Pace
 from towers.report import Progress, Report
 from towers.resume import continued_config, given_fields
 from towers.saver import Saver
 from towers.snapshot import Position
 from towers.terminal import Noise
-from towers.verify import verify_gradients
+
+
+class _Session(NamedTuple):
+    """What the parts of one training share.
+
+    directory: of the run. steps: after which it ends. callbacks: the user's.
+    pending: the signal that waits for the end of a step.
+    """
+
+    run: Run
+    directory: Path
+    out: Report
+    callbacks: Sequence[keras.callbacks.Callback]
+    saver: Saver
+    steps: int
+    pace: Pace
+    pending: signals.Pending
 
 
 def train(
@@ -50,8 +67,8 @@ def train(
     with _dtype_policy(config.precision), closing(Report()) as out:
         run = build(config)
         if config.plan:
-            _describe(run, out, "plan")
-            _show_plan(run, out)
+            describe(run, out, "plan")
+            show_plan(run, out)
             return {}
         directory = _directory(run.config)
         with (
@@ -64,11 +81,11 @@ def train(
             out.open_log(directory / run_dir.LOG)
             if noise is not None:
                 noise.move_to(directory / run_dir.LOG)
-            _describe(run, out, f"run: {directory}")
+            describe(run, out, f"run: {directory}")
             if config.resume is not None:
                 saver.describe()
             if config.verify_gradients:
-                _verify(run, out)
+                verify(run, out)
             if config.epochs == 0:
                 return _evaluate_only(run, out)
             return _train_and_save(run, directory, out, callbacks, saver)
@@ -99,7 +116,7 @@ def _train_and_save(
     pace = Pace(steps - position.step, num_steps(steps, run.steps_an_epoch) - position.epoch)
     with signals.deferred() as pending:
         try:
-            _train_epochs(run, steps, pace, directory, out, callbacks, saver, pending)
+            _train_epochs(_Session(run, directory, out, callbacks, saver, steps, pace, pending))
         except BaseException:
             saver.stop()
             raise
@@ -107,25 +124,18 @@ def _train_and_save(
     saver.finish()
     history = run.step.model.history.history
     seconds = report.format_seconds(pace.run_seconds)
-    out.line(f"Done: {_done(position, run)} in {seconds}, {_best(history)}")
+    done = f"{_done(position, run)} in {seconds}, {_best(history)}"
+    out.line(f"Done: {done}{_skipped(run, position)}")
     return history
 
 
-def _train_epochs(
-    run: Run,
-    steps: int,
-    pace: Pace,
-    directory: Path,
-    out: Report,
-    callbacks: Sequence[keras.callbacks.Callback],
-    saver: Saver,
-    pending: signals.Pending,
-) -> None:
-    """Epochs until `steps` are done, or a callback sets model.stop_training."""
+def _train_epochs(session: _Session) -> None:
+    """Epochs until the steps are done, or a callback sets model.stop_training."""
+    run, saver = session.run, session.saver
     model, position = run.step.model, saver.position
     model.stop_training = False
     hooks = keras.callbacks.CallbackList(
-        list(callbacks),
+        list(session.callbacks),
         add_history=True,
         model=model,
         epochs=run.config.epochs,
@@ -137,70 +147,90 @@ def _train_epochs(
     if position.epoch_step:
         hooks.on_epoch_begin(position.epoch)  # before the state that it had led to
     saver.begin()
-    while position.epoch_step or position.step < steps and not model.stop_training:
-        epoch = position.epoch
+    while position.epoch_step or position.step < session.steps and not model.stop_training:
         if not position.epoch_step:
-            hooks.on_epoch_begin(epoch)
-        pace.start_epoch()
-        count = min(run.steps_an_epoch, steps - epoch * run.steps_an_epoch)
-        logs = _train_epoch(run, count, pace, out, hooks if callbacks else None, saver, pending)
-        progress = _progress(run, epoch, position.epoch_step, logs, pace)
-        saver.begin_validation(is_partial=position.epoch_step < run.steps_an_epoch)
-        logs |= {f"val_{name}": value for name, value in evaluate(run, pending.check).items()}
-        pace.end_epoch()
-        row = _result(epoch, logs, pace)
-        is_best = saver.end_epoch(logs, row)
-        progress = progress._replace(seconds_left=pace.seconds_left)
-        out.end_epoch(progress, logs["val_loss"], logs["val_accuracy"], is_best)
-        if is_best:
-            _save(model, directory / run_dir.BEST, out)
-        _write_result(directory / run_dir.RESULTS, row, out)
-        hooks.on_epoch_end(epoch, logs)
+            hooks.on_epoch_begin(position.epoch)
+        logs = _train_and_validate(session, hooks)
+        hooks.on_epoch_end(position.epoch - 1, logs)
         saver.end_callbacks()
         saver.save_epoch()
-        pending.check()
+        session.pending.check()
     saver.save()
     hooks.on_train_end(logs)
 
 
-def _train_epoch(
-    run: Run,
-    count: int,
-    pace: Pace,
-    out: Report,
-    hooks: keras.callbacks.CallbackList | None,
-    saver: Saver,
-    pending: signals.Pending,
+def _train_and_validate(
+    session: _Session, hooks: keras.callbacks.CallbackList
 ) -> dict[str, float]:
-    """The epoch's steps up to `count`; returns the means over the epoch so far.
+    """One epoch, or what is left of it, and the files that it leaves; returns its logs."""
+    run, out, saver, pace = session.run, session.out, session.saver, session.pace
+    position = saver.position
+    epoch = position.epoch
+    skipped = _num_skipped(run, position)
+    pace.start_epoch()
+    logs = _train_epoch(session, hooks)
+    _warn_skipped(run, out, _num_skipped(run, position) - skipped)
+    progress = _progress(run, epoch, position.epoch_step, logs, pace)
+    saver.begin_validation(is_partial=position.epoch_step < run.steps_an_epoch)
+    logs |= {f"val_{k}": value for k, value in evaluate(run, session.pending.check).items()}
+    pace.end_epoch()
+    row = _result(epoch, logs, pace)
+    is_best = saver.end_epoch(logs, row)
+    progress = progress._replace(seconds_left=pace.seconds_left)
+    out.end_epoch(progress, logs["val_loss"], logs["val_accuracy"], is_best)
+    if is_best:
+        _save(run.step.model, session.directory / run_dir.BEST, out)
+    _write_result(session.directory / run_dir.RESULTS, row, out)
+    return logs
+
+
+def _train_epoch(session: _Session, hooks: keras.callbacks.CallbackList) -> dict[str, float]:
+    """The epoch's steps that are left; returns the means over the epoch so far.
 
     The loss stays where it was computed, and is read back only when it is shown.
     """
+    run, saver, pace, out = session.run, session.saver, session.pace, session.out
     position = saver.position
     if not position.epoch_step:
         run.step.reset_metrics()
     batches = shuffled_batches(
         run.train, run.batch_size, run.config.seed, position.epoch, position.epoch_step
     )
+    count = min(run.steps_an_epoch, session.steps - position.epoch * run.steps_an_epoch)
     left = 0 if run.step.model.stop_training else count - position.epoch_step
     for index, (x, y) in zip(range(count - left, count), batches, strict=False):
-        if hooks:
+        if session.callbacks:
             hooks.on_train_batch_begin(index)
-        saver.is_whole = False
-        logs = run.step.train_batch(x, y)
-        position.add_step(logs)
-        saver.is_whole = True
-        pace.add_step(y.shape[0])
-        if hooks:
+        logs = _train_batch(session, x, y)
+        if session.callbacks:
             hooks.on_train_batch_end(index, logs)
         if out.is_due():
             out.progress(_progress(run, position.epoch, index + 1, logs, pace))
         if run.step.model.stop_training:
             break
-        pending.check()
+        session.pending.check()
         if index + 1 < count:
             saver.save_if_due()
     return {name: float(value) for name, value in position.logs.items()}
+
+
+def _train_batch(session: _Session, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+    """One step; what an exception leaves half done is never saved."""
+    saver, position = session.saver, session.saver.position
+    saver.is_whole = False
+    try:
+        logs = session.run.step.train_batch(x, y)
+    except NonFiniteError as error:
+        saver.is_whole = True
+        raise NonFiniteError(
+            f"step {position.step + 1:,}: {error} The update was not made. Lower --learning_rate, "
+            f"or leave out such updates: python train.py --resume={session.directory} "
+            "--nonfinite=skip."
+        ) from None
+    position.add_step(logs)
+    saver.is_whole = True
+    session.pace.add_step(y.shape[0])
+    return logs
 
 
 def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, float]:
@@ -227,45 +257,6 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
 
 
 # What is said and saved on the way
-
-
-def _describe(run: Run, out: Report, what: str) -> None:
-    """The lines before the first step."""
-    config, step = run.config, run.step
-    versions = {"towers": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
-    out.line(report.title_line(versions, what))
-    out.line(report.devices_line(step.home, step.tower_devices))
-    if not has_gpus():
-        out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
-    out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
-    out.line(report.data_line(config.dataset, run.train.num_examples, run.test.num_examples))
-    optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
-    out.line(
-        report.model_line(
-            config.model,
-            step.model.count_params(),
-            type(optimizer).__name__.lower(),
-            float(optimizer.learning_rate),
-            config.seed,
-            config.precision,
-        )
-    )
-    warning = report.split_warning(run.batch_size, step.num_towers)
-    if warning is not None:
-        out.warn(warning)
-
-
-def _show_plan(run: Run, out: Report) -> None:
-    batches = ordered_batches(run.train, run.batch_size)
-    x, y = (tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in batches.element_spec)
-    for line in plan.table(plan.traffic(run.step, run.batch_size, x, y)):
-        out.line(line)
-
-
-def _verify(run: Run, out: Report) -> None:
-    batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
-    x, y = next(iter(batches))
-    out.line(report.labelled("Verify", str(verify_gradients(run.step, LOSS, x, y))))
 
 
 def _progress(run: Run, epoch: int, step: int, logs: dict[str, Any], pace: Pace) -> Progress:
@@ -310,6 +301,27 @@ def _save(model: keras.Model, path: Path, out: Report) -> None:
         run_dir.write_atomically(path, model.save)
     except OSError as error:
         out.warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
+
+
+def _num_skipped(run: Run, position: Position) -> int:
+    """Updates that were left out: the optimizer has not counted them."""
+    return position.step - int(run.step.optimizer.iterations)
+
+
+def _warn_skipped(run: Run, out: Report, count: int) -> None:
+    """Says how many updates the epoch has left out."""
+    if not count:
+        return
+    scale = getattr(run.step.optimizer, "dynamic_scale", None)
+    why = "a NaN or infinite loss or gradient"
+    if scale is not None:
+        why += f"; the loss scale is {float(scale):,.0f} now"
+    out.warn(f"{count:,} update{'s' * (count != 1)} left out in this epoch: {why}.")
+
+
+def _skipped(run: Run, position: Position) -> str:
+    count = _num_skipped(run, position)
+    return f"; {count:,} of {position.step:,} updates left out" if count else ""
 
 
 def _done(position: Position, run: Run) -> str:

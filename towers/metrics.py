@@ -49,6 +49,11 @@ class BatchMetrics:
                 return self._holder.get_metrics_result()
             return self._holder.compute_metrics(None, y, predictions)
 
+    def result(self) -> dict[str, tf.Tensor]:
+        """{"loss": ..., metric: ...} over all batches since `reset`."""
+        with tf.device(self._device):
+            return self._holder.get_metrics_result()
+
     def build(self, y: Any, predictions: Any) -> None:
         """Makes the metrics' variables, which depend on the outputs' shapes.
 

@@ -9,8 +9,8 @@ from typing import Any
 from towers import run_dir
 from towers.config import TrainConfig
 
-_FREE = ("num_gpus", "device", "checkpoint_every")  # no bit of the result depends on them
-_LARGER = ("epochs", "max_steps")
+_FREE = ("num_gpus", "device", "checkpoint_every", "nonfinite")  # no bit of a good step depends on
+_LARGER = ("epochs", "max_steps", "early_stopping")  # limits
 _NOT_OF_THE_RUN = ("plan", "verify_gradients", "run_dir", "resume")  # not done again
 
 
@@ -43,8 +43,8 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
         raise ValueError(
             f"--resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            "--resume give only --num_gpus, --device, --checkpoint_every, a larger --epochs or "
-            "--max_steps."
+            "--resume give only --num_gpus, --device, --checkpoint_every, a larger --epochs, "
+            "--max_steps or --early_stopping."
         )
     if "device" in changed and "num_gpus" not in changed:
         changed["num_gpus"] = None  # the old number was of other devices

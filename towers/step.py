@@ -24,9 +24,11 @@ from towers.averaging import add_on_devices, add_tree, weighted
 from towers.devices import is_gpu
 from towers.losses import loss_scales
 from towers.metrics import BatchMetrics
+from towers.nonfinite import NonFiniteError, check_choice, culprit
 from towers.state import tower_state
 from towers.synchronized import TowerGroup, check_synchronized, synchronized_layers
 from towers.tower import SCALES_SPEC, Scales, Tower, TowerOutput
+from towers.transfers import move
 
 
 class TowerStep:
@@ -49,6 +51,10 @@ class TowerStep:
         devices: Sequence[str] | None = None,
         num_towers: int | None = None,
         batch_norm: str = "average",
+        nonfinite: str = "apply",
+        jit_compile: bool = False,
+        inline_towers: bool = False,
+        pack_transfers: bool = False,
     ) -> None:
         """
         Args:
@@ -64,12 +70,21 @@ class TowerStep:
                 (weighted by examples), "tower0", or "synchronized": one mean and variance over
                 the examples of all towers, which equals the large batch's and needs one device
                 for each tower. Layers with `synchronized=True` always do that.
+            nonfinite: what a NaN or infinite loss or gradient of a tower does: "apply" it, as
+                Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
+                last two changes anything but counts no update in `optimizer.iterations` either.
+                With `LossScaleOptimizer` gradients are its own to check.
+            jit_compile: compile each tower with XLA, anew for each shard size.
+            inline_towers: hand all towers to the graph optimizer as one graph: gradients may then
+                leave a device while the backward pass goes on, but the first step takes longer.
+            pack_transfers: move parameters and gradients between devices as one tensor a dtype.
 
         Raises:
             ValueError: an argument makes no sense, a device is absent, the model is not built.
         """
         state_lib.check_model(model)
         state_lib.check_batch_norm(batch_norm)
+        check_choice(nonfinite)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
         self.num_towers = len(self.devices) if num_towers is None else num_towers
@@ -83,8 +98,22 @@ class TowerStep:
             self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         check_synchronized(synchronized, self.num_towers, len(self.devices))
-        group = TowerGroup(self.num_towers, synchronized) if synchronized else None
-        self._tower = Tower(model, loss, loss_weights, group)
+        if synchronized and jit_compile:
+            raise ValueError(
+                "jit_compile cannot compile towers that synchronize their BatchNormalization: use "
+                "batch_norm='average', or leave jit_compile out."
+            )
+        self._nonfinite = nonfinite
+        self._pack_transfers = pack_transfers
+        self._tower = Tower(
+            model,
+            loss,
+            loss_weights,
+            group=TowerGroup(self.num_towers, synchronized) if synchronized else None,
+            checked=() if nonfinite == "apply" else self._checked(),
+            jit_compile=jit_compile,
+            inline=inline_towers,
+        )
         self._metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
         self._seeds = state_lib.seed_indices(model)
         self._averaged = (
@@ -107,8 +136,18 @@ class TowerStep:
         return self.train_batch(x, y, sample_weight)
 
     def train_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
-        """One synchronous update; returns the running means since `reset_metrics`."""
-        return self._call(self._train, x, y, sample_weight, measured="train")
+        """One synchronous update; returns the running means since `reset_metrics`.
+
+        Raises:
+            NonFiniteError: with nonfinite="stop"; nothing has changed.
+        """
+        logs, finite = self._call(self._train, x, y, sample_weight, measured="train")
+        if self._nonfinite == "stop" and not finite.numpy().all():
+            raise NonFiniteError(
+                f"{culprit(finite.numpy(), self.tower_devices, self.model.trainable_variables)} is "
+                "NaN or infinite."
+            )
+        return logs
 
     def test_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; returns the running means since `reset_metrics`."""
@@ -178,12 +217,10 @@ class TowerStep:
     # tf.function: they return the global batch's loss and the model's outputs for it.
 
     def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
-        """One synchronous update; returns (loss, predictions)."""
+        """One synchronous update, finite or not; returns (loss, predictions)."""
         shards = self._split(x, y, sample_weight)
         outputs = self._run_towers("train", shards, self._loss_scale())
-        loss, *statistics = self._update(outputs, shards)
-        self._assign_state(outputs[0].state, statistics)
-        return loss, self._predictions(outputs, shards)
+        return self._apply(outputs, self._add_on_devices(outputs, shards), shards)
 
     def test_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
         """Inference mode; returns (loss, predictions)."""
@@ -203,9 +240,21 @@ class TowerStep:
         loss, *gradients = self._average(outputs, shards)
         return loss, gradients[: len(self.model.trainable_variables)]
 
-    def _train(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
-        loss, predictions = self.train_graph(x, y, sample_weight)
-        return self._metrics.update(loss, x, y, predictions)
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+        """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
+        shards = self._split(x, y, sample_weight)
+        outputs = self._run_towers("train", shards, self._loss_scale())
+        tree = self._add_on_devices(outputs, shards)
+
+        def update() -> dict[str, tf.Tensor]:
+            loss, predictions = self._apply(outputs, tree, shards)
+            return self._metrics.update(loss, x, y, predictions)
+
+        if self._nonfinite == "apply":
+            return update(), None
+        with tf.device(self.home):
+            finite = tf.stack([output.finite for output in outputs])
+            return tf.cond(tf.reduce_all(finite), update, self._metrics.result), finite
 
     def _test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight)
@@ -279,6 +328,11 @@ class TowerStep:
                 weights.append(function(*arguments, shard.size))
         return weights
 
+    def _checked(self) -> tuple[str, ...]:
+        """What of a tower must be finite; float16's overflow is the loss scale's business."""
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        return ("loss",) if scaled else ("loss", "gradients")
+
     def _loss_scale(self) -> Any:
         """What `LossScaleOptimizer` multiplies the loss with before the gradients; else 1."""
         with tf.device(self.home):
@@ -301,11 +355,25 @@ class TowerStep:
             statistics = [output.state[i] for i in self._averaged] if output.state else []
             with tf.device(device):
                 values.append([output.loss, *output.gradients, *weighted(statistics, share)])
-        return add_on_devices(values, self.tower_devices)
+        return add_on_devices(
+            values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
+        )
+
+    def _move(self, values: list, source: str, target: str) -> list:
+        """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
+        if not self._pack_transfers or source == target:
+            return values
+        return move(values, source, target)
 
     # 5. one update
 
-    def _update(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> list:
+    def _apply(self, outputs: list[TowerOutput], tree: Any, shards: list[sharding.Shard]) -> tuple:
+        """Parameters, optimizer and state take the towers' results; (loss, predictions)."""
+        loss, *statistics = self._update(outputs, tree)
+        self._assign_state(outputs[0].state, statistics)
+        return loss, self._predictions(outputs, shards)
+
+    def _update(self, outputs: list[TowerOutput], tree: Any) -> list:
         """Averages and calls the optimizer, once; returns [loss, BatchNorm statistics ...].
 
         Additions and update are compiled together: one pass over memory instead of many.
@@ -319,7 +387,6 @@ class TowerStep:
 
         dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
         compiled = tf.function(average_and_apply, autograph=False, jit_compile=dense)
-        tree = self._add_on_devices(outputs, shards)
         with tf.device(self.home):
             return compiled(tree)
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from towers import losses as losses_lib
+from towers.nonfinite import are_finite
 from towers.sharding import map_tensors
 from towers.synchronized import TowerGroup
 
@@ -44,6 +45,7 @@ class TowerOutput(NamedTuple):
     state: one for each non-trainable variable: its new value, None where nothing changed.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
+    finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
 
     loss: tf.Tensor
@@ -51,6 +53,7 @@ class TowerOutput(NamedTuple):
     state: list[tf.Tensor | None]
     predictions: list[tf.Tensor]
     masks: list[tf.Tensor | None]
+    finite: tf.Tensor | None = None
 
 
 class Tower:
@@ -61,7 +64,15 @@ class Tower:
     """
 
     def __init__(
-        self, model: keras.Model, loss: Any, loss_weights: Any, group: TowerGroup | None = None
+        self,
+        model: keras.Model,
+        loss: Any,
+        loss_weights: Any,
+        *,
+        group: TowerGroup | None = None,
+        checked: Sequence[str] = (),
+        jit_compile: bool = False,
+        inline: bool = False,
     ) -> None:
         """
         Args:
@@ -69,9 +80,17 @@ class Tower:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
             group: the towers that synchronize their BatchNormalization; None where none do.
+            checked: what must be finite: "loss", "gradients".
+            jit_compile: compile with XLA, once for each shard size.
+            inline: let the graph optimizer work on all towers and their sum at once.
         """
         self._model = model
         self._group = group
+        self._checked = checked
+        self._options = {
+            "jit_compile": jit_compile or None,
+            "experimental_attributes": None if inline or group else {"_noinline": True},
+        }
         self._loss_arguments = (loss, loss_weights)
         self._model_loss = loss if isinstance(loss, losses_lib.ModelLoss) else None
         self._traced: dict[str, Any] = {}
@@ -98,7 +117,10 @@ class Tower:
             loss = self._loss(y, predictions, sample_weight, added, scales)
             scaled = loss * tf.cast(scales.loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, parameters)
-        return TowerOutput(loss, gradients, new_state, predictions, _masks(predictions))
+        finite = None
+        if self._checked:
+            finite = are_finite(loss, gradients if "gradients" in self._checked else [])
+        return TowerOutput(loss, gradients, new_state, predictions, _masks(predictions), finite)
 
     def test(
         self, parameters: list, state: list, x: Any, y: Any, sample_weight: Any, scales: Scales
@@ -166,8 +188,9 @@ class Tower:
     def trace(self, name: str, *args: Any) -> Any:
         """One of the methods above as a function traced once for all towers and all shard sizes.
 
-        Marked `_noinline`: the graph optimizer then works on each tower apart. Towers that
-        synchronize are not: their collective operations would wait for each other for ever.
+        Marked `_noinline` unless asked otherwise: the graph optimizer then works on each tower
+        apart. Towers that synchronize never are: their collective operations would wait for each
+        other for ever.
 
         Args:
             name: the method.
@@ -180,9 +203,8 @@ class Tower:
         key = name + str(specs)
         if key not in self._traced:
             values = tf.nest.map_structure(_same_size, args[:2])
-            attributes = None if self._group else {"_noinline": True}
             function = tf.function(
-                getattr(self, name), autograph=False, experimental_attributes=attributes
+                getattr(self, name), autograph=False, **self._options
             ).get_concrete_function(*values, *specs)
             _check_closed(function, self._model)
             self._traced[key] = function

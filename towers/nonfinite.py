@@ -1,0 +1,66 @@
+"""NaN and infinity: found in each tower before the update, and named by tower and variable.
+
+    tower 0 ... tower T-1  ->  [T, 1 + V] bool: its loss, and each gradient, is finite
+                               all of them: update          else: change nothing
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+CHOICES = ("apply", "stop", "skip")
+
+
+class NonFiniteError(ValueError):
+    """A tower's loss or a gradient is NaN or infinite; the message says whose."""
+
+
+def check_choice(nonfinite: str) -> None:
+    """Raises ValueError for what is none of `CHOICES`."""
+    if nonfinite not in CHOICES:
+        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {', '.join(CHOICES)}.")
+
+
+def are_finite(loss: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
+    """[1 + V] bool: whether a loss, and each of V gradients, is finite.
+
+    A gradient is measured by the sum of its squares, in one pass: values of about 1e19 overflow
+    there in float32, as they would in Adam's second moment, or in a norm to clip by.
+
+    Args:
+        loss: scalar.
+        gradients: tensors, IndexedSlices, or None where a variable has no part in the loss.
+    """
+    dtype = _at_least_float32(loss.dtype)
+    squares = [tf.zeros([], dtype) if g is None else _sum_of_squares(g) for g in gradients]
+    return tf.math.is_finite(tf.stack([tf.cast(value, dtype) for value in [loss, *squares]]))
+
+
+def _sum_of_squares(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.nn.l2_loss(tf.cast(values, _at_least_float32(values.dtype)))  # half of it
+
+
+def _at_least_float32(dtype: tf.DType) -> tf.DType:
+    return dtype if dtype.size >= 4 else tf.float32
+
+
+def culprit(
+    finite: Sequence[Sequence[bool]], devices: Sequence[str], variables: Sequence[keras.Variable]
+) -> str:
+    """"the loss of tower 3 on /gpu:3", or "the gradient of dense/kernel in tower 3 on /gpu:3".
+
+    Args:
+        finite: [T, 1 + V], not all true: see `are_finite`.
+        devices: the device of each tower.
+        variables: the V trainable variables.
+    """
+    for tower, (row, device) in enumerate(zip(finite, devices, strict=True)):
+        if not all(row):
+            index = list(row).index(False)
+            what = f"the gradient of {variables[index - 1].path}" if index else "the loss"
+            place = f"tower {tower} on {device}"
+            return f"{what} in {place}" if index else f"{what} of {place}"
+    raise AssertionError("everything is finite")
