@@ -6,21 +6,16 @@ Every flag has a default. A machine without GPUs runs the same command on logica
 """
 
 import dataclasses
-import signal
 import sys
-import traceback
-from contextlib import nullcontext
-from typing import Any, NoReturn
+from contextlib import closing, nullcontext
+from typing import Any
 
-from absl import app, flags
-from absl import logging as absl_logging
+from absl import flags
 
 import towers
-from towers import terminal
+from towers import command_line, terminal
 from towers.config import TrainConfig
 from towers.resume import continued_config
-
-USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143  # exit codes; 0: done
 
 
 def define_flags() -> None:
@@ -100,6 +95,8 @@ def define_flags() -> None:
            "what to change; train nothing.")
     define(flags.DEFINE_boolean, "plan", "Print devices, towers, shard sizes and the bytes that "
            "each step moves; train nothing.")
+    flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
+                         "that towers would get; train nothing.")
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:
@@ -108,14 +105,8 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     Raises:
         ValueError: a flag is unknown, a value makes no sense, or something is no flag.
     """
-    try:
-        rest = flags.FLAGS(argv)[1:]
-    except flags.Error as error:
-        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
-    except SystemExit:  # absl's way to end a --help, with 1
+    if not command_line.parse_flags(argv):
         return None
-    if rest:
-        raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     fields: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
     if flags.FLAGS.resume:
         given = {flag.name: flag.value for flag in fields if flag.present}
@@ -126,47 +117,37 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
 
 def run(config: TrainConfig) -> None:
     """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
-    with nullcontext() if is_verbose() else terminal.quiet_stderr() as noise:
-        towers.train(config, noise=noise)
+    with nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as noise:
+        if flags.FLAGS.devices:
+            show_devices(config)
+        else:
+            towers.train(config, noise=noise)
 
 
-def is_verbose() -> bool:
-    """Whether --verbosity asks for more than warnings."""
-    return absl_logging.get_verbosity() > absl_logging.WARNING
+def show_devices(config: TrainConfig) -> None:
+    """Prints what there is to run on."""
+    from towers import environment
+
+    environment.check()  # then the imports that start TensorFlow, whose messages are held back
+    from towers.device_report import device_report
+    from towers.report import Report
+
+    with closing(Report()) as out:
+        for line in device_report(config):
+            out.line(line)
+
+
+def train(argv: list[str]) -> None:
+    """Does what the command line asks for."""
+    config = parse_flags(argv)
+    if config is not None:
+        run(config)
 
 
 def main(argv: list[str]) -> int:
     """The exit code."""
-    signal.signal(signal.SIGTERM, _raise_terminated)
     define_flags()
-    app.define_help_flags()
-    try:
-        config = parse_flags(argv)
-        if config is not None:
-            run(config)
-    except ValueError as error:
-        if is_verbose():
-            traceback.print_exc()
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return USER_MISTAKE
-    except _Terminated:
-        print("stopped by SIGTERM", file=sys.stderr)
-        return TERMINATED
-    except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
-        return INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        return OTHER_FAILURE
-    return 0
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM; like Ctrl-C it must reach `main` past everybody's `except Exception`."""
-
-
-def _raise_terminated(signal_number: int, frame: Any) -> NoReturn:
-    raise _Terminated
+    return command_line.exit_code(lambda: train(argv))
 
 
 if __name__ == "__main__":

@@ -159,6 +159,8 @@ class TrainConfig:
                 f"--batch_size ({self.batch_size}) is the global batch and --batch_size_per_gpu "
                 f"({self.batch_size_per_gpu}) one device's: give only one of them."
             )
+        if self.histograms and not self.tensorboard:
+            raise ValueError("--histograms needs --tensorboard, which shows them.")
         if self.seed > LARGEST_SEED:
             raise ValueError(f"--seed ({self.seed}) must be at most {LARGEST_SEED}.")
 

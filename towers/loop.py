@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import environment, report, run_dir, signals
+from towers import environment, report, run_dir, signals, tensorboard
 from towers.build import Run, build
 from towers.config import TrainConfig
 from towers.describe import describe, show_plan, verify
@@ -27,7 +27,7 @@ class _Session(NamedTuple):
     """What the parts of one training share.
 
     directory: of the run. steps: after which it ends. callbacks: the user's.
-    pending: the signal that waits for the end of a step.
+    pending: the signal that waits for the end of a step. board: TensorBoard's log, if any.
     """
 
     run: Run
@@ -38,6 +38,7 @@ class _Session(NamedTuple):
     steps: int
     pace: Pace
     pending: signals.Pending
+    board: tensorboard.TensorBoardLog | None
 
 
 def train(
@@ -60,6 +61,8 @@ def train(
         ValueError: the configuration does not fit the machine, the data, or the files there are.
     """
     environment.check()
+    if config.tensorboard:
+        tensorboard.check_installed()
     if config.resume is not None and config.run_dir is None:
         config = continued_config(config.resume, given_fields(config))
     if config.resume is None:
@@ -116,7 +119,10 @@ def _train_and_save(
     pace = Pace(steps - position.step, num_steps(steps, run.steps_an_epoch) - position.epoch)
     with signals.deferred() as pending:
         try:
-            _train_epochs(_Session(run, directory, out, callbacks, saver, steps, pace, pending))
+            board = _open_board(run, directory, out)
+            _train_epochs(
+                _Session(run, directory, out, callbacks, saver, steps, pace, pending, board)
+            )
         except BaseException:
             saver.stop()
             raise
@@ -127,6 +133,15 @@ def _train_and_save(
     done = f"{_done(position, run)} in {seconds}, {_best(history)}"
     out.line(f"Done: {done}{_skipped(run, position)}")
     return history
+
+
+def _open_board(run: Run, directory: Path, out: Report) -> tensorboard.TensorBoardLog | None:
+    """The log of --tensorboard; None without the flag."""
+    if not run.config.tensorboard:
+        return None
+    return tensorboard.TensorBoardLog(
+        directory / tensorboard.FOLDER, run.step, out.warn, run.config.histograms
+    )
 
 
 def _train_epochs(session: _Session) -> None:
@@ -181,6 +196,8 @@ def _train_and_validate(
     if is_best:
         _save(run.step.model, session.directory / run_dir.BEST, out)
     _write_result(session.directory / run_dir.RESULTS, row, out)
+    if session.board is not None:
+        session.board.write(row)  # before callbacks, which may set the next epoch's learning rate
     return logs
 
 

@@ -89,7 +89,7 @@ class TowerStep:
         devices_lib.check_devices(self.devices)
         self.num_towers = len(self.devices) if num_towers is None else num_towers
         self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
-        devices_lib.keep_addition_order()
+        devices_lib.set_graph_optimizer(self.devices)
         self.model = model
         self.optimizer = keras.optimizers.get(optimizer)
         self.batch_norm = batch_norm
@@ -193,6 +193,13 @@ class TowerStep:
             self._graphs[key] = function.get_concrete_function(*specs)
         return self._graphs[key](*batch)
 
+    def update_graph(self) -> tf.compat.v1.GraphDef | None:
+        """The graph of one update as it was traced, each node with its device; None before that."""
+        for key, traced in self._graphs.items():
+            if key.startswith(self._train.__name__):
+                return traced.graph.as_graph_def()
+        return None
+
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.
 
@@ -267,7 +274,7 @@ class TowerStep:
     # 1. split
 
     def _split(self, x: Any, y: Any, sample_weight: Any) -> list[sharding.Shard]:
-        with tf.device(self.home):
+        with tf.name_scope("split"), tf.device(self.home):
             return sharding.shard_batch((x, y, sample_weight), self.num_towers)
 
     # 2. tower -> device, 3. fresh parameters in; loss, gradients, state out
@@ -281,7 +288,8 @@ class TowerStep:
         scales = self._scales(tower, inputs, shards, loss_scale)
         outputs: list[TowerOutput] = []
         for device, arguments, scale in zip(self.tower_devices, inputs, scales, strict=True):
-            with tf.device(device), tf.control_dependencies(_turn(device, outputs)):
+            turn = tf.control_dependencies(_turn(device, outputs))
+            with tf.name_scope(f"tower_{len(outputs)}"), tf.device(device), turn:
                 outputs.append(tower(*arguments, scale))
         return outputs
 
@@ -292,7 +300,7 @@ class TowerStep:
         it, however many of the device's towers do.
         """
         model = self.model
-        with tf.device(self.home):
+        with tf.name_scope("parameters"), tf.device(self.home):
             parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
             return [
@@ -304,7 +312,7 @@ class TowerStep:
         self, tower: Any, inputs: list[tuple], shards: list[sharding.Shard], loss_scale: Any
     ) -> list[Scales]:
         """The towers' weights in the global batch, known before the towers run."""
-        with tf.device(self.home):
+        with tf.name_scope("weights"), tf.device(self.home):
             if self._tower.has_masks(inputs[0][3], tower.structured_outputs):
                 weights = self._masked_weights(inputs, shards)
             else:
@@ -387,7 +395,7 @@ class TowerStep:
 
         dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
         compiled = tf.function(average_and_apply, autograph=False, jit_compile=dense)
-        with tf.device(self.home):
+        with tf.name_scope("update"), tf.device(self.home):
             return compiled(tree)
 
     def _assign_state(self, state: list, statistics: list) -> None:

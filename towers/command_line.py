@@ -1,0 +1,72 @@
+"""The frame of a command: its flags, one `error:` line, its signals and its exit code."""
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143  # exit codes; 0: done
+
+
+def parse_flags(argv: list[str]) -> bool:
+    """Fills flags.FLAGS; False where it was --help, which is now printed.
+
+    Args:
+        argv: the command and its arguments; its flags are defined already.
+
+    Raises:
+        ValueError: a flag is unknown, a value has another type, or something is no flag.
+    """
+    app.define_help_flags()
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except flags.Error as error:
+        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
+    except SystemExit:  # absl's way to end a --help, with 1
+        return False
+    if rest:
+        raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
+    return True
+
+
+def exit_code(command: Callable[[], None]) -> int:
+    """Runs a command; says in one line how it failed, if it did.
+
+    Args:
+        command: raises ValueError for what the user can mend.
+    """
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        command()
+    except ValueError as error:
+        if is_verbose():
+            traceback.print_exc()
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return USER_MISTAKE
+    except Terminated:
+        print("stopped by SIGTERM", file=sys.stderr)
+        return TERMINATED
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return OTHER_FAILURE
+    return 0
+
+
+def is_verbose() -> bool:
+    """Whether --verbosity asks for more than warnings."""
+    return absl_logging.get_verbosity() > absl_logging.WARNING
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; like Ctrl-C it must reach `exit_code` past everybody's `except Exception`."""
+
+
+def _raise_terminated(signal_number: int, frame: Any) -> NoReturn:
+    raise Terminated
