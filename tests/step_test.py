@@ -178,3 +178,23 @@ def test_tracing_does_not_grow_with_the_tower_count():
         step(*data(8))
         step(*data(3))
         assert len(calls) == 1
+
+
+def test_the_weights_of_masks_need_no_forward_pass():
+    """What they are computed from, in the traced graph: the inputs alone."""
+    model = keras.Sequential([
+        keras.Input((5,), dtype="int32"), keras.layers.Embedding(9, 4, mask_zero=True),
+        keras.layers.Dense(3, activation="softmax"),
+    ])
+    step = TowerStep(model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
+                     num_towers=2)
+    step(np.ones((4, 5), "int32"), np.ones((4, 5), "int32"))
+    (graph,) = [f.graph for k, f in step._tower._traced.items() if k.startswith("masked_weights")]
+    needed, left = set(), [*graph.control_outputs, *(tensor.op for tensor in graph.outputs)]
+    while left:
+        operation = left.pop()
+        if operation not in needed:
+            needed.add(operation)
+            left += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+    kinds = [operation.type for operation in graph.get_operations()]
+    assert "MatMul" in kinds and "MatMul" not in {operation.type for operation in needed}

@@ -4,7 +4,6 @@ A tower is traced once, without a device. The step calls it once for each shard 
 and the operations follow the caller's device.
 """
 
-import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -178,10 +177,7 @@ class Tower:
             self.losses, self.per_output(y, "y"), output.predictions, output.masks, strict=True
         ):
             if loss is not None and label is not None:
-                specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, [label, y_pred])
-                own = tf.function(functools.partial(losses_lib.loss_mask, loss.function))
-                traced = own.get_concrete_function(*specs)
-                if mask is not None or traced.structured_outputs is not None:
+                if mask is not None or losses_lib.makes_mask(loss.function, label, y_pred):
                     return True
         return False
 
