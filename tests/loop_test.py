@@ -66,6 +66,7 @@ def test_a_run_learns_and_leaves_its_files():
     assert history["val_accuracy"][-1] > 0.9
     assert sorted(path.name for path in directory.iterdir()) == [
         "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
+        "results.png",
     ]
     assert [row["epoch"] for row in rows(directory)] == ["1", "2", "3", "4", "5", "6"]
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
@@ -238,7 +239,7 @@ def test_a_model_with_nan_is_not_saved(capsys):
         )
     )
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
-        "checkpoints", "config.json", "log.txt", "results.csv",
+        "checkpoints", "config.json", "log.txt", "results.csv", "results.png",
     ]
     assert "final.keras is not written: the model holds NaN" in capsys.readouterr().out
 

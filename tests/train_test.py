@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 TRAIN = Path(__file__).parent.parent / "train.py"
-FILES = ["best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv"]
+FILES = [
+    "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
+    "results.png",
+]
 
 
 def environment(**variables):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from towers import environment, report, run_dir, signals, tensorboard
 from towers.build import Run, build
 from towers.config import TrainConfig
+from towers.curves import draw_or_warn
 from towers.describe import describe, show_plan, verify
 from towers.input import num_steps, ordered_batches, shuffled_batches
 from towers.nonfinite import NonFiniteError
@@ -126,6 +127,9 @@ def _train_and_save(
         except BaseException:
             saver.stop()
             raise
+        finally:
+            title = f"{run.config.model} on {run.config.dataset}"
+            draw_or_warn(directory, position.results, title, run.config.monitor, out.warn)
     _save(run.step.model, directory / run_dir.FINAL, out)
     saver.finish()
     history = run.step.model.history.history
