@@ -24,31 +24,53 @@ from towers import devices as devices_lib  # noqa: E402
 from towers.parallel_model import make_parallel  # noqa: E402
 from towers.step import TowerStep  # noqa: E402
 
-CONTENDERS = ("towers", "limit", "parallel", "fit", "mirrored", "central")
-LOSS, METRICS = "sparse_categorical_crossentropy", ["accuracy"]
+# TowerStep, one tower a device, the parameters on /cpu:0; and one option changed at a time.
+TOWERS: dict[str, dict[str, Any]] = {
+    "towers": {},
+    "inlined": {"inline_towers": True},
+    "packed": {"pack_transfers": True},
+    "compiled": {"jit_compile": True},
+    "checked": {"nonfinite": "stop"},
+    "on_gpu": {},  # the parameters on /gpu:0
+    "limit": {},  # LimitStep
+}
+CONTENDERS = (*TOWERS, "parallel", "fit", "mirrored", "central")  # these four by Keras' fit
+METRICS = ["accuracy"]
+LARGEST_PASS = 30  # distinct batches; more steps repeat them
 
-_CONTENDER = flags.DEFINE_enum("contender", "towers", CONTENDERS, "Who trains.")
-_WORKLOAD = flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "What is trained.")
-_DEVICES = flags.DEFINE_integer("num_devices", 2, "GPUs, or logical CPU devices without any.")
-_STEPS = flags.DEFINE_integer("steps", 60, "Steps that are timed, after a warm-up; 0: none.")
+
+def define_flags() -> None:
+    """The flags of this process."""
+    flags.DEFINE_enum("contender", "towers", CONTENDERS, "Who trains.")
+    flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "What is trained.")
+    flags.DEFINE_integer("num_devices", 2, "GPUs, or logical CPU devices without any.")
+    flags.DEFINE_integer("steps", None, "Steps that are timed, after as many that are not. 0: "
+                         "none. Default: the workload's.")
 
 
 class LimitStep(TowerStep):
     """The same towers without averaging and without update: what no step can exceed."""
 
-    def _update(self, outputs: list, shards: list) -> list:
-        gradients = [g for output in outputs for g in output.gradients]
-        touched = [tf.reshape(g, [-1])[0] for g in gradients]  # else the graph drops them unmade
+    def _update(self, outputs: list, tree: Any) -> list:
+        del tree  # nothing needs the sums any more: the graph drops them unmade
+        touched = []
+        for output, device in zip(outputs, self.tower_devices, strict=True):
+            with tf.device(device):  # else the graph drops the gradients, too
+                touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
         loss = tf.add_n([*touched, *[output.loss for output in outputs]])
         return [loss, *[outputs[0].state[i] for i in self._averaged]]
 
 
-def tower_trainer(workload: Workload, step_class: type, num_devices: int) -> Callable:
+def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Callable:
     """Returns train(dataset) -> [time at the end of each step], on towers, one a device."""
-    names = devices_lib.tower_devices(num_devices)
-    with tf.device("/cpu:0"):
-        model = workload.build()
-    step = step_class(model, workload.optimizer(), LOSS, metrics=METRICS, devices=names)
+    step_class = LimitStep if contender == "limit" else TowerStep
+    home = "/gpu:0" if contender == "on_gpu" else "/cpu:0"
+    devices_lib.check_devices([home])
+    with tf.device(home):
+        step = step_class(
+            workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
+            devices=devices_lib.tower_devices(num_devices), **TOWERS[contender],
+        )
 
     def train(dataset: tf.data.Dataset) -> list[float]:
         times = []
@@ -81,11 +103,11 @@ def fit_trainer(workload: Workload, scope: Any, wrap: Callable = lambda model: m
     """
     with scope:
         model = wrap(workload.build())
-        model.compile(workload.optimizer(), LOSS, metrics=METRICS)
+        model.compile(workload.optimizer(), workload.loss, metrics=METRICS)
 
     def train(dataset: tf.data.Dataset) -> list[float]:
         clock = Clock()
-        model.fit(dataset, verbose=0, callbacks=[clock])
+        model.fit(dataset, shuffle=False, verbose=0, callbacks=[clock])
         return clock.times
 
     return train
@@ -95,7 +117,7 @@ def set_up(contender: str, num_devices: int) -> None:
     """Sets TensorFlow up as a contender does, before it starts."""
     if devices_lib.has_gpus() or contender == "fit":
         return
-    if contender in ("towers", "limit", "parallel"):
+    if contender not in ("mirrored", "central"):
         devices_lib.set_cpu_threads(num_devices)
     devices_lib.logical_cpus(num_devices)
 
@@ -105,9 +127,8 @@ def trainer(contender: str, workload: Workload, num_devices: int) -> Callable:
 
     Times are taken between steps of one pass: the end of a pass waits for tf.data's threads.
     """
-    if contender in ("towers", "limit"):
-        return tower_trainer(workload, {"towers": TowerStep, "limit": LimitStep}[contender],
-                             num_devices)
+    if contender in TOWERS:
+        return tower_trainer(workload, contender, num_devices)
     if contender == "parallel":
         return fit_trainer(workload, tf.device("/cpu:0"), lambda m: make_parallel(m, num_devices))
     if contender == "fit":
@@ -119,38 +140,51 @@ def trainer(contender: str, workload: Workload, num_devices: int) -> Callable:
     return fit_trainer(workload, strategy.scope())
 
 
-def batches(x: np.ndarray, y: np.ndarray, batch_size: int) -> tf.data.Dataset:
+def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.data.Dataset:
     """The same input for every contender; autotuning would keep a thread busy beside it."""
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).cache().prefetch(2)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).cache()
     options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.with_options(options)
+    return dataset.repeat(passes).prefetch(2).with_options(options)
+
+
+def device_name() -> str:
+    """The GPU's name; "CPU" without one."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+    return "CPU"
 
 
 def main(argv: list[str]) -> None:
     """Prints {"first_step_seconds", "examples_per_second", "peak_memory_mb", ...}."""
     del argv
-    set_up(_CONTENDER.value, _DEVICES.value)
-    workload = WORKLOADS[_WORKLOAD.value]()
-    num_batches = max(1, min(_STEPS.value, 60))
+    contender, num_devices = flags.FLAGS.contender, flags.FLAGS.num_devices
+    set_up(contender, num_devices)
+    workload = WORKLOADS[flags.FLAGS.workload]()
+    steps = workload.steps if flags.FLAGS.steps is None else flags.FLAGS.steps
+    num_batches = max(1, min(steps, LARGEST_PASS))
     x, y = workload.data(num_batches)
-    dataset = batches(x, y, workload.batch_size)
+    dataset = batches(x, y, workload.batch_size, max(1, -(-steps // num_batches)))
     start = time.perf_counter()
-    train = trainer(_CONTENDER.value, workload, _DEVICES.value)
+    train = trainer(contender, workload, num_devices)
     built = time.perf_counter()
     train(dataset.take(1))
     first = time.perf_counter()
     result = {"build_seconds": built - start, "first_step_seconds": first - built}
-    if _STEPS.value:
+    if steps:
         train(dataset)
         times = train(dataset)
         examples = (len(times) - 1) * workload.batch_size
         result["examples_per_second"] = examples / (times[-1] - times[0])
+        result["timed_seconds"] = times[-1] - times[0]
+        steps = len(times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(result | {"peak_memory_mb": peak}))
+    about = {"steps": steps, "peak_memory_mb": peak, "device": device_name()}
+    print(json.dumps(result | about))
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -1,6 +1,9 @@
-"""Examples per second at the same global batch: towers against each peer, in turn.
+"""Examples per second at the same global batch: towers against its peers, in rounds.
 
-    python benchmarks/throughput.py --workload=cnn --peers=fit,mirrored,limit --num_devices=2
+    python benchmarks/throughput.py --workloads=cnn,notebook_cnn,mlp41m,gru --num_devices=2
+
+Each round runs every contender once, each in a fresh process; ratios are taken within a round.
+Writes a chart of the whole CSV beside it.
 """
 
 import sys
@@ -10,27 +13,49 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import pairs  # noqa: E402  (found through the line above)
+from benchmarks import chart, rounds  # noqa: E402  (found through the line above)
 
-_WORKLOAD = flags.DEFINE_string("workload", "cnn", "A name in workloads.py.")
+_WORKLOADS = flags.DEFINE_list(
+    "workloads", ["cnn", "notebook_cnn", "mlp41m", "gru"], "Names in workloads.py."
+)
 _CONTENDER = flags.DEFINE_string("contender", "towers", "Who is compared with the peers.")
-_PEERS = flags.DEFINE_list("peers", ["fit", "mirrored", "limit"], "Contenders to compare with.")
-_DEVICES = flags.DEFINE_integer("num_devices", 2, "GPUs, or logical CPU devices without any.")
-_PAIRS = flags.DEFINE_integer("pairs", 3, "Runs of towers and peer in turn.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 60, "Timed steps of one run.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "benchmarks/results/throughput.csv", "CSV to append to.")
+_PEERS = flags.DEFINE_list(
+    "peers", ["fit", "mirrored", "central", "limit"], "Contenders of contender.py to compare with."
+)
+_DEVICES = flags.DEFINE_integer(
+    "num_devices", 2, "GPUs, or logical CPU devices without any; fit takes one of them."
+)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender, in turn.", lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    "steps", None, "Timed steps of one run. Default: the workload's, 4 to 8 seconds on 2 cores; "
+    "take more on GPUs.", lower_bound=2,
+)
+_OUT = flags.DEFINE_string(
+    "out", "benchmarks/results/throughput.csv", "CSV to append to; the chart's name ends in .png."
+)
 
 
 def main(argv: list[str]) -> None:
-    """Measures, prints and appends to the CSV."""
+    """Measures, prints, appends to the CSV after each workload, and draws the chart."""
     del argv
-    rows = []
-    for peer in _PEERS.value:
-        rows += pairs.compare(
-            _CONTENDER.value, peer, "examples_per_second", _PAIRS.value,
-            workload=_WORKLOAD.value, num_devices=_DEVICES.value, steps=_STEPS.value,
-        )
-    pairs.append_csv(Path(_OUT.value), rows)
+    out, rows = Path(_OUT.value), []
+    for workload in _WORKLOADS.value:
+        print(f"{workload}, {_DEVICES.value} devices", flush=True)
+        shared = {"workload": workload, "num_devices": _DEVICES.value}
+        steps = {} if _STEPS.value is None else {"steps": _STEPS.value}
+        contenders = {
+            name: {"contender": name, **shared, **steps}
+            for name in [_CONTENDER.value, *_PEERS.value]
+        }
+        results = rounds.run_rounds("contender", contenders, _ROUNDS.value)
+        shared["steps"] = results[0][_CONTENDER.value]["steps"]
+        new = rounds.compare(results, _CONTENDER.value, "examples_per_second", **shared)
+        if new:
+            rounds.append_csv(out, new)
+        rows += new
+    print(rounds.table(rows))
+    if rows:
+        chart.draw(out, out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

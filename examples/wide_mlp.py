@@ -4,6 +4,10 @@
 
 Trains on random rows, made batch by batch: 131,072 with a GPU, 4,096 on a CPU. The labels are coin
 tosses, so the loss begins near ln 2 = 0.69, and what remains to see is the speed.
+
+`train.py` takes the same hidden layers:
+
+    python train.py --model=examples.wide_mlp:build_softmax --dataset=synthetic
 """
 
 import keras
@@ -18,6 +22,8 @@ INPUTS, WIDTHS = 8000, (4000, 2000, 500, 300)
 ROWS = 131_072 if GPUS else 4_096
 GLOBAL_BATCH = 1024 if GPUS else 512
 EPOCHS = 2
+
+INPUT_SHAPE, NUM_CLASSES, OPTIMIZER = (INPUTS,), 2, "adam"  # what train.py reads here
 
 
 class RandomRows(keras.utils.PyDataset):
@@ -39,6 +45,15 @@ def build() -> keras.Model:
         keras.Input((INPUTS,)),
         *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),
         keras.layers.Dense(1, activation="sigmoid"),
+    ])
+
+
+def build_softmax(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """The same with a probability for each class: 41,157,402 parameters at (8000,) and 2."""
+    return keras.Sequential([
+        keras.Input(input_shape),
+        *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),
+        keras.layers.Dense(num_classes, activation="softmax"),
     ])
 
 

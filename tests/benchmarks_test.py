@@ -1,0 +1,214 @@
+"""The benchmarks' pieces work; how fast anything is, they do not ask."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import chart, contender, rounds, training
+from benchmarks.workloads import WORKLOADS
+from examples import wide_mlp
+from towers import TrainConfig
+
+ROOT = Path(__file__).parents[1]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+INPUT_SHAPE, NUM_CLASSES = (4,), 2  # of `linear`, for train.py's synthetic examples
+
+
+def linear(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), keras.layers.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def tiny_batches(num_batches, passes=1):
+    workload = WORKLOADS["tiny"]()
+    x, y = workload.data(num_batches)
+    return contender.batches(x, y, workload.batch_size, passes)
+
+
+def measured(speed, memory=100.0):
+    return {"examples_per_second": speed, "peak_memory_mb": memory, "device": "CPU"}
+
+
+def make_rows(num_devices=2, peer_speed=50.0):
+    """Ratios 100/50, 90/22.5, 80/80: 2, 4 and 1 with a peer speed of 50."""
+    results = [
+        {"towers": measured(100.0), "fit": measured(peer_speed)},
+        {"towers": measured(90.0), "fit": measured(22.5)},
+        {"towers": measured(80.0), "fit": measured(80.0, memory=70.6)},
+    ]
+    return rounds.compare(
+        results, "towers", "examples_per_second", workload="tiny", num_devices=num_devices
+    )
+
+
+@pytest.mark.parametrize("name", [c for c in contender.CONTENDERS if c != "on_gpu"])
+def test_a_contender_notes_when_each_step_ends(name):
+    train = contender.trainer(name, WORKLOADS["tiny"](), num_devices=2)
+    times = train(tiny_batches(2, passes=2))
+    assert len(times) == 4
+    assert sorted(times) == times
+
+
+def test_parameters_on_a_gpu_are_refused_without_one():
+    with pytest.raises(ValueError, match="'/gpu:0' is not on this machine"):
+        contender.trainer("on_gpu", WORKLOADS["tiny"](), num_devices=2)
+
+
+@pytest.mark.parametrize(("step_class", "changes"), [("towers", True), ("limit", False)])
+def test_the_limit_alone_changes_no_parameter(step_class, changes):
+    workload, models = WORKLOADS["tiny"](), []
+
+    def build():
+        models.append(linear(INPUT_SHAPE, NUM_CLASSES))
+        return models[0]
+
+    object.__setattr__(workload, "build", build)
+    train = contender.tower_trainer(workload, step_class, num_devices=2)
+    before = [v.numpy() for v in models[0].trainable_variables]
+    train(tiny_batches(2))
+    after = [v.numpy() for v in models[0].trainable_variables]
+    same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert same == [not changes] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "x_shape", "y_shape", "y_type", "largest"),
+    [
+        ("tiny", (24, 4), (24,), np.int32, 1),
+        ("mlp41m", (1536, 8000), (1536, 1), np.float32, 1.0),
+        ("gru", (768, 49, 128), (768,), np.int32, 127),
+    ],
+)
+def test_a_workloads_labels_fit_its_loss(name, x_shape, y_shape, y_type, largest):
+    workload = WORKLOADS[name]()
+    x, y = workload.data(3)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == (x_shape, np.float32, y_shape, y_type)
+    assert (y.min(), y.max()) == (0, largest)
+    assert workload.loss.startswith("binary" if y.ndim == 2 else "sparse")
+
+
+def test_the_wide_mlp_has_41_million_parameters_with_either_output():
+    hidden = 8001 * 4000 + 4001 * 2000 + 2001 * 500 + 501 * 300
+    assert wide_mlp.build().count_params() == hidden + 301 == 41_157_101
+    assert wide_mlp.build_softmax((8000,), 2).count_params() == hidden + 602 == 41_157_402
+
+
+def test_ratios_are_taken_within_a_round_and_the_median_is_theirs():
+    rows = make_rows()
+    assert [row["ratio"] for row in rows] == [2.0, 4.0, 1.0]
+    assert {row["median_ratio"] for row in rows} == {2.0}  # mean: 2.33; of medians: 1.8
+    assert [row["peer_peak_memory_mb"] for row in rows] == [100, 100, 71]
+    assert rounds.table(rows).splitlines()[1].split() == [
+        "tiny", "2", "towers", "90.0", "fit", "50.0", "2.00"
+    ]
+
+
+def test_a_comparison_that_was_repeated_counts_once_with_its_last_rounds():
+    rows = [*make_rows(), *make_rows(num_devices=8), *make_rows(peer_speed=25.0)]
+    assert [(len(group), group[0]["num_devices"], group[0]["peer_value"])
+            for group in rounds.groups(rows)] == [(3, 2, 25.0), (3, 8, 50.0)]
+
+
+def test_every_other_round_goes_backwards(monkeypatch):
+    order = []
+
+    def run_process(module, name):
+        order.append(name)
+        return {"value": 1.0}
+
+    monkeypatch.setattr(rounds, "run_process", run_process)
+    results = rounds.run_rounds("contender", {"a": {"name": "a"}, "b": {"name": "b"}}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [sorted(result) for result in results] == [["a", "b"]] * 3
+
+
+def test_a_peer_that_fails_is_left_out_and_said_so(monkeypatch, capsys):
+    def run_process(module, name):
+        if name == "central":
+            raise RuntimeError("BatchNormalization: no aggregation")
+        return measured(50.0 if name == "fit" else 75.0)
+
+    monkeypatch.setattr(rounds, "run_process", run_process)
+    contenders = {name: {"name": name} for name in ("towers", "central", "fit")}
+    rows = rounds.compare(
+        rounds.run_rounds("contender", contenders, 2), "towers", "examples_per_second"
+    )
+    assert [(row["peer"], row["ratio"]) for row in rows] == [("fit", 1.5)] * 2
+    assert capsys.readouterr().out.count("central is left out: BatchNormalization") == 1
+    with pytest.raises(RuntimeError, match="no aggregation"):
+        rounds.run_rounds("contender", {"central": {"name": "central"}}, 1)
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="No module named benchmarks.nothing"):
+        rounds.run_process("nothing")
+    written = 'I0000 oneDNN\nTraceback:\n  File "a.py"\nValueError: no\n\nbecause it is late\n'
+    assert rounds.cause(written) == "ValueError: no\n\nbecause it is late"
+    assert rounds.cause("FATAL Flags parsing error\n") == "FATAL Flags parsing error"
+
+
+def test_a_csv_with_other_columns_is_left_alone(tmp_path):
+    path = tmp_path / "old.csv"
+    path.write_text("pair,ratio\n0,1.0\n")
+    with pytest.raises(ValueError, match="--out .* has other columns"):
+        rounds.append_csv(path, make_rows())
+    assert path.read_text() == "pair,ratio\n0,1.0\n"
+
+
+def test_the_chart_has_a_bar_for_each_comparison_and_a_line_at_1():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.add_subplot()
+    comparisons = rounds.groups([*make_rows(), *make_rows(num_devices=8, peer_speed=25.0)])
+    chart.bars(axes, chart.split_by_workload(comparisons))
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 4.0]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1.0, 1.0]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "tiny\n2 devices", "tiny\n8 devices"
+    ]
+
+
+def test_the_chart_is_drawn_from_the_csv_to_which_each_run_adds(tmp_path):
+    pytest.importorskip("matplotlib")
+    for num_devices in (2, 8):
+        rounds.append_csv(tmp_path / "made.csv", make_rows(num_devices))
+    chart.draw(tmp_path / "made.csv", tmp_path / "made.png")
+    assert (tmp_path / "made.png").read_bytes().startswith(PNG)
+
+
+def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
+    pytest.importorskip("matplotlib")
+    command = ["--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",
+               f"--out={tmp_path}/out.csv"]
+    run = subprocess.run(
+        [sys.executable, "benchmarks/throughput.py", *command], cwd=ROOT, capture_output=True,
+        text=True, timeout=200,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["contender"], row["peer"], row["steps"]) == ("towers", "limit", "3")
+    assert row["command"] == " ".join(["python benchmarks/throughput.py", *command])
+    assert float(row["ratio"]) > 0 and row["tensorflow"] and row["processor"]
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+def test_steady_throughput_leaves_out_the_first_steps():
+    times = [10.0, 20.0, 21.0, 23.0, 24.0]  # from step 2's end: 3 batches of 128 in 4 seconds
+    assert training.throughput(times, 128, untimed=2) == {
+        "examples_per_second": 96.0, "timed_seconds": 4.0
+    }
+
+
+def test_a_training_run_is_timed_to_its_last_step(tmp_path):
+    config = TrainConfig(
+        model="tests.benchmarks_test:linear", dataset="synthetic", batch_size=8, max_steps=5,
+        run_dir=str(tmp_path / "run"), checkpoint_every=2,
+    )
+    assert len(training.step_times(config)) == 5

@@ -1,0 +1,105 @@
+"""Every flagfile in experiments/ says what it is, and is a run that train.py or sweep.py takes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from towers import TrainConfig, datasets, models
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "experiments").glob("*.flags"))
+SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]
+RUNS = [path for path in FILES if path not in SWEEPS]
+
+# Flags are global to a process: these are read in one of their own, one file after the other.
+PARSE_RUNS = """
+import json, sys
+from absl import flags
+import train
+
+train.define_flags()
+for path in sys.argv[1:]:
+    flags.FLAGS.unparse_flags()
+    print(train.parse_flags(["train.py", f"--flagfile={path}"]).to_json().replace("\\n", " "))
+"""
+PARSE_SWEEPS = """
+import json, sys
+from absl import flags
+import sweep
+from towers import command_line
+from towers.sweep.cells import make_cells
+
+sweep.define_flags()
+for path in sys.argv[1:]:
+    flags.FLAGS.unparse_flags()
+    command_line.parse_flags(["sweep.py", f"--flagfile={path}"])
+    given = flags.FLAGS
+    cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts)
+    print(json.dumps([len(cells), given.model, given.dataset, given.epochs]))
+"""
+
+
+def parse(code, paths):
+    """The JSON line that the code prints for each of the files."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], cwd=ROOT, capture_output=True, text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def configs():
+    """{file's name: TrainConfig}."""
+    values = parse(PARSE_RUNS, RUNS)
+    return {p.stem: TrainConfig(**value) for p, value in zip(RUNS, values, strict=True)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_flagfile_begins_with_its_command_and_says_what_to_expect(path):
+    script = "sweep.py" if path in SWEEPS else "train.py"
+    lines = path.read_text().splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    assert lines[:2] == [f"# python {script} --flagfile=experiments/{path.name}", "#"]
+    assert lines[: len(header)] == header
+    assert "# Expected: " in "\n".join(header)
+    assert all(line.startswith("--") for line in lines[len(header):])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_flagfile_is_in_the_table_and_names_no_other_that_is_missing(path):
+    readme = (ROOT / "experiments" / "README.md").read_text()
+    assert f"--flagfile=experiments/{path.name}`" in readme
+    assert set(re.findall(r"\w+\.flags", path.read_text())) <= {other.name for other in FILES}
+
+
+def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(configs):
+    assert set(configs) == {path.stem for path in RUNS}
+    for config in configs.values():
+        assert callable(models.load(config.model).build)
+        assert config.dataset in datasets.NAMES
+        assert config.num_gpus is not None and config.run_dir is None
+
+
+def test_the_notebooks_two_runs_differ_in_the_gpus_alone(configs):
+    one, eight = (vars(configs[f"mnist_notebook_{name}"]) for name in ("1gpu", "8gpus"))
+    assert {name: (one[name], eight[name]) for name in one if one[name] != eight[name]} == {
+        "num_gpus": (1, 8)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("wide_mlp", 41_157_402), ("rnn_benchmark", 23_028_352)]
+)
+def test_the_full_size_models_have_the_parameters_they_are_known_for(name, size, configs):
+    source = models.load(configs[name].model)
+    assert source.build(source.input_shape, source.num_classes).count_params() == size
+
+
+def test_the_sweep_spans_five_batches_on_one_and_two_gpus():
+    assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["towers.models.gru:build_large"], "music", 15]]
