@@ -77,7 +77,7 @@ def test_compiled_towers_give_the_large_batch_gradient(count, float64):
 
 
 def test_towers_that_synchronize_cannot_be_compiled():
-    with pytest.raises(ValueError, match="jit_compile cannot compile towers that synchronize"):
+    with pytest.raises(ValueError, match="--jit_compile cannot compile towers that synchronize"):
         make_step(4, jit_compile=True, batch_norm="synchronized")
 
 

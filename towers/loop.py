@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from towers import environment, report, run_dir, signals, tensorboard
+from towers.anatomy_report import show_anatomy
 from towers.build import Run, build
 from towers.config import TrainConfig
 from towers.curves import draw_or_warn
@@ -88,6 +89,9 @@ def train(
             describe(run, out, f"run: {directory}")
             if config.resume is not None:
                 saver.describe()
+            if config.profile:
+                show_anatomy(run, directory / run_dir.PROFILE, out)
+                return {}
             if config.verify_gradients:
                 verify(run, out)
             if config.epochs == 0:

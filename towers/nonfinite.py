@@ -23,6 +23,14 @@ def check_choice(nonfinite: str) -> None:
         raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {', '.join(CHOICES)}.")
 
 
+def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:
+    """What of a tower must be finite; float16's overflow is left to the loss scale."""
+    if nonfinite == "apply":
+        return ()
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return ("loss",) if is_scaled else ("loss", "gradients")
+
+
 def are_finite(loss: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
     """[1 + V] bool: whether a loss, and each of V gradients, is finite.
 

@@ -22,12 +22,12 @@ from towers import sharding
 from towers import state as state_lib
 from towers.averaging import add_on_devices, add_tree, weighted
 from towers.devices import is_gpu
-from towers.losses import loss_scales
 from towers.metrics import BatchMetrics
-from towers.nonfinite import NonFiniteError, check_choice, culprit
+from towers.nonfinite import NonFiniteError, check_choice, checked, culprit
+from towers.scales import SCALES_SPEC, shard_weights, tower_scales
 from towers.state import tower_state
 from towers.synchronized import TowerGroup, check_synchronized, synchronized_layers
-from towers.tower import SCALES_SPEC, Scales, Tower, TowerOutput
+from towers.tower import Tower, TowerOutput
 from towers.transfers import move
 
 
@@ -97,12 +97,7 @@ class TowerStep:
         with tf.device(self.home):
             self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        check_synchronized(synchronized, self.num_towers, len(self.devices))
-        if synchronized and jit_compile:
-            raise ValueError(
-                "jit_compile cannot compile towers that synchronize their BatchNormalization: use "
-                "batch_norm='average', or leave jit_compile out."
-            )
+        check_synchronized(synchronized, self.num_towers, len(self.devices), jit_compile)
         self._nonfinite = nonfinite
         self._pack_transfers = pack_transfers
         self._tower = Tower(
@@ -110,7 +105,7 @@ class TowerStep:
             loss,
             loss_weights,
             group=TowerGroup(self.num_towers, synchronized) if synchronized else None,
-            checked=() if nonfinite == "apply" else self._checked(),
+            checked=checked(nonfinite, self.optimizer),
             jit_compile=jit_compile,
             inline=inline_towers,
         )
@@ -285,7 +280,11 @@ class TowerStep:
         """Calls the one traced tower on every shard, each on its device."""
         inputs = self._tower_inputs(shards)
         tower = self._tower.trace(name, *inputs[0], SCALES_SPEC)
-        scales = self._scales(tower, inputs, shards, loss_scale)
+        with tf.name_scope("weights"), tf.device(self.home):
+            weights = shard_weights(
+                self._tower, tower.structured_outputs, inputs, shards, self.tower_devices
+            )
+            scales = tower_scales(self._tower.losses, weights, shards, loss_scale)
         outputs: list[TowerOutput] = []
         for device, arguments, scale in zip(self.tower_devices, inputs, scales, strict=True):
             turn = tf.control_dependencies(_turn(device, outputs))
@@ -308,39 +307,6 @@ class TowerStep:
                 for t, shard in enumerate(shards)
             ]
 
-    def _scales(
-        self, tower: Any, inputs: list[tuple], shards: list[sharding.Shard], loss_scale: Any
-    ) -> list[Scales]:
-        """The towers' weights in the global batch, known before the towers run."""
-        with tf.name_scope("weights"), tf.device(self.home):
-            if self._tower.has_masks(inputs[0][3], tower.structured_outputs):
-                weights = self._masked_weights(inputs, shards)
-            else:
-                weights = [self._tower.weights(s.values[2], s.size) for s in shards]
-            return [
-                Scales(scale, share, tf.cast(loss_scale, tf.float32))
-                for scale, share in zip(
-                    loss_scales(self._tower.losses, weights),
-                    sharding.shard_shares(shards),
-                    strict=True,
-                )
-            ]
-
-    def _masked_weights(
-        self, inputs: list[tuple], shards: list[sharding.Shard]
-    ) -> list[tf.Tensor]:
-        function = self._tower.trace("masked_weights", *inputs[0], shards[0].size)
-        weights = []
-        for device, arguments, shard in zip(self.tower_devices, inputs, shards, strict=True):
-            with tf.device(device):
-                weights.append(function(*arguments, shard.size))
-        return weights
-
-    def _checked(self) -> tuple[str, ...]:
-        """What of a tower must be finite; float16's overflow is the loss scale's business."""
-        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        return ("loss",) if scaled else ("loss", "gradients")
-
     def _loss_scale(self) -> Any:
         """What `LossScaleOptimizer` multiplies the loss with before the gradients; else 1."""
         with tf.device(self.home):
@@ -359,13 +325,14 @@ class TowerStep:
         with tf.device(self.home):
             shares = sharding.shard_shares(shards)
         values = []
-        for output, share, device in zip(outputs, shares, self.tower_devices, strict=True):
-            statistics = [output.state[i] for i in self._averaged] if output.state else []
-            with tf.device(device):
-                values.append([output.loss, *output.gradients, *weighted(statistics, share)])
-        return add_on_devices(
-            values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
-        )
+        with tf.name_scope("sum"):
+            for output, share, device in zip(outputs, shares, self.tower_devices, strict=True):
+                statistics = [output.state[i] for i in self._averaged] if output.state else []
+                with tf.device(device):
+                    values.append([output.loss, *output.gradients, *weighted(statistics, share)])
+            return add_on_devices(
+                values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
+            )
 
     def _move(self, values: list, source: str, target: str) -> list:
         """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
@@ -389,7 +356,8 @@ class TowerStep:
         variables = self.model.trainable_variables
 
         def average_and_apply(tree: Any) -> list:
-            loss, *values = add_tree(tree)
+            with tf.name_scope("sum"):
+                loss, *values = add_tree(tree)
             self.optimizer.apply(values[: len(variables)], variables)
             return [loss, *values[len(variables):]]
 
@@ -403,7 +371,7 @@ class TowerStep:
         merged = list(state)
         for i, value in zip(self._averaged, statistics, strict=True):
             merged[i] = value
-        with tf.device(self.home):
+        with tf.name_scope("update"), tf.device(self.home):
             state_lib.assign_state(self.model, merged)
 
     def _predictions(self, outputs: list[TowerOutput], shards: list[sharding.Shard]) -> Any:

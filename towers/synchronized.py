@@ -101,9 +101,14 @@ class TowerGroup:
 
 
 def check_synchronized(
-    layers: Sequence[keras.layers.Layer], num_towers: int, num_devices: int
+    layers: Sequence[keras.layers.Layer], num_towers: int, num_devices: int, jit_compile: bool
 ) -> None:
-    """Raises ValueError where towers that wait for each other would share a device."""
+    """Raises ValueError where towers that wait for each other share a device, or are compiled."""
+    if layers and jit_compile:
+        raise ValueError(
+            "--jit_compile cannot compile towers that synchronize their BatchNormalization (layer "
+            f"{layers[0].name!r}). Use --batch_norm=average, or leave --jit_compile out."
+        )
     if layers and num_towers > num_devices:
         raise ValueError(
             f"--batch_norm=synchronized (layer {layers[0].name!r}) needs one device for each tower:"

@@ -13,27 +13,9 @@ import tensorflow as tf
 
 from towers import losses as losses_lib
 from towers.nonfinite import are_finite
+from towers.scales import Scales
 from towers.sharding import map_tensors
 from towers.synchronized import TowerGroup
-
-
-class Scales(NamedTuple):
-    """The factors that turn a tower's losses into its part of the global batch's loss.
-
-    losses: [outputs] float64, w_i / sum(w_i) for each output's loss.
-    added: scalar float64, n_i / N, for the losses that layers add: batch means. Weight
-        regularization, which every tower adds in full, enters once, because these sum to 1.
-    loss_scale: scalar, the factor `LossScaleOptimizer` wants in front of the gradients, else 1.
-    """
-
-    losses: tf.Tensor
-    added: tf.Tensor
-    loss_scale: tf.Tensor
-
-
-SCALES_SPEC = Scales(
-    tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.float32)
-)
 
 
 class TowerOutput(NamedTuple):

@@ -1,0 +1,240 @@
+"""Events of a trace -> the phases of each step: when they were under way, and what they cost.
+
+    | input | parameters | towers ............... | sum | update |     host: whatever is left
+
+An instant at which several phases are under way belongs to the first of them in `_PRIORITY`: what
+runs beside the towers costs no time. So the phases of a step add up to the step.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from towers.devices import is_gpu
+from towers.trace import HOST, Event
+
+INPUT, PARAMETERS, TOWERS, SUM, UPDATE, HOST_OVERHEAD = PHASES = (
+    "input", "parameters", "towers", "sum", "update", "host"
+)
+INPUT_MARK, STEP_MARK = "towers.input", "towers.step"  # the two parts of each step
+
+_PRIORITY = (TOWERS, UPDATE, SUM, PARAMETERS, INPUT)
+
+# The outermost name scopes of TowerStep's graph, perhaps made unique: "tower_3/", "update_1/"; the
+# update may stand behind the condition that everything is finite.
+_SCOPE = re.compile(
+    r"(?:cond/then/_\d+/cond/)?"
+    r"(split|parameters|weights|sum|update|tower_(?P<tower>\d+))(_\d+)*/"
+)
+_COMPILED_UPDATE = "average_and_apply"  # its kernels carry only the name of the function
+
+
+class Interval(NamedTuple):
+    """In seconds."""
+
+    begin: float
+    end: float
+
+
+class TowerSpan(NamedTuple):
+    """When towers run, in seconds after the step's begin: means over steps.
+
+    towers: the first and the last one: the same, but on a GPU. Its kernels carry no tower's name.
+    """
+
+    towers: tuple[int, int]
+    device: str
+    begin: float
+    end: float
+
+
+def steps(events: Iterable[Event]) -> list[Interval]:
+    """Each step but the last, from its wait for input to the next one's.
+
+    The last is not whole: what still runs as the profiler stops, it does not record.
+    """
+    begins = sorted(event.begin for event in events if event.name == INPUT_MARK)
+    return [Interval(begin, end) for begin, end in zip(begins, begins[1:], strict=False)]
+
+
+def phase_intervals(
+    events: Iterable[Event], tower_devices: Sequence[str]
+) -> dict[str, list[Interval]]:
+    """When each phase but the last was under way; several may be at once.
+
+    Args:
+        events: as `trace.operations` gives them.
+        tower_devices: the device of each tower.
+    """
+    result: dict[str, list[Interval]] = {phase: [] for phase in _PRIORITY}
+    for event in events:
+        phase = phase_of(event, tower_devices)
+        if phase is not None:
+            result[phase].append(Interval(event.begin, event.end))
+    return result
+
+
+def phase_of(event: Event, tower_devices: Sequence[str]) -> str | None:
+    """The phase that an event is part of; None for the host's own, and for parts of operations.
+
+    A host only sends work to a tower on a GPU: while the GPU then has nothing to do, that is the
+    host's overhead.
+    """
+    if event.name == INPUT_MARK:
+        return INPUT
+    if event.plane != HOST:
+        return _gpu_phase(event)
+    tower = tower_of(event)
+    if tower is not None and is_gpu(tower_devices[tower]):
+        return None
+    return _scope_phase(event.name)
+
+
+def tower_of(event: Event) -> int | None:
+    """The tower that an operation of the host computes."""
+    scope = _SCOPE.match(event.name)
+    if event.plane != HOST or scope is None or _scope_phase(event.name) != TOWERS:
+        return None
+    return int(scope["tower"])
+
+
+def has_own_sum(event: Event) -> bool:
+    """Whether an operation of the update is an addition by itself: then they are not compiled."""
+    scope = _SCOPE.match(event.name)
+    return scope is not None and scope[1] == UPDATE and "/sum/" in event.name
+
+
+def phase_seconds(
+    intervals: Mapping[str, Sequence[Interval]], step: Interval
+) -> dict[str, float]:
+    """What each phase costs of a step, in the order of PHASES; they add up to the step."""
+    seconds = {}
+    covered: list[Interval] = []
+    for phase in _PRIORITY:
+        before = length(covered)
+        covered = union([*covered, *clip(intervals[phase], step)])
+        seconds[phase] = length(covered) - before
+    seconds[HOST_OVERHEAD] = step.end - step.begin - length(covered)
+    return {phase: seconds[phase] for phase in PHASES}
+
+
+def split_update(seconds: Mapping[str, float], share: float) -> dict[str, float]:
+    """Moves a share, at most all, of the update's time to the sum, for the additions in it."""
+    moved = min(share, 1.0) * seconds[UPDATE]
+    return {**seconds, SUM: seconds[SUM] + moved, UPDATE: seconds[UPDATE] - moved}
+
+
+def tower_intervals(
+    events: Iterable[Event], tower_devices: Sequence[str]
+) -> dict[tuple[int, int], list[Interval]]:
+    """When each tower ran; on a GPU, when all of its towers did: see `TowerSpan`."""
+    result: dict[tuple[int, int], list[Interval]] = {}
+    for event in events:
+        if phase_of(event, tower_devices) == TOWERS:
+            tower = tower_of(event)
+            towers = _towers_on(event, tower_devices) if tower is None else (tower, tower)
+            result.setdefault(towers, []).append(Interval(event.begin, event.end))
+    return result
+
+
+def tower_spans(
+    intervals: Mapping[tuple[int, int], Sequence[Interval]], step: Interval
+) -> dict[tuple[int, int], Interval]:
+    """From each tower's first operation's begin to its last one's end, after the step's begin."""
+    spans = {}
+    for towers, of_tower in intervals.items():
+        clipped = clip(of_tower, step)
+        if clipped:
+            begin, end = min(i.begin for i in clipped), max(i.end for i in clipped)
+            spans[towers] = Interval(begin - step.begin, end - step.begin)
+    return spans
+
+
+def mean_spans(
+    steps: Sequence[Mapping[tuple[int, int], Interval]], tower_devices: Sequence[str]
+) -> list[TowerSpan]:
+    """The means over steps of what `tower_spans` gives for each, in the order of the towers."""
+    found: dict[tuple[int, int], list[Interval]] = {}
+    for spans in steps:
+        for towers, span in spans.items():
+            found.setdefault(towers, []).append(span)
+    return [
+        TowerSpan(
+            towers,
+            tower_devices[towers[0]],
+            mean([span.begin for span in spans]),
+            mean([span.end for span in spans]),
+        )
+        for towers, spans in sorted(found.items())
+    ]
+
+
+def typical(values: Sequence[float]) -> list[int]:
+    """The indices of the middle half of the values: without the few that something disturbed."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return order[len(values) // 4: len(values) - len(values) // 4]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def clip(intervals: Iterable[Interval], within: Interval) -> list[Interval]:
+    """The parts of the intervals that lie within another."""
+    parts = (Interval(max(a, within.begin), min(b, within.end)) for a, b in intervals)
+    return [part for part in parts if part.begin < part.end]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same instants as intervals in order that do not touch."""
+    result: list[Interval] = []
+    for interval in sorted(intervals):
+        if result and interval.begin <= result[-1].end:
+            result[-1] = Interval(result[-1].begin, max(interval.end, result[-1].end))
+        else:
+            result.append(interval)
+    return result
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """The sum of the lengths."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def _scope_phase(name: str) -> str | None:
+    """The phase of an operation "scope/.../node:type"."""
+    scope = _SCOPE.match(name)
+    if scope is None:
+        return None
+    if scope["tower"]:  # what a tower hands on is named after it
+        return SUM if "Send" in name.rpartition(":")[2] else TOWERS
+    if scope[1] in ("split", "weights"):
+        return PARAMETERS
+    return SUM if "/sum/" in name else scope[1]
+
+
+def _gpu_phase(event: Event) -> str:
+    """The phase of a kernel or a copy; kernels outside of the scopes are a tower's own.
+
+    A copy between GPUs belongs to the one that sends; the first holds the parameters, if any does.
+    """
+    if event.name.startswith("Memcpy"):
+        if "H2D" in event.name or "P2P" in event.name and event.plane.endswith(":0"):
+            return PARAMETERS
+        if "D2H" in event.name or "P2P" in event.name:
+            return SUM
+    names = [value for value in event.details.values() if isinstance(value, str)]
+    if any(_COMPILED_UPDATE in name for name in names):
+        return UPDATE
+    return next(filter(None, map(_scope_phase, names)), TOWERS)
+
+
+def _towers_on(event: Event, tower_devices: Sequence[str]) -> tuple[int, int]:
+    """The first and the last tower of a GPU."""
+    index = event.plane.rpartition(":")[2]
+    towers = [
+        t for t, device in enumerate(tower_devices)
+        if is_gpu(device) and device.rpartition(":")[2] == index
+    ]
+    return towers[0], towers[-1]
