@@ -71,10 +71,10 @@ def define_flags() -> None:
     define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
            "runs/<model>-<dataset>-001.")
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
-           "Beside it only --num_gpus, --device, --checkpoint_every, a larger --epochs or "
-           "--max_steps.")
-    define(integer, "checkpoint_every", "Updates from one checkpoint to the next. Default: each "
-           "epoch's end, and at least every 10 minutes.")
+           "Beside it only --num_gpus, --device, --checkpoint_every, --nonfinite, --tensorboard, "
+           "--histograms, or a larger --epochs, --max_steps or --early_stopping.")
+    define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
+           "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
            "of the results. Default: the cores divided among the towers.")
     define(choice, "monitor", ["val_accuracy", "val_loss", "accuracy", "loss"], "What makes an "

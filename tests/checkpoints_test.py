@@ -1,7 +1,12 @@
 """Checkpoints on the disk: whole or not there, every damage seen, the last good one kept."""
 
+import ast
 import json
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -123,11 +128,19 @@ def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
 
+def fill_the_disk():
+    raise OSError(28, "No space left on device")
+
+
+def kill_the_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Faults:
     """Fails the n-th write, flush or rename of the module's file operations."""
 
-    def __init__(self, monkeypatch, n):
-        self.left = n
+    def __init__(self, monkeypatch, n, fail):
+        self.left, self.fail = n, fail
         for owner, name in (
             (os, "fsync"), (os, "rename"), (checkpoints, "_write_arrays"), (json, "dump"),
         ):
@@ -139,7 +152,7 @@ class Faults:
             if self.left == 0:
                 if name == "_write_arrays":
                     args[0].write_bytes(b"half")  # what was written before the disk was full
-                raise OSError(28, "No space left on device")
+                self.fail()
             return function(*args, **kwargs)
 
         return call
@@ -151,7 +164,7 @@ def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, tmp_path,
     said = []
     writer = checkpoints.Writer(said.append)
     with monkeypatch.context() as patch:
-        faults = Faults(patch, n)
+        faults = Faults(patch, n, fill_the_disk)
         writer.write(checkpoints.path_of(tmp_path, 0, 2), make(), None)
         went_well = writer.wait()
     path, _, wrong = checkpoints.read_newest(tmp_path)
@@ -165,6 +178,33 @@ def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, tmp_path,
         ]
     writer.write(checkpoints.path_of(tmp_path, 0, 3), make(), None)
     assert writer.wait() and checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-3"
+
+
+def write_and_die(directory):
+    """Kills a process of its own in each file operation of a write; called where no thread runs."""
+    for n in range(1, 9):
+        (directory / str(n)).mkdir()
+        save(directory / str(n), 1)
+        if os.fork() == 0:
+            Faults(pytest.MonkeyPatch(), n, kill_the_process)
+            save(directory / str(n), 2)
+            os._exit(0)
+        os.wait()
+
+
+def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoint(tmp_path):
+    code = f"import pathlib; from tests.checkpoints_test import write_and_die as f; " \
+           f"f(pathlib.Path({str(tmp_path)!r}))"
+    root = Path(checkpoints.__file__).parent.parent
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+    newest = []
+    for n in range(1, 9):
+        path, contents, wrong = checkpoints.read_newest(tmp_path / str(n))
+        assert same(contents, make()) and wrong == []
+        newest.append(checkpoints.step_of(path))
+        checkpoints.prune(path.parent, save(path.parent, 3), best_step=None)
+        assert list(path.parent.glob(".*")) == []
+    assert newest == [1, 1, 1, 1, 1, 1, 2, 2]
 
 
 def test_a_model_with_nan_is_never_the_last_checkpoint(tmp_path):
@@ -251,3 +291,23 @@ def test_a_lock_is_refused_to_a_second_holder_and_free_after_the_first(tmp_path)
                 pass
     with run_dir.locked(tmp_path):
         pass
+
+
+def test_nothing_in_towers_runs_what_a_file_holds():
+    """No pickle in any dress, no eval, no Keras file with code in it."""
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "eval",
+                 "exec", "enable_unsafe_deserialization"}
+    unsafe = {"allow_pickle": True, "safe_mode": False, "shell": True}
+    sources = sorted(Path(checkpoints.__file__).parent.rglob("*.py"))
+    assert len(sources) > 30
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            where = f"{source}, line {getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+                assert not forbidden & {str(name).split(".")[0] for name in modules}, where
+            elif isinstance(node, ast.Name | ast.Attribute):
+                assert getattr(node, "id", getattr(node, "attr", "")) not in forbidden, where
+            elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+                value = node.value.value
+                assert node.arg not in unsafe or value is not unsafe[node.arg], where

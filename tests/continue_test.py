@@ -7,6 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import towers
 from tests import loop_test
@@ -33,6 +34,9 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if int(self.model.optimizer.iterations) == self.step:
             raise KeyboardInterrupt
+
+
+STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
 
 
 def interrupted(step=6, callbacks=(), **values):
@@ -89,9 +93,11 @@ def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
     [
         ({"batch_size": 8}, r"cannot change --batch_size \(8, the run has 16\): it would be"),
         ({"seed": 1, "num_towers": 3}, r"--num_towers \(3, the run has 2\), --seed \(1, the run"),
-        ({"epochs": 1}, r"--epochs \(1, the run has 2\)"),
+        ({"epochs": 1}, r"--epochs \(1, the run has 2\).* larger --epochs, --max_steps, "),
         ({"max_steps": 5}, r"--max_steps \(5, the run has None\)"),
         ({"model": "cnn_"}, "--model"),
+        ({"optimizer": "sgd"}, r"--optimizer \(sgd, the run has None\)"),
+        ({"early_stopping": 3}, r"--early_stopping \(3, the run has None\)"),
         ({"plan": True}, "--plan"),
         ({"run_dir": "other"}, None),
     ],
@@ -246,6 +252,23 @@ def test_a_users_callback_takes_part_with_get_state_and_set_state():
     assert again.count == 8
 
 
+def test_the_best_weights_of_early_stopping_are_restored_at_the_end():
+    """By the monitored value the first epoch is the best, long before the interruption."""
+    def callbacks():
+        return [
+            keras.callbacks.EarlyStopping(
+                "val_loss", patience=3, min_delta=9.0, restore_best_weights=True
+            )
+        ]
+
+    towers.train(config(run_dir="first", epochs=1))
+    interrupted(10, callbacks(), epochs=9)
+    assert len(towers.train(TrainConfig(resume="run"), callbacks())["loss"]) == 4
+    run, first = (keras.saving.load_model(f"{name}/final.keras") for name in ("run", "first"))
+    for a, b in zip(run.weights, first.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
 def test_a_callbacks_state_that_is_no_json_is_a_warning(capsys):
     class Odd(keras.callbacks.Callback):
         def get_state(self):
@@ -256,14 +279,61 @@ def test_a_callbacks_state_that_is_no_json_is_a_warning(capsys):
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
-def test_early_stopping_ends_the_run_after_epochs_without_a_better_one(monitor, monkeypatch):
-    """A rate so small that nothing changes: the first epoch stays the best."""
-    still = {"learning_rate": 1e-30, "optimizer": "sgd", "epochs": 9, "early_stopping": 2}
+def test_early_stopping_ends_the_run_after_epochs_without_a_better_one(monitor):
+    still = {**STILL, "epochs": 9, "early_stopping": 2}
     assert len(towers.train(config(run_dir="run", monitor=monitor, **still))["loss"]) == 3
     state = checkpoints.read_newest(RUN / "checkpoints")[1].state
     assert state["position"]["best_step"] == 4
-    interrupted_history = towers.train(TrainConfig(resume="run"))
-    assert len(interrupted_history["loss"]) == 3
+    before = files()
+    assert len(towers.train(TrainConfig(resume="run", epochs=20))["loss"]) == 3
+    assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
+
+
+def test_a_run_that_early_stopping_has_ended_goes_on_with_a_larger_one():
+    whole = towers.train(config(run_dir="whole", epochs=9, early_stopping=4, **STILL))
+    towers.train(config(run_dir="run", epochs=9, early_stopping=2, **STILL))
+    assert towers.train(TrainConfig(resume="run", early_stopping=4)) == whole
+    assert len(whole["loss"]) == 5
+    refused(r"cannot change --early_stopping \(3, the run has 4\)", early_stopping=3)
+
+
+def test_each_epochs_end_is_saved_so_that_the_best_ones_state_is_kept():
+    towers.train(config(run_dir="run", epochs=4, checkpoint_every=3, **STILL))
+    names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
+    assert names == ["epoch-4-step-16", "epoch-3-step-15", "epoch-3-step-12", "epoch-1-step-4"]
+
+
+def test_checkpoints_may_come_at_other_steps_after_resuming():
+    whole = towers.train(config(run_dir="whole"))
+    interrupted(5)
+    assert towers.train(TrainConfig(resume="run", checkpoint_every=1)) == whole
+    names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
+    assert names == ["epoch-2-step-8", "epoch-1-step-7", "epoch-1-step-6", "epoch-1-step-4"]
+    assert json.loads((RUN / "config.json").read_text())["checkpoint_every"] == 1
+
+
+def failing_model(input_shape, num_classes):
+    """An operation in its graph fails on one of the examples."""
+    largest = loop_test.small_data()[0][0].max()
+
+    class Check(keras.layers.Layer):
+        def call(self, x):
+            tf.debugging.Assert(tf.reduce_all(x < largest), ["too large"])
+            return x
+
+    return keras.Sequential([
+        keras.Input(input_shape), Check(), keras.layers.Dense(num_classes, activation="softmax")
+    ])
+
+
+def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
+    failing = {"model": "tests.continue_test:failing_model", "num_gpus": 1, "num_towers": 2}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        towers.train(config(run_dir="run", checkpoint_every=1, **failing))
+    (path, *_) = checkpoints.find(RUN / "checkpoints")
+    said = f"the last checkpoint is that of step {checkpoints.step_of(path)}. Resume: "
+    assert said in capsys.readouterr().out
+    assert checkpoints.is_good(path)
 
 
 def test_the_best_epoch_is_the_monitored_ones():

@@ -4,14 +4,12 @@ import gzip
 import hashlib
 import re
 import struct
-import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from towers import datasets
-from towers.datasets import fashion_mnist, mnist, npz, synthetic
+from towers.datasets import fashion_mnist, mnist, synthetic
 from towers.datasets.arrays import from_arrays
 from towers.datasets.idx_directory import FILE_NAMES
 
@@ -231,6 +229,12 @@ def test_synthetic_labels_can_be_learned_from_train_for_test():
     assert (distances.argmin(axis=1) == y_test).mean() > 0.95
 
 
+def test_synthetic_images_of_imagenets_size_take_a_gigabyte_at_most(monkeypatch):
+    monkeypatch.setattr(synthetic, "_split", lambda prototypes, count, generator: count)
+    dataset = synthetic.load((224, 224, 3), 2)
+    assert dataset.train == 2**30 // (4 * 224 * 224 * 3) == 1783 and dataset.test == 222
+
+
 @pytest.mark.parametrize("bad", [((0,), 2), ((2,), 0), ((2,), 2, 0), ((2,), 2, 1, 0)])
 def test_synthetic_refuses_counts_below_1(bad):
     assert "must be at least 1" in refusal(synthetic.load, *bad)
@@ -295,178 +299,13 @@ def test_nan_and_infinity_are_refused_with_their_first_index(value, monkeypatch)
     assert str(value) in message and "x[5, 2, 1]" in message
 
 
-# .npz
-
-
-@pytest.fixture
-def archive(tmp_path):
-    """Writes FILE.npz; keyword arguments replace its arrays."""
-
-    def write(**replaced):
-        x, y = examples(6)
-        arrays = {"x_train": x, "y_train": y, "x_test": x[:3], "y_test": y[:3]} | replaced
-        path = tmp_path / "data.npz"
-        np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
-        return str(path)
-
-    return write
-
-
-def test_npz_is_read(archive):
-    dataset = load("npz", archive())
-    wanted = examples(6)[0].astype(np.float32) / np.float32(255)
-    np.testing.assert_array_equal(dataset.train[0], wanted)
-    assert (dataset.input_shape, dataset.num_classes) == ((4, 5), 6)
-    assert datasets.num_examples(dataset.test) == 3
-
-
-class Payload:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-@pytest.mark.parametrize("key", npz.KEYS)
-def test_object_array_is_refused_and_its_payload_never_runs(archive, tmp_path, key):
-    trace = tmp_path / "payload_ran"
-    path = archive(**{key: np.array([Payload(str(trace))] * 3, object)})
-    message = refusal(load, "npz", path)
-    assert path in message and f"{key} is an array of Python objects" in message
-    assert not trace.exists()
-    with np.load(path, allow_pickle=True) as trusted:  # the payload is a live one
-        trusted[key]
-    assert trace.exists()
-
-
-def test_missing_keys_are_listed(archive):
-    message = refusal(load, "npz", archive(y_train=None, y_test=None))
-    assert "lacks y_train, y_test" in message and "it has x_train, x_test" in message
-
-
-def test_npz_nan_is_refused_naming_file_and_key(archive):
-    x = np.zeros((3, 4, 5))
-    x[1, 0, 0] = np.nan
-    path = archive(x_test=x)
-    assert refusal(load, "npz", path).startswith(f"{path} (x_test, y_test): example 1 holds nan")
-
-
-def test_npz_without_data_dir_is_refused():
-    assert "--dataset=npz needs --data_dir=FILE.npz" in refusal(load, "npz")
-
-
-def test_npz_missing_or_a_directory_is_refused(tmp_path):
-    assert "does not exist" in refusal(load, "npz", str(tmp_path / "nothing.npz"))
-    assert "is not a file" in refusal(load, "npz", str(tmp_path))
-
-
-def test_file_that_is_no_npz_is_refused(tmp_path):
-    path = tmp_path / "data.npz"
-    for content in (b"", b"PK", b"\x80\x04N.", b"x_train,y_train\n"):
-        path.write_bytes(content)
-        assert f"{path} is not an .npz archive" in refusal(load, "npz", str(path))
-
-
-def test_damaged_npz_is_refused_naming_the_file(archive):
-    path = archive()
-    with open(path, "rb") as file:
-        content = file.read()
-    for end in range(4, len(content), 37):
-        with open(path, "wb") as file:
-            file.write(content[:end])
-        assert path in refusal(load, "npz", path)
-    for index in range(0, len(content), 37):
-        damaged = bytearray(content)
-        damaged[index] ^= 0xFF
-        with open(path, "wb") as file:
-            file.write(damaged)
-        try:
-            load("npz", path)
-        except ValueError as error:
-            assert path in str(error) and "\n" not in str(error)
-
-
-# The user's own
-
-
-@pytest.fixture
-def user_module(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    header = "import numpy as np, tensorflow as tf\n"
-    yield lambda text: (tmp_path / "user_data.py").write_text(header + text)
-    sys.modules.pop("user_data", None)
-
-
-SLICES = "tf.data.Dataset.from_tensor_slices((np.zeros((5, 2)), np.arange(5) % 3))"
-
-
-def test_user_arrays_are_read(user_module):
-    user_module("def load(): return (np.zeros((5, 2)), np.arange(5)), [np.ones((2, 2)), [0, 1]]")
-    dataset = load("user_data:load")
-    assert (dataset.name, dataset.input_shape, dataset.num_classes) == ("user_data:load", (2,), 5)
-    assert dataset.test[0].dtype == np.float32 and datasets.num_examples(dataset.train) == 5
-
-
-def test_user_num_classes_is_honoured(user_module):
-    user_module("NUM_CLASSES = 8\ndef load(): return ((np.zeros((5, 2)), np.arange(5)),) * 2")
-    assert load("user_data:load").num_classes == 8
-
-
-def test_user_num_classes_of_another_kind_is_refused(user_module):
-    user_module("NUM_CLASSES = 0\ndef load(): return ((np.zeros((5, 2)), np.arange(5)),) * 2")
-    assert "NUM_CLASSES (0)" in refusal(load, "user_data:load")
-
-
-def test_user_tf_data_is_read_and_counted(user_module):
-    user_module(f"def load(): return {SLICES}, {SLICES}.filter(lambda x, y: y < 2)")
-    dataset = load("user_data:load")
-    assert (dataset.input_shape, dataset.num_classes) == ((2,), 3)
-    assert datasets.num_examples(dataset.train) == 5
-    assert datasets.num_examples(dataset.test) == 4  # a filter does not know its count
-    assert isinstance(dataset.train, tf.data.Dataset)
-
-
-@pytest.mark.parametrize(
-    "expression, words",
-    [
-        ("None", "returned a NoneType"),
-        ("(1, 2)", "returned (int, int)"),
-        ("((np.zeros((5, 2)), np.arange(4)),) * 2", "5 examples, but 4 labels"),
-        (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
-        (f"({SLICES}.repeat(),) * 2", "repeats forever"),
-        (f"({SLICES}.take(0),) * 2", "no examples"),
-        (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
-        (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
-        (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
-        (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "have shape (1,)"),
-    ],
-)
-def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):
-    user_module(f"def load(): return {expression}")
-    message = refusal(load, "user_data:load")
-    assert words in message and "user_data:load" in message
-
-
-def test_error_of_the_user_function_passes_through(user_module):
-    user_module("def load(): raise KeyError('mine')")
-    with pytest.raises(KeyError, match="mine"):
-        load("user_data:load")
-
-
-def test_missing_user_module_is_refused_with_the_cause():
-    assert "No module named 'no_such_module'" in refusal(load, "no_such_module:load")
-
-
 # Names
 
 
 def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
     message = refusal(load, "fashion-mnist")
-    assert "mnist, fashion_mnist, music, npz, synthetic" in message
+    names = "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic"
+    assert names in message
     assert "package.module:function" in message and "Did you mean 'fashion_mnist'?" in message
 
 

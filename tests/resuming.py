@@ -1,21 +1,27 @@
-"""A small run with all that a checkpoint must hold, in processes that tests kill and resume."""
+"""Small runs with all that a checkpoint must hold, in processes that tests kill and resume."""
 
 import csv
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import keras
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-FLAGS = (
-    "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--num_gpus=2",
-    "--num_towers=4", "--batch_size=16", "--epochs=2", "--device=cpu", "--run_dir=run",
+_RUN = ("--num_gpus=2", "--num_towers=4", "--batch_size=16", "--epochs=2", "--device=cpu",
+        "--run_dir=run")
+FLAGS = ("--model=tests.resuming:model", "--dataset=tests.resuming:data", *_RUN)
+NOTEBOOK = (
+    "--model=notebook_cnn", "--dataset=tests.resuming:digits", "--optimizer=ScheduledAdam", *_RUN
 )
-STEPS = 8  # two epochs of 50 = 3 x 16 + 2
+_TENSORFLOWS = re.compile(r"[IWE]0000 |WARNING: All log messages before|To enable the following")
+STEPS = 8  # of either: two epochs of 50 = 3 x 16 + 2
 
 
 def model(input_shape, num_classes):
@@ -38,26 +44,69 @@ def data():
     return (x[:50], y[:50]), (x[50:], y[50:])
 
 
-def start(*flags, cwd, fault=""):
-    """train.py in a process of its own; `fault` is a Python expression, evaluated at each step.
+def digits():
+    """70 distinct digits of MNIST, at half their size."""
+    from towers import datasets
 
-    It sees `step`, the updates that are done; `kill(number)` sends the process a signal.
+    x, y = datasets.load("mnist", None, input_shape=(28, 28, 1), num_classes=10).test
+    x, y = x[:70, ::2, ::2], y[:70]
+    return (x[:50], y[:50]), (x[50:], y[50:])
+
+
+@keras.saving.register_keras_serializable("tests")
+class ScheduledAdam(keras.optimizers.Adam):
+    """Adam with a rate that the optimizer itself changes after each update."""
+
+    def __init__(self, learning_rate=None, **arguments):
+        schedule = keras.optimizers.schedules.CosineDecay(3e-3, STEPS)
+        super().__init__(schedule if learning_rate is None else learning_rate, **arguments)
+
+
+def start(*flags, cwd, fault="", inside=()):
+    """train.py in a process of its own.
+
+    Args:
+        flags: of train.py.
+        cwd: where it runs.
+        fault: a Python expression, evaluated at each step. It sees `step`, the updates that are
+            done; `kill(name)` sends the process a signal.
+        inside: a command that runs the command given behind it.
     """
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.resuming", fault, *flags]
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [*inside, sys.executable, "-m", "tests.resuming", fault, *flags]
     return subprocess.Popen(
-        command, cwd=cwd, env={**environment, "PYTHONPATH": path}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command, cwd=cwd, env=environment, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
 
 
-def train(*flags, cwd, fault=""):
-    """(exit code, stdout, stderr) of a process that has ended."""
-    process = start(*flags, cwd=cwd, fault=fault)
-    stdout, stderr = process.communicate(timeout=300)
-    return process.returncode, stdout, stderr
+def train(*flags, cwd, **options):
+    """(exit code, stdout, stderr) of a process that has ended; takes what `start` takes.
+
+    Without what TensorFlow says on stderr: this module imports Keras before train.py is quiet.
+    """
+    process = start(*flags, cwd=cwd, **options)
+    stdout, stderr = process.communicate(timeout=500)
+    lines = [line for line in stderr.splitlines(True) if not _TENSORFLOWS.match(line)]
+    return process.returncode, stdout, "".join(lines)
+
+
+@functools.cache
+def uninterrupted(*flags):
+    """The outcome of a run that nobody has interrupted; computed once for all tests."""
+    with tempfile.TemporaryDirectory() as cwd:
+        code, stdout, stderr = train(*flags, cwd=cwd)
+        assert code == 0, stdout + stderr
+        return outcome(Path(cwd) / "run")
+
+
+def resumed(cwd, *flags):
+    """The outcome of a run that is resumed for the last time."""
+    code, stdout, stderr = train("--resume=run", *flags, cwd=cwd)
+    assert code == 0, stdout + stderr
+    return outcome(cwd / "run")
 
 
 def outcome(directory):
@@ -87,8 +136,8 @@ def _main(fault, argv):
     import train as command
     from towers import snapshot
 
-    def kill(number):
-        os.kill(os.getpid(), getattr(signal, f"SIG{number}"))
+    def kill(name):
+        os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
     add_step = snapshot.Position.add_step
 
@@ -97,6 +146,7 @@ def _main(fault, argv):
         eval(fault or "None", {"step": self.step, "kill": kill, "os": os})  # the tests' own text
 
     snapshot.Position.add_step = add_step_and_fail
+    keras.optimizers.ScheduledAdam = ScheduledAdam  # where --optimizer looks for it
     return command.main(["train.py", *argv])
 
 

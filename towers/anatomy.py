@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers import phases, plan
-from towers.averaging import add_on_devices, add_tree
+from towers.averaging import add_tree
 from towers.input import Examples, shuffled_batches
 from towers.phases import Interval, TowerSpan
 from towers.report import tower_range
@@ -153,7 +153,7 @@ def _compiled_additions(step: TowerStep) -> Callable[[], Any]:
 
     @tf.function(autograph=False)
     def add(values: list) -> Any:
-        tree = add_on_devices(values, step.tower_devices)
+        tree = step.add_where_it_saves_transfers(values)
         with tf.device(step.home), tf.name_scope(_ADDITIONS):
             return compiled(tree) if isinstance(tree, tuple) else tf.no_op()
 

@@ -36,12 +36,20 @@ def add_on_devices(
     """
     if len(set(devices)) == 1:
         with tf.device(devices[0]):
-            sums = add_tree(_tree(values))
+            sums = add_tree(as_tree(values))
         return leave(sums, devices[0])
     middle = _middle(values)
     left = add_on_devices(values[:middle], devices[:middle], leave)
     right = add_on_devices(values[middle:], devices[middle:], leave)
     return left, right
+
+
+def as_tree(values: Sequence[list]) -> list | tuple:
+    """The tree with all of its additions left to `add_tree`; arguments as for `add_on_devices`."""
+    if len(values) == 1:
+        return values[0]
+    middle = _middle(values)
+    return as_tree(values[:middle]), as_tree(values[middle:])
 
 
 def add_tree(tree: list | tuple) -> list:
@@ -50,17 +58,6 @@ def add_tree(tree: list | tuple) -> list:
         return tree
     left, right = tree
     return [add(a, b) for a, b in zip(add_tree(left), add_tree(right), strict=True)]
-
-
-def _tree(values: Sequence[list]) -> list | tuple:
-    if len(values) == 1:
-        return values[0]
-    middle = _middle(values)
-    return _tree(values[:middle]), _tree(values[middle:])
-
-
-def _middle(values: Sequence[list]) -> int:
-    return (len(values) + 1) // 2
 
 
 def add(left: Any, right: Any) -> Any:
@@ -81,3 +78,7 @@ def weighted(values: Sequence[tf.Tensor | None], weight: tf.Tensor) -> list[tf.T
     dtypes = {value.dtype for value in values if value is not None}
     weights = {dtype: tf.cast(weight, dtype) for dtype in dtypes}
     return [None if value is None else value * weights[value.dtype] for value in values]
+
+
+def _middle(values: Sequence[list]) -> int:
+    return (len(values) + 1) // 2

@@ -9,6 +9,7 @@ import tensorflow as tf
 from towers import datasets, models
 from towers import devices as devices_lib
 from towers.config import TrainConfig
+from towers.dropout import set_dropout
 from towers.input import Examples, load_examples, num_steps
 from towers.step import TowerStep
 
@@ -55,6 +56,8 @@ def build(config: TrainConfig) -> Run:
     keras.utils.set_random_seed(config.seed)
     with tf.device(home):
         model = source.build(dataset.input_shape, dataset.num_classes)
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
         optimizer = make_optimizer(
             config.optimizer or source.optimizer, config.learning_rate, config.precision
         )

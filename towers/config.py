@@ -59,8 +59,8 @@ class TrainConfig:
         divided among the towers.
     run_dir: None means the next free runs/<model>-<dataset>-001.
     resume: the directory of a run to go on with; its config.json brings the other values.
-    checkpoint_every: updates from one checkpoint to the next; None means each epoch's end, and
-        at least every 10 minutes.
+    checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
+        at least one every 10 minutes.
     monitor: what makes an epoch the best; a loss the lower, an accuracy the higher.
     early_stopping: epochs without a better one after which the run ends; None means never.
     tensorboard: write the epochs' scalars and the step's graph for TensorBoard.

@@ -1,8 +1,7 @@
 """train(config): epochs of steps, each with its validation; and the run directory they leave."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from towers.config import TrainConfig
 from towers.curves import draw_or_warn
 from towers.describe import describe, show_plan, verify
 from towers.input import num_steps, ordered_batches, shuffled_batches
+from towers.memory import out_of_memory_explained
 from towers.nonfinite import NonFiniteError
 from towers.pace import Pace
 from towers.report import Progress, Report
@@ -78,14 +78,15 @@ def train(
         directory = _directory(run.config)
         with (
             run_dir.locked(directory),
-            _out_of_memory_explained(run),
+            out_of_memory_explained(run, directory / run_dir.LOG),
             closing(Saver(run, directory, out, callbacks)) as saver,
         ):
             if config.resume is not None:
                 saver.load()
             out.open_log(directory / run_dir.LOG)
             if noise is not None:
-                noise.move_to(directory / run_dir.LOG)
+                with suppress(OSError):  # the report warns of it, at its next line
+                    noise.move_to(directory / run_dir.LOG)
             describe(run, out, f"run: {directory}")
             if config.resume is not None:
                 saver.describe()
@@ -119,7 +120,8 @@ def _train_and_save(
         steps = min(steps, run.config.max_steps)
     position = saver.position
     if saver.is_complete(steps):
-        out.line(f"Already complete: {_done(position, run)}, {_best(position.history)}")
+        early = ", stopped early" if saver.is_stopped else ""
+        out.line(f"Already complete: {_done(position, run)}{early}, {_best(position.history)}")
         return position.history
     pace = Pace(steps - position.step, num_steps(steps, run.steps_an_epoch) - position.epoch)
     with signals.deferred() as pending:
@@ -134,8 +136,8 @@ def _train_and_save(
         finally:
             title = f"{run.config.model} on {run.config.dataset}"
             draw_or_warn(directory, position.results, title, run.config.monitor, out.warn)
-    _save(run.step.model, directory / run_dir.FINAL, out)
-    saver.finish()
+    if _save(run.step.model, directory / run_dir.FINAL, out):
+        saver.finish()
     history = run.step.model.history.history
     seconds = report.format_seconds(pace.run_seconds)
     done = f"{_done(position, run)} in {seconds}, {_best(history)}"
@@ -317,15 +319,17 @@ def _write_result(path: Path, row: run_dir.Result, out: Report) -> None:
         out.warn(f"{path} cannot be written ({error.strerror}); training goes on.")
 
 
-def _save(model: keras.Model, path: Path, out: Report) -> None:
+def _save(model: keras.Model, path: Path, out: Report) -> bool:
     """Saves the model for Keras alone to load; goes on without where that fails."""
     if not all(bool(tf.reduce_all(tf.math.is_finite(v.value))) for v in model.weights):
         out.warn(f"{path} is not written: the model holds NaN or infinite values.")
-        return
+        return False
     try:
         run_dir.write_atomically(path, model.save)
     except OSError as error:
         out.warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
+        return False
+    return True
 
 
 def _num_skipped(run: Run, position: Position) -> int:
@@ -372,16 +376,3 @@ def _dtype_policy(name: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(before)
-
-
-@contextmanager
-def _out_of_memory_explained(run: Run) -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        per_tower = math.ceil(run.batch_size / run.step.num_towers)
-        raise ValueError(
-            f"a device has too little memory for {per_tower:,} examples a tower. Use a smaller "
-            f"--batch_size than {run.batch_size:,}, or more towers than devices, which take turns: "
-            f"--num_towers={2 * run.step.num_towers}."
-        ) from error

@@ -2,16 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from towers import run_dir
 from towers.config import TrainConfig
 
-_FREE = ("num_gpus", "device", "checkpoint_every", "nonfinite")  # no bit of a good step depends on
+# No bit of a good step depends on these.
+_FREE = ("num_gpus", "device", "checkpoint_every", "nonfinite", "tensorboard", "histograms")
 _LARGER = ("epochs", "max_steps", "early_stopping")  # limits
-_NOT_OF_THE_RUN = ("plan", "verify_gradients", "run_dir", "resume")  # not done again
+_NOT_OF_THE_RUN = ("plan", "profile", "verify_gradients", "run_dir", "resume")  # not done again
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -43,8 +44,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
         raise ValueError(
             f"--resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            "--resume give only --num_gpus, --device, --checkpoint_every, a larger --epochs, "
-            "--max_steps or --early_stopping."
+            f"--resume give only {_flags(_FREE)}, or a larger {_flags(_LARGER)}."
         )
     if "device" in changed and "num_gpus" not in changed:
         changed["num_gpus"] = None  # the old number was of other devices
@@ -85,3 +85,7 @@ def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
         before = getattr(saved, name)
         return before is not None and value is not None and value > before
     return name in _FREE
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name}" for name in names)

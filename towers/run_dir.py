@@ -3,13 +3,15 @@
     runs/cnn-mnist-001/
         config.json   every flag of the run
         results.csv   one row an epoch
-        best.keras    the model of the epoch with the highest val_accuracy
+        results.png   the same as curves
+        best.keras    the model of the epoch with the best --monitor
         final.keras   the model at the end
         checkpoints/  what the run continues from (see `checkpoints`)
         log.txt       what the terminal showed, and TensorFlow's own messages
+        tensorboard/  with --tensorboard: event files
+        profile/      with --profile: traces of steps
 """
 
-import csv
 import fcntl
 import os
 import re
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 RUNS = Path("runs")
 CONFIG = "config.json"
@@ -26,6 +28,7 @@ BEST = "best.keras"
 FINAL = "final.keras"
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
+PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
 
 
@@ -137,16 +140,14 @@ def flush_to_disk(path: Path) -> None:
 
 
 def append_result(path: Path, result: Result) -> None:
-    """Adds a row to results.csv, and the header to an empty one; on disk when this returns.
+    """Adds a row to results.csv, and the header to an empty one; whole, and on the disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; the file is as it was.
     """
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writerow(Result._fields)
-        writer.writerow(_cells(result))
+    before = path.read_bytes() if path.exists() else b""
+    rows = _table([result])[1 if before else 0:]
+    write_atomically(path, lambda file: file.write_bytes(before + b"".join(rows)))
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
@@ -155,16 +156,10 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if not results:
+    if results:
+        write_atomically(path, lambda file: file.write_bytes(b"".join(_table(results))))
+    else:
         path.unlink(missing_ok=True)
-        return
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([Result._fields, *map(_cells, results)])
-
-    write_atomically(path, write)
 
 
 @contextmanager
@@ -192,8 +187,10 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _cells(result: Result) -> list[Any]:
-    return [value if isinstance(value, int) else f"{value:.6g}" for value in result]
+def _table(results: Sequence[Result]) -> list[bytes]:
+    """The lines of results.csv: the header, and one for each result."""
+    rows = [[value if isinstance(value, int) else f"{value:.6g}" for value in r] for r in results]
+    return [f"{','.join(map(str, row))}\n".encode() for row in [Result._fields, *rows]]
 
 
 def _create_numbered(name: str) -> Path:

@@ -18,6 +18,7 @@ from towers.report import Report, labelled
 from towers.resume import check_identity, identity
 from towers.snapshot import (
     Position,
+    callbacks_arrays,
     callbacks_state,
     restore_arrays,
     restore_callbacks,
@@ -75,13 +76,22 @@ class Saver:
         self._build_metrics()
         restore_arrays(self._run.step, arrays, path)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a callback has ended the run, or --early_stopping, which may have grown since."""
+        patience = self._run.config.early_stopping
+        is_over = patience is not None and self.position.epochs_since_best >= patience
+        return self.position.stopped or is_over
+
     def is_complete(self, steps: int) -> bool:
-        """Whether the run has ended after these steps, with its final model."""
+        """Whether the run has ended after these steps, or was stopped, with its final model."""
+        if not (self._directory / run_dir.FINAL).is_file():
+            return False
         try:
             ended = int((self._checkpoints / _COMPLETE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return ended == self.position.step and (self.position.stopped or ended >= steps)
+        return ended == self.position.step and (self.is_stopped or ended >= steps)
 
     def describe(self) -> None:
         """Says what the run goes on from."""
@@ -103,12 +113,12 @@ class Saver:
         if self._loaded is not None:
             path, (state, arrays), _ = self._loaded
             restore_arrays(run.step, arrays, path)
-            restore_callbacks(self._callbacks, state.get("callbacks", []))
+            restore_callbacks(self._callbacks, state.get("callbacks", []), arrays)
             run.step.model.history.epoch = list(range(position.epoch))
             run.step.model.history.history = position.to_json()["history"]
         else:
             self._build_metrics()
-        run.step.model.stop_training = position.stopped
+        run.step.model.stop_training = self.is_stopped
         self._write_results()
         self._write_config()
         for path in self._directory.glob(".*.tmp*"):  # of a process that was killed
@@ -131,17 +141,15 @@ class Saver:
             self.save()
 
     def save_epoch(self) -> None:
-        """After an epoch, its validation and its callbacks."""
-        every = self._run.config.checkpoint_every
-        if every is None or self.position.step % every == 0:
-            self.save()
+        """After an epoch, its validation and its callbacks: the best one's state is among them."""
+        self.save()
 
     def save(self) -> None:
         """Copies the state, and begins to write it."""
         if self._is_sealed:
             return
         position = self.position
-        arrays = take_arrays(self._run.step)
+        arrays = {**take_arrays(self._run.step), **callbacks_arrays(self._callbacks)}
         state: dict[str, Any] = {
             "position": position.to_json(),
             "config": identity(self._run.config),
@@ -174,15 +182,13 @@ class Saver:
             position.best, position.best_step, position.epochs_since_best = value, position.step, 0
         position.results.append(list(row))
         position.end_epoch(logs)
-        patience = self._run.config.early_stopping
-        if patience is not None and position.epochs_since_best >= patience:
-            self._run.step.model.stop_training = True
         return is_best
 
     def end_callbacks(self) -> None:
         """Callbacks have seen the epoch: they may have added to its history, or ended the run."""
         model = self._run.step.model
         self.position.stopped = bool(model.stop_training)
+        model.stop_training = self.is_stopped
         self.position.history = {k: list(v) for k, v in model.history.history.items()}
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from towers.step import TowerStep
 
 # What Keras' own callbacks remember from epoch to epoch.
 _CALLBACK_FIELDS = ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter")
+_BEST_WEIGHTS = "best_weights"
 
 
 @dataclasses.dataclass
@@ -24,7 +25,7 @@ class Position:
     results: the rows of results.csv.
     best: the monitored value's best, after `best_step` updates; None before the first epoch.
     epochs_since_best: complete epochs after that.
-    stopped: a callback, or --early_stopping, has ended the run.
+    stopped: a callback has ended the run.
     """
 
     step: int = 0
@@ -90,6 +91,15 @@ def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -
         variable.assign(value)
 
 
+def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The best weights that `EarlyStopping(restore_best_weights=True)` keeps for the run's end."""
+    return {
+        f"callbacks/{i}/{j}": value
+        for i, callback in enumerate(callbacks)
+        for j, value in enumerate(getattr(callback, _BEST_WEIGHTS, None) or [])
+    }
+
+
 def callbacks_state(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
     """What each callback remembers, as plain values.
 
@@ -103,9 +113,20 @@ def callbacks_state(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
-    """Gives callbacks back what they remembered; those added since begin anew."""
-    for callback, state in zip(callbacks, states, strict=False):
+def restore_callbacks(
+    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray]
+) -> None:
+    """Gives callbacks back what they remembered; those added since begin anew.
+
+    Args:
+        callbacks: in the order in which they were saved.
+        states: of `callbacks_state`.
+        arrays: of the checkpoint; those of `callbacks_arrays` are among them.
+    """
+    for i, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
+        best_weights = [v for name, v in arrays.items() if name.startswith(f"callbacks/{i}/")]
+        if best_weights and hasattr(callback, _BEST_WEIGHTS):
+            setattr(callback, _BEST_WEIGHTS, best_weights)
         if "get_state" in state:
             if hasattr(callback, "set_state"):
                 callback.set_state(state["get_state"])

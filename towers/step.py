@@ -20,15 +20,16 @@ import tensorflow as tf
 from towers import devices as devices_lib
 from towers import sharding
 from towers import state as state_lib
-from towers.averaging import add_on_devices, add_tree, weighted
+from towers.averaging import add_on_devices, add_tree, as_tree, weighted
 from towers.devices import is_gpu
 from towers.metrics import BatchMetrics
 from towers.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.scales import SCALES_SPEC, shard_weights, tower_scales
 from towers.state import tower_state
 from towers.synchronized import TowerGroup, check_synchronized, synchronized_layers
-from towers.tower import Tower, TowerOutput
+from towers.tower import Tower, TowerOutput, check_compilable
 from towers.transfers import move
+from towers.update import update
 
 
 class TowerStep:
@@ -90,6 +91,7 @@ class TowerStep:
         self.num_towers = len(self.devices) if num_towers is None else num_towers
         self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
         devices_lib.set_graph_optimizer(self.devices)
+        self._on_gpus = any(map(is_gpu, self.devices))
         self.model = model
         self.optimizer = keras.optimizers.get(optimizer)
         self.batch_norm = batch_norm
@@ -98,6 +100,8 @@ class TowerStep:
             self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         check_synchronized(synchronized, self.num_towers, len(self.devices), jit_compile)
+        if jit_compile and self._on_gpus:
+            check_compilable(model)
         self._nonfinite = nonfinite
         self._pack_transfers = pack_transfers
         self._tower = Tower(
@@ -248,15 +252,15 @@ class TowerStep:
         outputs = self._run_towers("train", shards, self._loss_scale())
         tree = self._add_on_devices(outputs, shards)
 
-        def update() -> dict[str, tf.Tensor]:
+        def apply() -> dict[str, tf.Tensor]:
             loss, predictions = self._apply(outputs, tree, shards)
             return self._metrics.update(loss, x, y, predictions)
 
         if self._nonfinite == "apply":
-            return update(), None
+            return apply(), None
         with tf.device(self.home):
             finite = tf.stack([output.finite for output in outputs])
-            return tf.cond(tf.reduce_all(finite), update, self._metrics.result), finite
+            return tf.cond(tf.reduce_all(finite), apply, self._metrics.result), finite
 
     def _test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight)
@@ -330,9 +334,15 @@ class TowerStep:
                 statistics = [output.state[i] for i in self._averaged] if output.state else []
                 with tf.device(device):
                     values.append([output.loss, *output.gradients, *weighted(statistics, share)])
-            return add_on_devices(
-                values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
-            )
+            return self.add_where_it_saves_transfers(values)
+
+    def add_where_it_saves_transfers(self, values: list[list]) -> list | tuple:
+        """The tree of T x V values; on GPUs added up as far as devices hold whole subtrees."""
+        if not self._on_gpus:
+            return as_tree(values)
+        return add_on_devices(
+            values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
+        )
 
     def _move(self, values: list, source: str, target: str) -> list:
         """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
@@ -349,22 +359,11 @@ class TowerStep:
         return loss, self._predictions(outputs, shards)
 
     def _update(self, outputs: list[TowerOutput], tree: Any) -> list:
-        """Averages and calls the optimizer, once; returns [loss, BatchNorm statistics ...].
-
-        Additions and update are compiled together: one pass over memory instead of many.
-        """
-        variables = self.model.trainable_variables
-
-        def average_and_apply(tree: Any) -> list:
-            with tf.name_scope("sum"):
-                loss, *values = add_tree(tree)
-            self.optimizer.apply(values[: len(variables)], variables)
-            return [loss, *values[len(variables):]]
-
-        dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
-        compiled = tf.function(average_and_apply, autograph=False, jit_compile=dense)
+        """The one update; [loss, BatchNorm statistics ...] of the global batch."""
+        is_dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
         with tf.name_scope("update"), tf.device(self.home):
-            return compiled(tree)
+            variables, in_one = self.model.trainable_variables, not self._on_gpus
+            return update(tree, self.optimizer, variables, in_one=in_one, jit_compile=is_dense)
 
     def _assign_state(self, state: list, statistics: list) -> None:
         """Stores tower 0's new state, and the averaged BatchNorm statistics over it."""

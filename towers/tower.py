@@ -261,6 +261,16 @@ class Tower:
         return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
 
 
+def check_compilable(model: keras.Model) -> None:
+    """Raises ValueError where a layer uses a GPU's own operations that XLA does not know."""
+    for layer in model._flatten_layers():
+        if not layer.supports_jit:
+            raise ValueError(
+                f"--jit_compile: XLA cannot compile layer {layer.name!r}, a "
+                f"{type(layer).__name__}, on a GPU. Leave --jit_compile out."
+            )
+
+
 def _any_size(tensor: tf.Tensor) -> tf.TensorSpec:
     """The tensor's spec with a free first dimension: shards differ by one example."""
     return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.conformance.cases import ODD
+from tests.conformance.cases import BUILDERS, ODD
 from towers import devices, models
 from towers.step import TowerStep
 
@@ -39,11 +39,11 @@ def image_batches():
     ]
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     """Adam, dropout, BatchNormalization and a partial last batch."""
     digests = {
-        train(lambda: models.load(name).build(SHAPE, CLASSES), image_batches(), 8, num_devices,
+        train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 8, num_devices,
               loss="sparse_categorical_crossentropy")
         for num_devices in (1, 2, 3, 4, 8)
     }

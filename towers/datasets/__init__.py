@@ -3,14 +3,18 @@
 from collections.abc import Callable
 
 from towers import named
-from towers.datasets import fashion_mnist, mnist, music, npz, synthetic, user
+from towers.datasets import (
+    cifar10, fashion_mnist, image_folder, mnist, music, npz, synthetic, user
+)
 from towers.datasets.dataset import Dataset, check_arrays, num_examples
 
 # To add a data set: a file in this folder, and a line here: (data_dir, shape, classes) -> Dataset.
 _LOADERS: dict[str, Callable[[str | None, tuple[int, ...], int], Dataset]] = {
     "mnist": lambda data_dir, shape, classes: mnist.load(data_dir),
     "fashion_mnist": lambda data_dir, shape, classes: fashion_mnist.load(data_dir),
+    "cifar10": lambda data_dir, shape, classes: cifar10.load(data_dir),
     "music": lambda data_dir, shape, classes: music.load(data_dir),
+    "image_folder": lambda data_dir, shape, classes: image_folder.load(data_dir),
     "npz": lambda data_dir, shape, classes: npz.load(data_dir),
     "synthetic": lambda data_dir, shape, classes: synthetic.load(shape, classes),
 }
@@ -27,7 +31,7 @@ def load(
     Args:
         name: one of `NAMES`, or "package.module:function" (see `user.load`).
         data_dir: where its files are; for "npz", the file. None means the embedded or downloaded
-            ones.
+            ones; "npz" and "image_folder" have none.
         input_shape: the shape of one example of "synthetic"; the others know theirs.
         num_classes: the number of labels of "synthetic"; the others know theirs.
 

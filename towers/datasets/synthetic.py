@@ -1,5 +1,7 @@
 """Random examples of any shape, made on the fly: what a benchmark of the computation needs."""
 
+import math
+
 import numpy as np
 
 from towers.datasets.dataset import Dataset
@@ -8,8 +10,8 @@ from towers.datasets.dataset import Dataset
 def load(
     input_shape: tuple[int, ...],
     num_classes: int,
-    num_train: int = 8192,
-    num_test: int = 1024,
+    num_train: int | None = None,
+    num_test: int | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Noise around one random prototype a class, so that the loss can fall.
@@ -20,8 +22,8 @@ def load(
     Args:
         input_shape: the shape of one example.
         num_classes: labels lie in 0 ... num_classes - 1.
-        num_train: examples to train on.
-        num_test: examples to test on.
+        num_train: examples to train on; None means 8,192, or as many as fit into 1 GiB.
+        num_test: examples to test on; None means 1,024, or as many as fit into 128 MiB.
         seed: of the random generator, at least 0.
 
     Returns:
@@ -30,11 +32,13 @@ def load(
     Raises:
         ValueError: a count is below 1, or the seed below 0.
     """
+    num_train = _fitting(8192, 2**30, input_shape) if num_train is None else num_train
+    num_test = _fitting(1024, 2**27, input_shape) if num_test is None else num_test
     for argument, value in (
+        *(("input_shape", size) for size in input_shape),
         ("num_classes", num_classes),
         ("num_train", num_train),
         ("num_test", num_test),
-        *(("input_shape", size) for size in input_shape),
     ):
         if value < 1:
             raise ValueError(f"--dataset=synthetic: {argument} ({value}) must be at least 1.")
@@ -44,6 +48,11 @@ def load(
     train = _split(prototypes, num_train, np.random.default_rng((seed, 1)))
     test = _split(prototypes, num_test, np.random.default_rng((seed, 2)))
     return Dataset("synthetic", train, test, num_classes, tuple(input_shape))
+
+
+def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
+    """As many float32 examples as fit, at most `count`, at least 1."""
+    return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
 
 
 def _split(

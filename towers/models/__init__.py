@@ -9,11 +9,19 @@ import keras
 
 from towers import named
 
-NAMES = (  # to add a model: a file in this folder, and its name here
-    "cnn",
-    "notebook_cnn",
-    "mlp",
-)
+# To add a model: a file in this folder, and a line here: its name, "module:function".
+_BUILDERS = {
+    "cnn": "cnn:build",
+    "notebook_cnn": "notebook_cnn:build",
+    "mlp": "mlp:build",
+    "gru": "gru:build",
+    "lstm": "lstm:build",
+    "resnet": "resnet:build",
+    "resnet20": "resnet:build_20",
+    "resnet56": "resnet:build_56",
+    "resnet50": "resnet50:build",
+}
+NAMES = tuple(_BUILDERS)
 
 
 class ModelSource(NamedTuple):
@@ -46,9 +54,10 @@ def load(name: str) -> ModelSource:
         ValueError: the name is unknown, the module cannot be imported, the function is missing,
             or a constant is of another kind.
     """
-    if name in NAMES:
-        module = importlib.import_module(f"{__name__}.{name}")
-        return _source(name, module.build, module)
+    if name in _BUILDERS:
+        module_name, _, function_name = _BUILDERS[name].partition(":")
+        module = importlib.import_module(f"{__name__}.{module_name}")
+        return _source(name, getattr(module, function_name), module)
     if ":" in name:
         function = named.import_function(name, "--model")
         return _source(name, function, named.import_module(name, "--model"))

@@ -1,0 +1,184 @@
+"""Folders of images: which are read, in what order and size; and what is refused."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers import datasets
+from towers.datasets import image_folder
+
+
+def load(path):
+    data_dir = None if path is None else str(path)
+    return datasets.load("image_folder", data_dir, input_shape=(1,), num_classes=2)
+
+
+def refusal(path):
+    with pytest.raises(ValueError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(path, value, shape=(4, 5, 1), encode=tf.io.encode_png):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(np.full(shape, value, np.uint8)).numpy())
+
+
+@pytest.fixture
+def split_folder(tmp_path):
+    """Classes b and a; an image's pixels are its number: 0 ... 5 to train, 6 and 7 to test on."""
+    for index, name in enumerate(("a/z", "a/y", "b/3", "b/20", "b/1", "a/x")):
+        write(tmp_path / "train" / f"{name}.png", index)
+    for index, name in enumerate(("a/k", "b/k"), 6):
+        write(tmp_path / "test" / f"{name}.png", index)
+    return tmp_path
+
+
+def numbers(split):
+    """The number that fills each image, and its label."""
+    x, y = split
+    assert x.dtype == np.float32 and y.dtype == np.int32
+    return [(round(float(image.mean()) * 255), int(label)) for image, label in zip(x, y)]
+
+
+def test_images_come_by_class_then_by_name(split_folder):
+    dataset = load(split_folder)
+    assert numbers(dataset.train) == [(5, 0), (1, 0), (0, 0), (4, 1), (3, 1), (2, 1)]
+    assert numbers(dataset.test) == [(6, 0), (7, 1)]
+    assert (dataset.input_shape, dataset.num_classes) == ((4, 5, 1), 2)
+
+
+def test_val_is_taken_where_both_are_there(split_folder):
+    (split_folder / "test").rename(split_folder / "val")
+    assert numbers(load(split_folder).test) == [(6, 0), (7, 1)]
+    (split_folder / "test").mkdir()
+    assert numbers(load(split_folder).test) == [(6, 0), (7, 1)]
+
+
+def test_hidden_and_other_files_are_passed_over(split_folder):
+    (split_folder / "train" / "a" / ".hidden.png").write_bytes(b"no image")
+    (split_folder / "train" / "a" / "notes.txt").write_bytes(b"no image")
+    (split_folder / "train" / "a" / "folder.png").mkdir()
+    (split_folder / "train" / ".cache").mkdir()
+    assert len(numbers(load(split_folder).train)) == 6
+
+
+def test_every_fifth_image_tests_by_its_own_name(tmp_path):
+    for index in range(200):
+        write(tmp_path / f"class {index % 2}" / f"{index}.png", index)
+    before = load(tmp_path)
+    test = numbers(before.test)
+    assert 25 <= len(test) <= 55 and len(test) + len(numbers(before.train)) == 200
+    assert not set(test) & set(numbers(before.train))
+    assert all(number % 2 == label for number, label in test)
+    for index in range(200, 220):
+        write(tmp_path / "class 1" / f"{index}.png", index)
+    assert set(test) <= set(numbers(load(tmp_path).test))
+
+
+def test_pixels_are_scaled_to_0_to_1_and_colors_kept(tmp_path):
+    pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3) * 4
+    for name in ("train/a/1.png", "val/a/1.png"):
+        write(tmp_path / name, 0)
+        (tmp_path / name).write_bytes(tf.io.encode_png(pixels).numpy())
+    dataset = load(tmp_path)
+    np.testing.assert_array_equal(dataset.train[0][0], pixels / np.float32(255))
+    assert dataset.input_shape == (4, 5, 3)
+
+
+def test_others_are_squeezed_to_the_first_ones_size(split_folder):
+    write(split_folder / "train" / "b" / "9.png", 99, (40, 3, 1))
+    dataset = load(split_folder)
+    assert dataset.train[0].shape == (7, 4, 5, 1)
+    assert numbers(dataset.train)[-1] == (99, 1)
+
+
+@pytest.mark.parametrize("channels, kept", [(1, 1), (2, 1), (3, 3), (4, 3)])
+def test_transparency_is_ignored(tmp_path, channels, kept):
+    for name in ("train/a/1.png", "val/a/1.png"):
+        write(tmp_path / name, 7, (3, 3, channels))
+    dataset = load(tmp_path)
+    assert dataset.input_shape == (3, 3, kept) and numbers(dataset.train) == [(7, 0)]
+
+
+GIF = bytes.fromhex(  # 1 x 1, red, two frames
+    "47494638396101000100800000ff0000000000"
+    "2c000000000100010000020244010021f90400000000002c00000000010001000002024401003b"
+)
+BMP = b"BM" + bytes.fromhex(  # 1 x 1, 24 bits: blue, green, red
+    "3a0000000000000036000000280000000100000001000000010018000000000004000000"
+    "00000000000000000000000000000000" "0000ff00"
+)
+
+
+@pytest.mark.parametrize("name, content", [("x.GIF", GIF), ("x.bmp", BMP), ("x.jpeg", None)])
+def test_gif_bmp_and_jpeg_are_read(tmp_path, name, content):
+    red = np.zeros((1, 1, 3), np.uint8)
+    red[..., 0] = 254
+    content = content or tf.io.encode_jpeg(red, quality=100).numpy()
+    for part in ("train", "val"):
+        write(tmp_path / part / "a" / name, 0)
+        (tmp_path / part / "a" / name).write_bytes(content)
+    np.testing.assert_allclose(load(tmp_path).train[0], [[[[1, 0, 0]]]], atol=2 / 255)  # JPEG's
+
+
+BAD = [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(30), b"\xff\xd8\xff\xe0" + bytes(50),
+       GIF[:20], BMP[:30]]
+
+
+@pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
+@pytest.mark.parametrize("name", ["train/a/x.png", "train/b/20.png", "test/b/k.png"])
+def test_a_corrupt_image_is_refused_naming_its_file(split_folder, name, content):
+    path = split_folder / name
+    path.write_bytes(content)
+    message = refusal(split_folder)
+    assert message.startswith(f"{path} cannot be decoded: ")
+    assert "{{" not in message and "[" not in message and "Iterator" not in message
+
+
+def test_a_truncated_image_is_refused(split_folder):
+    path = split_folder / "train" / "a" / "y.png"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert f"{path} cannot be decoded: Invalid PNG data" in refusal(split_folder)
+
+
+def test_no_directory_is_refused_with_the_forms():
+    assert "--dataset=image_folder needs --data_dir=DIR" in refusal(None)
+
+
+def test_a_missing_path_a_file_and_an_empty_directory_are_refused(tmp_path):
+    assert "nothing cannot be read: No such file" in refusal(tmp_path / "nothing")
+    assert "holds no folder, one for each class" in refusal(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    assert "file cannot be read: Not a directory" in refusal(tmp_path / "file")
+
+
+def test_a_class_without_images_is_refused_naming_it(split_folder):
+    shutil.rmtree(split_folder / "test" / "b")
+    (split_folder / "test" / "b").mkdir()
+    assert f"{split_folder}/test/b holds no image (.jpg, " in refusal(split_folder)
+
+
+def test_different_classes_are_refused_naming_them(split_folder):
+    write(split_folder / "test" / "c" / "1.png", 0)
+    assert "have different classes: c in only one" in refusal(split_folder)
+
+
+def test_train_or_test_alone_is_refused(split_folder):
+    shutil.rmtree(split_folder / "train")
+    assert "holds test, but no folder train" in refusal(split_folder)
+    (split_folder / "test").rename(split_folder / "train")
+    assert "holds train, but no folder val or test" in refusal(split_folder)
+
+
+def test_too_few_images_to_divide_are_refused(tmp_path):
+    write(tmp_path / "a" / "1.png", 0)
+    assert "1 images are too few" in refusal(tmp_path)
+
+
+def test_more_than_fits_into_memory_is_refused_before_it_is_read(split_folder, monkeypatch):
+    monkeypatch.setattr(image_folder, "_image_shape", lambda path: (2**20, 2**20, 3))
+    assert "8 images of 1048576 x 1048576 x 3 need" in refusal(split_folder)

@@ -1,0 +1,72 @@
+"""What the recurrent models share: recurrent layers, one dense layer, softmax."""
+
+import math
+from collections.abc import Callable
+
+import keras
+
+L2 = 1e-6  # the source's, of all kernels
+DENSE_UNITS = 512  # the source's
+# On the non-recurrent connections alone: W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent Neural
+# Network Regularization", arXiv 1409.2329. The rate is towers' own choice.
+DROPOUT = 0.2
+
+
+def build(
+    name: str,
+    layer: Callable[..., keras.layers.Layer],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    num_layers: int,
+    units: int,
+    dense_units: int = DENSE_UNITS,
+) -> keras.Model:
+    """A built model that reads a sequence and predicts what comes next.
+
+    The recurrent layers keep Keras' defaults (tanh, sigmoid, biases, no recurrent dropout, not
+    unrolled; GRU: reset_after), which Keras computes with cuDNN on a GPU. cuDNN's kernels take
+    no part in XLA.
+
+    Args:
+        name: of the model.
+        layer: keras.layers.GRU or keras.layers.LSTM.
+        input_shape: (steps,): each a number 0 ... num_classes - 1, as the label is; the model
+            encodes it one-hot, on the tower's own device, so that the input stays small. Or
+            (steps, ...): one vector a step, such as an image's rows from top to bottom.
+        num_classes: the number of labels 0 ... num_classes - 1.
+        num_layers: of the recurrent layers, at least 1.
+        units: of each recurrent layer.
+        dense_units: of the layer after them.
+
+    Returns:
+        int32 [N, steps] or float32 [N, *input_shape] -> probabilities, float32 [N, num_classes].
+    """
+    steps, *step_shape = input_shape
+    model = keras.Sequential(name=name)
+    if step_shape:
+        model.add(keras.Input(input_shape))
+    else:
+        step_shape = [num_classes]
+        model.add(keras.Input(input_shape, dtype="int32"))
+        model.add(keras.layers.CategoryEncoding(num_classes, output_mode="one_hot"))
+    # CategoryEncoding drops the axis of a single step.
+    model.add(keras.layers.Reshape((steps, math.prod(step_shape))))
+    for index in range(num_layers):
+        model.add(layer(
+            units,
+            return_sequences=index < num_layers - 1,
+            kernel_regularizer=keras.regularizers.L2(L2),
+            recurrent_regularizer=keras.regularizers.L2(L2),
+        ))
+        model.add(keras.layers.Dropout(DROPOUT))
+    model.add(_dense(dense_units, "relu"))
+    model.add(keras.layers.Dropout(DROPOUT))
+    model.add(_dense(num_classes, "softmax"))
+    return model
+
+
+def _dense(units: int, activation: str) -> keras.layers.Layer:
+    return keras.layers.Dense(
+        units, activation=activation, kernel_regularizer=keras.regularizers.L2(L2)
+    )
