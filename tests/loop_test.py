@@ -312,3 +312,17 @@ def test_an_optimizer_is_found_by_name_in_any_case_with_its_own_default_rate():
 def test_what_is_no_optimizer_by_itself_is_refused(name):
     with pytest.raises(ValueError, match="--optimizer"):
         make_optimizer(name, None, "float32")
+
+
+@pytest.mark.parametrize("monitor", ["val_accuracy", "val_loss"])
+def test_the_last_lines_say_which_epoch_is_the_best_and_which_file_holds_it(monitor, capsys):
+    history = towers.train(config(epochs=3, monitor=monitor, run_dir="run"))
+    *_, models, done = capsys.readouterr().out.splitlines()
+    values = history[monitor]
+    best = max(values) if monitor == "val_accuracy" else min(values)
+    epoch = values.index(best) + 1
+    assert models == (
+        "Models    final.keras holds the weights after 3 epochs, best.keras those of epoch "
+        f"{epoch}, the best by {monitor}"
+    )
+    assert done.endswith(f", best {monitor} {best:.4f} (epoch {epoch})")

@@ -1,5 +1,6 @@
 """train(config): epochs of steps, each with its validation; and the run directory they leave."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -118,10 +119,10 @@ def _train_and_save(
     steps = run.config.epochs * run.steps_an_epoch
     if run.config.max_steps is not None:
         steps = min(steps, run.config.max_steps)
-    position = saver.position
+    position, monitor = saver.position, run.config.monitor
     if saver.is_complete(steps):
-        early = ", stopped early" if saver.is_stopped else ""
-        out.line(f"Already complete: {_done(position, run)}{early}, {_best(position.history)}")
+        done = _done(position, run) + ", stopped early" * saver.is_stopped
+        out.line(f"Already complete: {done}, {_best(position.history, monitor)}")
         return position.history
     pace = Pace(steps - position.step, num_steps(steps, run.steps_an_epoch) - position.epoch)
     with signals.deferred() as pending:
@@ -135,12 +136,13 @@ def _train_and_save(
             raise
         finally:
             title = f"{run.config.model} on {run.config.dataset}"
-            draw_or_warn(directory, position.results, title, run.config.monitor, out.warn)
+            draw_or_warn(directory, position.results, title, monitor, out.warn)
     if _save(run.step.model, directory / run_dir.FINAL, out):
         saver.finish()
     history = run.step.model.history.history
     seconds = report.format_seconds(pace.run_seconds)
-    done = f"{_done(position, run)} in {seconds}, {_best(history)}"
+    _describe_models(position, run, out)
+    done = f"{_done(position, run)} in {seconds}, {_best(history, monitor)}"
     out.line(f"Done: {done}{_skipped(run, position)}")
     return history
 
@@ -359,12 +361,22 @@ def _done(position: Position, run: Run) -> str:
     return f"{position.step:,} steps" if rest else f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
-def _best(history: dict[str, list[float]]) -> str:
-    accuracies = history.get("val_accuracy", [])
-    if not accuracies:
-        return "no epoch is complete"
-    best = max(accuracies)
-    return f"best val_accuracy {best:.4f} (epoch {accuracies.index(best) + 1})"
+def _best(history: dict[str, list[float]], monitor: str) -> str:
+    values = history.get(monitor, [])
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return f"no finite {monitor}" if values else "no epoch is complete"
+    best = max(finite) if "accuracy" in monitor else min(finite)
+    return f"best {monitor} {best:.4f} (epoch {values.index(best) + 1})"
+
+
+def _describe_models(position: Position, run: Run, out: Report) -> None:
+    """Which weights are in which file: the last ones are never replaced by the best ones."""
+    files = f"{run_dir.FINAL} holds the weights after {_done(position, run)}"
+    if position.best_step is not None:
+        epoch = num_steps(position.best_step, run.steps_an_epoch)
+        files += f", {run_dir.BEST} those of epoch {epoch}, the best by {run.config.monitor}"
+    out.line(report.labelled("Models", files))
 
 
 @contextmanager
