@@ -8,23 +8,13 @@ import struct
 import numpy as np
 import pytest
 
+from tests.loading import load, refusal
 from towers import datasets
 from towers.datasets import fashion_mnist, mnist, synthetic
 from towers.datasets.arrays import from_arrays
 from towers.datasets.idx_directory import FILE_NAMES
 
 WHERE = ("train.bin", "test.bin")
-
-
-def load(name, data_dir=None):
-    return datasets.load(name, data_dir, input_shape=(3, 2), num_classes=4)
-
-
-def refusal(function, *args):
-    with pytest.raises(ValueError) as caught:
-        function(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def examples(count=6, shape=(4, 5), num_classes=10):
@@ -105,7 +95,7 @@ def test_four_idx_files_are_read_from_data_dir(idx_dir, name, spelling, compress
 
 def test_directory_of_a_file_name_is_passed_over_for_the_file(idx_dir, tmp_path):
     (tmp_path / FILE_NAMES[0]).mkdir()  # as in Kaggle's archive
-    load("mnist", idx_dir(".{}"))
+    assert datasets.num_examples(load("mnist", idx_dir(".{}")).test) == 3
 
 
 def test_missing_idx_file_is_refused_naming_what_was_looked_for(idx_dir):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.loading import load, refusal
 from towers import datasets
 from towers.datasets import npz
 
@@ -10,17 +11,6 @@ from towers.datasets import npz
 def examples(count=6, shape=(4, 5)):
     rng = np.random.default_rng(count)
     return rng.integers(0, 256, (count, *shape)).astype(np.uint8), np.arange(count) % 10
-
-
-def load(name, data_dir=None):
-    return datasets.load(name, data_dir, input_shape=(3, 2), num_classes=4)
-
-
-def refusal(function, *args):
-    with pytest.raises(ValueError) as caught:
-        function(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture

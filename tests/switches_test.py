@@ -47,6 +47,18 @@ def test_packed_transfers_and_inlined_towers_give_the_same_bits(switches):
         np.testing.assert_array_equal(a, b)
 
 
+def test_packed_transfers_are_one_a_device_each_way():
+    """Parameters and gradients (float32 all) of 4 towers on 3 devices, 2 of them not the home."""
+    counts = []
+    for pack in (False, True):
+        step = make_step(3, pack_transfers=pack)
+        step(*batch(8))
+        nodes = step.update_graph().node
+        packed = [n for n in nodes if n.op == "ConcatV2" and n.name.startswith(("param", "sum"))]
+        counts.append([sum(n.name.startswith(scope) for n in packed) for scope in ("param", "sum")])
+    assert counts == [[0, 0], [2, 2]]  # towers 0, 1 at home, 2 and 3 on a device each
+
+
 def test_compiled_towers_give_the_same_bits_on_any_number_of_devices():
     one, three = (train(make_step(n, jit_compile=True)) for n in (1, 3))
     assert one[0] == three[0]

@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loading import load, refusal
 from towers import datasets
-
-
-def load(name, data_dir=None):
-    return datasets.load(name, data_dir, input_shape=(3, 2), num_classes=4)
-
-
-def refusal(function, *args):
-    with pytest.raises(ValueError) as caught:
-        function(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
     tower:   0   1   2   3   4   5   6   7
               \\ /     \\ /     \\ /     \\ /
-               +       +       +       +        a subtree that lies on one device is added there,
+               +       +       +       +        a subtree that lies on one GPU is added there,
                 \\     /         \\     /         the rest on the parameters' device
                    +               +
                       \\         /

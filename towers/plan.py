@@ -2,6 +2,8 @@
 
     down, once a device: parameters, state; each tower's shard
     up: one sum of gradients for each subtree that lies on the device; predictions; tower 0's state
+
+Counted as on GPUs, also for logical CPU devices, which share one memory.
 """
 
 import math

@@ -219,14 +219,12 @@ class TowerStep:
         predictions = tower.structured_outputs.predictions
         return tf.nest.pack_sequence_as(self._tower.outputs, predictions)
 
-    # The graphs. `train_graph` is the diagram, top to bottom. They may be called in anybody's
-    # tf.function: they return the global batch's loss and the model's outputs for it.
+    # The graphs: `train_graph` is the diagram. They may be called in anybody's tf.function: they
+    # return the global batch's loss and the model's outputs for it.
 
     def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
-        shards = self._split(x, y, sample_weight)
-        outputs = self._run_towers("train", shards, self._loss_scale())
-        return self._apply(outputs, self._add_on_devices(outputs, shards), shards)
+        return self._apply(*self._run_and_add(x, y, sample_weight))
 
     def test_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
         """Inference mode; returns (loss, predictions)."""
@@ -248,9 +246,7 @@ class TowerStep:
 
     def _train(self, x: Any, y: Any, sample_weight: Any) -> tuple:
         """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
-        shards = self._split(x, y, sample_weight)
-        outputs = self._run_towers("train", shards, self._loss_scale())
-        tree = self._add_on_devices(outputs, shards)
+        outputs, tree, shards = self._run_and_add(x, y, sample_weight)
 
         def apply() -> dict[str, tf.Tensor]:
             loss, predictions = self._apply(outputs, tree, shards)
@@ -269,6 +265,12 @@ class TowerStep:
     def _predict(self, x: Any, y: Any, sample_weight: Any) -> Any:
         del y, sample_weight
         return self.predict_graph(x)
+
+    def _run_and_add(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+        """1 to 4 of the diagram: (outputs, the tree of their sums, shards), for `_apply`."""
+        shards = self._split(x, y, sample_weight)
+        outputs = self._run_towers("train", shards, self._loss_scale())
+        return outputs, self._add_on_devices(outputs, shards), shards
 
     # 1. split
 
@@ -306,9 +308,10 @@ class TowerStep:
         with tf.name_scope("parameters"), tf.device(self.home):
             parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+            on_device = {d: self._move(parameters, self.home, d) for d in self.devices}
             return [
-                (parameters, tower_state(state, self._seeds, t), *shard.values)
-                for t, shard in enumerate(shards)
+                (on_device[device], tower_state(state, self._seeds, t), *shard.values)
+                for t, (device, shard) in enumerate(zip(self.tower_devices, shards, strict=True))
             ]
 
     def _loss_scale(self) -> Any:
@@ -338,11 +341,12 @@ class TowerStep:
 
     def add_where_it_saves_transfers(self, values: list[list]) -> list | tuple:
         """The tree of T x V values; on GPUs added up as far as devices hold whole subtrees."""
-        if not self._on_gpus:
-            return as_tree(values)
-        return add_on_devices(
-            values, self.tower_devices, lambda sums, device: self._move(sums, device, self.home)
-        )
+        def leave(sums: list, device: str) -> list:
+            return self._move(sums, device, self.home)
+
+        if self._on_gpus:
+            return add_on_devices(values, self.tower_devices, leave)
+        return as_tree(list(map(leave, values, self.tower_devices)))
 
     def _move(self, values: list, source: str, target: str) -> list:
         """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
@@ -361,8 +365,8 @@ class TowerStep:
     def _update(self, outputs: list[TowerOutput], tree: Any) -> list:
         """The one update; [loss, BatchNorm statistics ...] of the global batch."""
         is_dense = not any(isinstance(g, tf.IndexedSlices) for g in outputs[0].gradients)
+        variables, in_one = self.model.trainable_variables, not self._on_gpus
         with tf.name_scope("update"), tf.device(self.home):
-            variables, in_one = self.model.trainable_variables, not self._on_gpus
             return update(tree, self.optimizer, variables, in_one=in_one, jit_compile=is_dense)
 
     def _assign_state(self, state: list, statistics: list) -> None:
