@@ -66,13 +66,16 @@ def define_flags() -> None:
            "gradients may leave while the backward pass goes on. Off by default: it starts slower.")
     define(flags.DEFINE_boolean, "pack_transfers", "Move parameters and gradients between devices "
            "as one tensor a dtype. Off by default: it copies every byte once more at both ends.")
+    define(flags.DEFINE_boolean, "prefetch_to_devices", "Copy each tower's next shard to its "
+           "device while a step runs. Default: on GPUs; a CPU's towers share its memory.")
     define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
            "BatchNormalization statistics become one. The default uses every example.")
     define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
            "runs/<model>-<dataset>-001.")
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
-           "Beside it only --num_gpus, --device, --checkpoint_every, --nonfinite, --tensorboard, "
-           "--histograms, or a larger --epochs, --max_steps or --early_stopping.")
+           "Beside it only --num_gpus, --device, --prefetch_to_devices, --checkpoint_every, "
+           "--nonfinite, --tensorboard, --histograms, or a larger --epochs, --max_steps or "
+           "--early_stopping.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "

@@ -22,6 +22,7 @@ from absl import app, flags  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 from towers import devices as devices_lib  # noqa: E402
 from towers.parallel_model import make_parallel  # noqa: E402
+from towers.prefetch import prefetched  # noqa: E402
 from towers.step import TowerStep  # noqa: E402
 
 # TowerStep, one tower a device, the parameters on /cpu:0; and one option changed at a time.
@@ -31,6 +32,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     "packed": {"pack_transfers": True},
     "compiled": {"jit_compile": True},
     "checked": {"nonfinite": "stop"},
+    "unplaced": {},  # shards go to GPUs in the step, not ahead of it
     "on_gpu": {},  # the parameters on /gpu:0
     "limit": {},  # LimitStep
 }
@@ -43,7 +45,8 @@ def define_flags() -> None:
     """The flags of this process."""
     flags.DEFINE_enum("contender", "towers", CONTENDERS, "Who trains.")
     flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "What is trained.")
-    flags.DEFINE_integer("num_devices", 2, "GPUs, or logical CPU devices without any.")
+    flags.DEFINE_integer("num_devices", None, "GPUs, or logical CPU devices without any. Default: "
+                         "all GPUs, or as many as suit the workload.")
     flags.DEFINE_integer("steps", None, "Steps that are timed, after as many that are not. 0: "
                          "none. Default: the workload's.")
 
@@ -74,8 +77,9 @@ def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Calla
 
     def train(dataset: tf.data.Dataset) -> list[float]:
         times = []
-        for x, y in dataset:
-            step.train_batch(x, y)["loss"].numpy()
+        to_devices = False if contender == "unplaced" else None
+        for x, y, placed in prefetched(step, dataset, to_devices=to_devices):
+            step.train_batch(x, y, placed=placed)["loss"].numpy()
             times.append(time.perf_counter())
         return times
 
@@ -148,6 +152,12 @@ def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.da
     return dataset.repeat(passes).prefetch(2).with_options(options)
 
 
+def default_devices(workload: Workload) -> int:
+    """All GPUs; without any, the logical CPU devices that train the workload fastest."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return gpus or workload.towers_per_core * devices_lib.count_cores()
+
+
 def device_name() -> str:
     """The GPU's name; "CPU" without one."""
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -158,9 +168,9 @@ def device_name() -> str:
 def main(argv: list[str]) -> None:
     """Prints {"first_step_seconds", "examples_per_second", "peak_memory_mb", ...}."""
     del argv
-    contender, num_devices = flags.FLAGS.contender, flags.FLAGS.num_devices
+    contender, workload = flags.FLAGS.contender, WORKLOADS[flags.FLAGS.workload]()
+    num_devices = flags.FLAGS.num_devices or default_devices(workload)
     set_up(contender, num_devices)
-    workload = WORKLOADS[flags.FLAGS.workload]()
     steps = workload.steps if flags.FLAGS.steps is None else flags.FLAGS.steps
     num_batches = max(1, min(steps, LARGEST_PASS))
     x, y = workload.data(num_batches)
@@ -179,7 +189,8 @@ def main(argv: list[str]) -> None:
         result["timed_seconds"] = times[-1] - times[0]
         steps = len(times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    about = {"steps": steps, "peak_memory_mb": peak, "device": device_name()}
+    about = {"num_devices": num_devices, "steps": steps, "peak_memory_mb": peak}
+    about["device"] = device_name()
     print(json.dumps(result | about))
     sys.stdout.flush()
     os._exit(0)

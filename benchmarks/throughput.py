@@ -1,6 +1,6 @@
 """Examples per second at the same global batch: towers against its peers, in rounds.
 
-    python benchmarks/throughput.py --workloads=cnn,notebook_cnn,mlp41m,gru --num_devices=2
+    python benchmarks/throughput.py --workloads=cnn,notebook_cnn,mlp41m,gru --rounds=3
 
 Each round runs every contender once, each in a fresh process; ratios are taken within a round.
 Writes a chart of the whole CSV beside it.
@@ -23,7 +23,8 @@ _PEERS = flags.DEFINE_list(
     "peers", ["fit", "mirrored", "central", "limit"], "Contenders of contender.py to compare with."
 )
 _DEVICES = flags.DEFINE_integer(
-    "num_devices", 2, "GPUs, or logical CPU devices without any; fit takes one of them."
+    "num_devices", None, "GPUs, or logical CPU devices without any, the same for all contenders; "
+    "fit takes one of them. Default: all GPUs, or the workload's towers_per_core times the cores."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender, in turn.", lower_bound=1)
 _STEPS = flags.DEFINE_integer(
@@ -40,16 +41,19 @@ def main(argv: list[str]) -> None:
     del argv
     out, rows = Path(_OUT.value), []
     for workload in _WORKLOADS.value:
-        print(f"{workload}, {_DEVICES.value} devices", flush=True)
-        shared = {"workload": workload, "num_devices": _DEVICES.value}
-        steps = {} if _STEPS.value is None else {"steps": _STEPS.value}
+        print(workload, flush=True)
+        given = {"num_devices": _DEVICES.value, "steps": _STEPS.value}
+        given = {name: value for name, value in given.items() if value is not None}
         contenders = {
-            name: {"contender": name, **shared, **steps}
+            name: {"contender": name, "workload": workload, **given}
             for name in [_CONTENDER.value, *_PEERS.value]
         }
         results = rounds.run_rounds("contender", contenders, _ROUNDS.value)
-        shared["steps"] = results[0][_CONTENDER.value]["steps"]
-        new = rounds.compare(results, _CONTENDER.value, "examples_per_second", **shared)
+        ours = results[0][_CONTENDER.value]
+        shared = {name: ours[name] for name in ("num_devices", "steps")}
+        new = rounds.compare(
+            results, _CONTENDER.value, "examples_per_second", workload=workload, **shared
+        )
         if new:
             rounds.append_csv(out, new)
         rows += new

@@ -23,6 +23,8 @@ class Workload:
     num_classes: labels lie in 0 ... num_classes - 1; 1 for a single sigmoid, whose labels are 0
         and 1.
     steps: that take 4 to 8 seconds on 2 cores.
+    towers_per_core: logical CPU devices a core, one tower each, that train it fastest. Two towers
+        that take turns on a core leave it no gaps; large parameters cost more a tower.
     """
 
     build: Callable[[], keras.Model]
@@ -31,6 +33,7 @@ class Workload:
     input_shape: tuple[int, ...]
     num_classes: int
     steps: int
+    towers_per_core: int = 1
 
     @property
     def loss(self) -> str:
@@ -47,11 +50,14 @@ class Workload:
         return x, rng.integers(0, self.num_classes, count).astype(np.int32)
 
 
-def _built_in(name: str, optimizer: Callable, batch_size: int, steps: int) -> Workload:
+def _built_in(
+    name: str, optimizer: Callable, batch_size: int, steps: int, towers_per_core: int = 1
+) -> Workload:
     source = models.load(name)
     shape, classes = source.input_shape, source.num_classes
     return Workload(
-        lambda: source.build(shape, classes), optimizer, batch_size, shape, classes, steps
+        lambda: source.build(shape, classes), optimizer, batch_size, shape, classes, steps,
+        towers_per_core,
     )
 
 
@@ -89,8 +95,8 @@ def slow_adam() -> keras.optimizers.Optimizer:
 
 
 WORKLOADS = {
-    "cnn": lambda: _built_in("cnn", momentum, 128, 120),
-    "notebook_cnn": lambda: _built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14),
+    "cnn": lambda: _built_in("cnn", momentum, 128, 120, 2),
+    "notebook_cnn": lambda: _built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
     "mlp": lambda: _built_in("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
     "gru": lambda: Workload(gru, keras.optimizers.Adam, 256, (49, 128), 128, 24),

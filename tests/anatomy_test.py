@@ -104,10 +104,10 @@ def test_the_step_is_the_same_as_without_measuring(tmp_path):
     step = make_step(2)
     batch = next(make_batches())
     step.train_batch(*batch)
-    (before,) = step._graphs.values()
+    (before,) = step._graphs.functions.values()
     operations = [op.name for op in before.graph.get_operations()]
     anatomy.measure(step, itertools.repeat(batch), tmp_path, num_steps=4)
-    assert list(step._graphs.values()) == [before]
+    assert list(step._graphs.functions.values()) == [before]
     assert [op.name for op in before.graph.get_operations()] == operations
 
 

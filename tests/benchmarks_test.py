@@ -12,7 +12,7 @@ import pytest
 from benchmarks import chart, contender, rounds, training
 from benchmarks.workloads import WORKLOADS
 from examples import wide_mlp
-from towers import TrainConfig
+from towers import TrainConfig, devices
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -54,6 +54,13 @@ def test_a_contender_notes_when_each_step_ends(name):
     times = train(tiny_batches(2, passes=2))
     assert len(times) == 4
     assert sorted(times) == times
+
+
+def test_convolutions_get_two_towers_a_core_and_all_else_one():
+    cores = devices.count_cores()
+    counts = {name: contender.default_devices(make()) for name, make in WORKLOADS.items()}
+    assert counts.pop("cnn") == counts.pop("notebook_cnn") == 2 * cores
+    assert set(counts.values()) == {cores}
 
 
 def test_parameters_on_a_gpu_are_refused_without_one():

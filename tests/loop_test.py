@@ -245,7 +245,7 @@ def test_a_model_with_nan_is_not_saved(capsys):
 
 
 def test_too_little_memory_names_the_per_tower_batch_and_a_way_out(monkeypatch):
-    def fail(self, x, y):
+    def fail(self, x, y, **placed):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
 
     monkeypatch.setattr(towers.TowerStep, "train_batch", fail)

@@ -53,6 +53,8 @@ class TrainConfig:
     jit_compile: compile each tower with XLA.
     inline_towers: hand all towers to the graph optimizer as one graph.
     pack_transfers: move parameters and gradients between devices as one tensor a dtype.
+    prefetch_to_devices: copy each tower's next shard to its device beside the step before; None
+        means where there are GPUs.
     nonfinite: what a NaN or infinite loss or gradient does: "stop" the run, or "skip" the update.
     batch_norm: how the towers' BatchNormalization statistics become one.
     cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
@@ -89,6 +91,7 @@ class TrainConfig:
     jit_compile: bool = False
     inline_towers: bool = False
     pack_transfers: bool = False
+    prefetch_to_devices: bool | None = None
     nonfinite: str = "stop"
     batch_norm: str = "average"
     cpu_threads: int | None = None

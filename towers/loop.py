@@ -19,6 +19,7 @@ from towers.input import num_steps, ordered_batches, shuffled_batches
 from towers.memory import out_of_memory_explained
 from towers.nonfinite import NonFiniteError
 from towers.pace import Pace
+from towers.prefetch import Batch, prefetched
 from towers.report import Progress, Report
 from towers.resume import continued_config, given_fields
 from towers.saver import Saver
@@ -227,10 +228,11 @@ def _train_epoch(session: _Session, hooks: keras.callbacks.CallbackList) -> dict
     )
     count = min(run.steps_an_epoch, session.steps - position.epoch * run.steps_an_epoch)
     left = 0 if run.step.model.stop_training else count - position.epoch_step
-    for index, (x, y) in zip(range(count - left, count), batches, strict=False):
+    ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
+    for index, batch in zip(range(count - left, count), ahead, strict=False):
         if session.callbacks:
             hooks.on_train_batch_begin(index)
-        logs = _train_batch(session, x, y)
+        logs = _train_batch(session, batch)
         if session.callbacks:
             hooks.on_train_batch_end(index, logs)
         if out.is_due():
@@ -243,12 +245,12 @@ def _train_epoch(session: _Session, hooks: keras.callbacks.CallbackList) -> dict
     return {name: float(value) for name, value in position.logs.items()}
 
 
-def _train_batch(session: _Session, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+def _train_batch(session: _Session, batch: Batch) -> dict[str, tf.Tensor]:
     """One step; what an exception leaves half done is never saved."""
     saver, position = session.saver, session.saver.position
     saver.is_whole = False
     try:
-        logs = session.run.step.train_batch(x, y)
+        logs = session.run.step.train_batch(batch.x, batch.y, placed=batch.placed)
     except NonFiniteError as error:
         saver.is_whole = True
         raise NonFiniteError(
@@ -258,7 +260,7 @@ def _train_batch(session: _Session, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.
         ) from None
     position.add_step(logs)
     saver.is_whole = True
-    session.pace.add_step(y.shape[0])
+    session.pace.add_step(batch.y.shape[0])
     return logs
 
 
@@ -271,10 +273,13 @@ def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, flo
     """
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
-    for x, y in ordered_batches(run.test, run.batch_size):
+    batches = ordered_batches(run.test, run.batch_size)
+    for x, y, placed in prefetched(
+        run.step, batches, to_devices=run.config.prefetch_to_devices
+    ):
         if check:
             check()
-        logs = run.step.test_batch(x, y)
+        logs = run.step.test_batch(x, y, placed=placed)
     return {name: float(value) for name, value in logs.items()}
 
 

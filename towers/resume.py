@@ -10,7 +10,10 @@ from towers import run_dir
 from towers.config import TrainConfig
 
 # No bit of a good step depends on these.
-_FREE = ("num_gpus", "device", "checkpoint_every", "nonfinite", "tensorboard", "histograms")
+_FREE = (
+    "num_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite", "tensorboard",
+    "histograms",
+)
 _LARGER = ("epochs", "max_steps", "early_stopping")  # limits
 _NOT_OF_THE_RUN = ("plan", "profile", "verify_gradients", "run_dir", "resume")  # not done again
 

@@ -11,7 +11,8 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ from towers.scales import SCALES_SPEC, shard_weights, tower_scales
 from towers.state import tower_state
 from towers.synchronized import TowerGroup, check_synchronized, synchronized_layers
 from towers.tower import Tower, TowerOutput, check_compilable
+from towers.traced import TracedGraphs
 from towers.transfers import move
 from towers.update import update
 
@@ -118,7 +120,7 @@ class TowerStep:
         self._averaged = (
             state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
         )
-        self._graphs: dict[str, Any] = {}
+        self._graphs = TracedGraphs()
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """One synchronous update.
@@ -134,13 +136,20 @@ class TowerStep:
         self.reset_metrics()
         return self.train_batch(x, y, sample_weight)
 
-    def train_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+    def train_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: list | None = None
+    ) -> dict[str, tf.Tensor]:
         """One synchronous update; returns the running means since `reset_metrics`.
+
+        Args:
+            x, y, sample_weight: as for a call.
+            placed: their shards as `prefetch.place` returns them; None: the step splits them.
 
         Raises:
             NonFiniteError: with nonfinite="stop"; nothing has changed.
         """
-        logs, finite = self._call(self._train, x, y, sample_weight, measured="train")
+        build = functools.partial(self.build_metrics, "train")
+        logs, finite = self._graphs.run(self._train, x, y, sample_weight, placed, prepare=build)
         if self._nonfinite == "stop" and not finite.numpy().all():
             raise NonFiniteError(
                 f"{culprit(finite.numpy(), self.tower_devices, self.model.trainable_variables)} is "
@@ -148,20 +157,23 @@ class TowerStep:
             )
         return logs
 
-    def test_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
-        """Loss and metrics in inference mode; returns the running means since `reset_metrics`."""
-        return self._call(self._test, x, y, sample_weight, measured="test")
+    def test_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: list | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        build = functools.partial(self.build_metrics, "test")
+        return self._graphs.run(self._test, x, y, sample_weight, placed, prepare=build)
 
     def predict_batch(self, x: Any) -> Any:
         """The model's outputs for one global batch, in the model's structure, rows in order."""
-        return self._call(self._predict, x)
+        return self._graphs.run(self.predict_graph, x)
 
     def gradients(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple:
         """(loss, [gradient]): averaged, in trainable-variable order, without an update.
 
         Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
         """
-        return self._call(self._gradients, x, y, sample_weight)
+        return self._graphs.run(self._gradients, x, y, sample_weight)
 
     def reset_metrics(self) -> None:
         """Starts the running means of the loss and the metrics anew."""
@@ -172,38 +184,18 @@ class TowerStep:
         """The running sums of the loss and the metrics."""
         return self._metrics.variables
 
-    def _call(
-        self, graph: Callable, x: Any, y: Any = None, sample_weight: Any = None, measured: str = ""
-    ) -> Any:
-        """Runs a graph on a batch; traces it when the batch's structure is new.
-
-        Args:
-            measured: the tower's method whose outputs the metrics see, for a graph with metrics.
-        """
-        batch = sharding.map_tensors(tf.convert_to_tensor, (x, y, sample_weight))
-        if next(v for v in tf.nest.flatten(batch) if v is not None).shape[0] == 0:
-            raise ValueError("the global batch has no examples.")
-        specs = sharding.map_tensors(_any_batch, batch)
-        key = graph.__name__ + str(specs)
-        if key not in self._graphs:
-            if measured:
-                self.build_metrics(measured, *specs)
-            function = tf.function(graph, autograph=False)
-            self._graphs[key] = function.get_concrete_function(*specs)
-        return self._graphs[key](*batch)
-
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
         """The graph of one update as it was traced, each node with its device; None before that."""
-        for key, traced in self._graphs.items():
-            if key.startswith(self._train.__name__):
-                return traced.graph.as_graph_def()
-        return None
+        return self._graphs.find(self._train)
 
-    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+    def build_metrics(
+        self, name: str, x: Any, y: Any, sample_weight: Any = None, placed: list | None = None
+    ) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.
 
         Args: those of `trace_tower`. The first batch does it too, unless it is done already.
         """
+        del placed
         self._metrics.build(y, self.trace_tower(name, x, y, sample_weight))
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -226,9 +218,11 @@ class TowerStep:
         """One synchronous update, finite or not; returns (loss, predictions)."""
         return self._apply(*self._run_and_add(x, y, sample_weight))
 
-    def test_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
+    def test_graph(
+        self, x: Any, y: Any, sample_weight: Any, placed: list | None = None
+    ) -> tuple[tf.Tensor, Any]:
         """Inference mode; returns (loss, predictions)."""
-        shards = self._split(x, y, sample_weight)
+        shards = self._split(x, y, sample_weight, placed)
         outputs = self._run_towers("test", shards)
         (loss,) = self._average(outputs, shards)
         return loss, self._predictions(outputs, shards)
@@ -244,9 +238,9 @@ class TowerStep:
         loss, *gradients = self._average(outputs, shards)
         return loss, gradients[: len(self.model.trainable_variables)]
 
-    def _train(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+    def _train(self, x: Any, y: Any, sample_weight: Any, placed: list | None) -> tuple:
         """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
-        outputs, tree, shards = self._run_and_add(x, y, sample_weight)
+        outputs, tree, shards = self._run_and_add(x, y, sample_weight, placed)
 
         def apply() -> dict[str, tf.Tensor]:
             loss, predictions = self._apply(outputs, tree, shards)
@@ -258,25 +252,28 @@ class TowerStep:
             finite = tf.stack([output.finite for output in outputs])
             return tf.cond(tf.reduce_all(finite), apply, self._metrics.result), finite
 
-    def _test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
-        loss, predictions = self.test_graph(x, y, sample_weight)
+    def _test(self, x: Any, y: Any, sample_weight: Any, placed: list | None) -> dict:
+        loss, predictions = self.test_graph(x, y, sample_weight, placed)
         return self._metrics.update(loss, x, y, predictions)
 
-    def _predict(self, x: Any, y: Any, sample_weight: Any) -> Any:
-        del y, sample_weight
-        return self.predict_graph(x)
-
-    def _run_and_add(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+    def _run_and_add(
+        self, x: Any, y: Any, sample_weight: Any, placed: list | None = None
+    ) -> tuple:
         """1 to 4 of the diagram: (outputs, the tree of their sums, shards), for `_apply`."""
-        shards = self._split(x, y, sample_weight)
+        shards = self._split(x, y, sample_weight, placed)
         outputs = self._run_towers("train", shards, self._loss_scale())
         return outputs, self._add_on_devices(outputs, shards), shards
 
     # 1. split
 
-    def _split(self, x: Any, y: Any, sample_weight: Any) -> list[sharding.Shard]:
+    def _split(
+        self, x: Any, y: Any, sample_weight: Any, placed: list | None = None
+    ) -> list[sharding.Shard]:
         with tf.name_scope("split"), tf.device(self.home):
-            return sharding.shard_batch((x, y, sample_weight), self.num_towers)
+            shards = sharding.shard_batch((x, y, sample_weight), self.num_towers)
+        if placed is None:
+            return shards
+        return [s._replace(values=v) for s, v in zip(shards, placed, strict=True)]
 
     # 2. tower -> device, 3. fresh parameters in; loss, gradients, state out
 
@@ -388,11 +385,6 @@ class TowerStep:
                     y_pred._keras_mask = sharding.concat_shards(masks, shards)
                 joined.append(y_pred)
         return tf.nest.pack_sequence_as(self._tower.outputs, joined)
-
-
-def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
-    """The spec of a tensor with any number of examples, so that a partial batch needs no trace."""
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
 def _spec(variable: keras.Variable) -> tf.TensorSpec:

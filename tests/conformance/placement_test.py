@@ -31,7 +31,7 @@ def trained_step(num_towers, num_devices):
 
 
 def graph_of(step):
-    (graph,) = step._graphs.values()
+    (graph,) = step._graphs.functions.values()
     return graph.graph
 
 
