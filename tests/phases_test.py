@@ -72,6 +72,56 @@ def test_an_instant_counts_once_and_the_towers_come_first():
     }
 
 
+def test_events_count_for_the_phase_whose_time_it_is_as_they_begin():
+    in_phases = dict.fromkeys(phases.PHASES, []) | {
+        "input": [Interval(10, 12)], "towers": [Interval(13, 16)], "sum": [Interval(15, 18)],
+    }
+    begins = [9, 10, 12, 13, 15, 15.5, 16, 17, 18, 21, 22]  # before the step, ..., after it
+    assert phases.phase_events(in_phases, Interval(10, 22), begins) == {
+        "input": 1, "parameters": 0, "towers": 3, "sum": 2, "update": 0, "host": 3
+    }
+
+
+def per_phase(*values):
+    return dict(zip(phases.PHASES, values, strict=True))
+
+
+def near(values):
+    return pytest.approx(values, rel=1e-9, abs=1e-15)
+
+
+def test_recording_is_taken_off_by_events_however_long_a_phase_is():
+    seconds = per_phase(0.002, 0.001, 0.080, 0.001, 0.030, 0.006)  # 0.120
+    events = per_phase(0, 1000, 18000, 0, 0, 1000)
+    assert phases.unrecorded(seconds, events, 0.110) == near(
+        per_phase(0.002, 0.0005, 0.071, 0.001, 0.030, 0.0055)
+    )
+
+
+def test_a_phase_with_less_time_than_its_events_cost_leaves_the_rest_to_the_others():
+    seconds = per_phase(0.001, 0.002, 0.080, 0.0, 0.030, 0.007)  # 0.120
+    events = per_phase(0, 10000, 18000, 2000, 0, 2000)
+    # Of 10 ms for 32,000 events: parameters give their 2, the sum its 0; the others 8 for 20,000.
+    assert phases.unrecorded(seconds, events, 0.110) == near(
+        per_phase(0.001, 0.0, 0.0728, 0.0, 0.030, 0.0062)
+    )
+
+
+def test_what_events_cannot_have_cost_scales_all_phases():
+    seconds = per_phase(0.010, 0.020, 0.080, 0.0, 0.0, 0.010)  # 0.120
+    few = per_phase(0, 10000, 0, 0, 0, 0)  # 10 ms at most; 110 are left
+    assert phases.unrecorded(seconds, few, 0.055) == near(
+        per_phase(0.005, 0.005, 0.040, 0.0, 0.0, 0.005)
+    )
+
+
+def test_a_step_that_was_shorter_under_the_profiler_scales_all_phases():
+    seconds = per_phase(0.010, 0.020, 0.060, 0.0, 0.0, 0.010)  # 0.100
+    assert phases.unrecorded(seconds, per_phase(*[1000] * 6), 0.120) == near(
+        per_phase(0.012, 0.024, 0.072, 0.0, 0.0, 0.012)
+    )
+
+
 def test_additions_take_their_share_of_the_update_at_most_all():
     seconds = dict.fromkeys(phases.PHASES, 0.0) | {"sum": 1.0, "update": 4.0}
     assert phases.split_update(seconds, 0.25) == seconds | {"sum": 2.0, "update": 3.0}
@@ -100,6 +150,7 @@ def test_spans_are_means_over_steps_from_their_begins():
     spans = [phases.tower_spans(intervals, Interval(t, t + 10)) for t in (10, 20)]
     assert spans == [{(1, 1): Interval(2, 6)}, {(1, 1): Interval(4, 8)}]
     assert phases.mean_spans(spans, CPUS) == [TowerSpan((1, 1), "/cpu:1", 3, 7)]
+    assert phases.mean_spans(spans, CPUS, 0.5) == [TowerSpan((1, 1), "/cpu:1", 1.5, 3.5)]
 
 
 def test_the_middle_half_leaves_out_the_fastest_and_the_slowest_quarter():

@@ -16,9 +16,10 @@ from towers import phases, plan
 from towers.averaging import add_tree
 from towers.input import Examples, shuffled_batches
 from towers.phases import Interval, TowerSpan
+from towers.prefetch import Batch, prefetched
 from towers.report import tower_range
 from towers.step import TowerStep
-from towers.trace import Event, operations, read_events, write_chrome_trace
+from towers.trace import HOST, Event, operations, read_events, write_chrome_trace
 
 CHROME_TRACE = "trace.json.gz"
 
@@ -30,17 +31,21 @@ _ADDITIONS = "additions"
 class Anatomy(NamedTuple):
     """What was measured: means over the middle half of the steps, ordered by their length.
 
-    seconds: of each of `phases.PHASES`, in a step under the profiler: they add up to such a step.
+    seconds: of each of `phases.PHASES`, in a step without the profiler: they add up to it. Phases
+        are seen only under the profiler, which costs time for each event that it records: that is
+        taken off again, see `phases.unrecorded`.
     step_seconds: of a step without the profiler.
+    profiled_seconds: of a step under it.
     num_steps: how many steps of each kind ran.
     batch_size: the global batch.
-    spans: when the towers ran.
+    spans: when the towers ran, in a step of `seconds`.
     traffic: what a step moves.
     home: the parameters' device.
     """
 
     seconds: dict[str, float]
     step_seconds: float
+    profiled_seconds: float
     num_steps: int
     batch_size: int
     spans: list[TowerSpan]
@@ -58,7 +63,11 @@ def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[tup
 
 
 def measure(
-    step: TowerStep, batches: Iterable[tuple], directory: Path, num_steps: int = 24
+    step: TowerStep,
+    batches: Iterable[tuple],
+    directory: Path,
+    num_steps: int = 24,
+    prefetch_to_devices: bool | None = None,
 ) -> Anatomy:
     """Measures training steps, which change the model as training does; and leaves the traces.
 
@@ -72,9 +81,10 @@ def measure(
         batches: (x, y) for each step, all of one size, without end.
         directory: gets plugins/profile/, for TensorBoard, and `CHROME_TRACE`: the last round.
         num_steps: how many to measure with the profiler, and as many without: a multiple of 4.
+        prefetch_to_devices: see `prefetched`.
     """
-    iterator = iter(batches)
-    x, y = next(iterator)
+    iterator = prefetched(step, batches, to_devices=prefetch_to_devices)
+    x, y, _ = next(iterator)
     _run(step, iterator, _WARM_UP_STEPS)
     additions = _compiled_additions(step)
     seconds: list[float] = []
@@ -90,26 +100,37 @@ def measure(
         sum_seconds += _additions_seconds(additions, each)
     _write_chrome_trace(directory, events, step.tower_devices)
     share = 0.0
-    if not any(map(phases.has_own_sum, events)):
-        share = min(sum_seconds) / min(m.seconds[phases.UPDATE] for m in measured)
+    # A tower's end may be noted so late that it hides the update.
+    updates = [m.seconds[phases.UPDATE] for m in measured if m.seconds[phases.UPDATE] > 0]
+    if updates and not any(map(phases.has_own_sum, events)):
+        share = min(sum_seconds) / min(updates)
     usual = [measured[i] for i in phases.typical([sum(m.seconds.values()) for m in measured])]
-    mean = {p: phases.mean([m.seconds[p] for m in usual]) for p in phases.PHASES}
+    profiled = _means([m.seconds for m in usual])
+    step_seconds = phases.mean([seconds[i] for i in phases.typical(seconds)])
+    unrecorded = phases.unrecorded(profiled, _means([m.events for m in usual]), step_seconds)
+    scale = unrecorded[phases.TOWERS] / profiled[phases.TOWERS]
     batch_size = int(x.shape[0])
     return Anatomy(
-        phases.split_update(mean, share),
-        phases.mean([seconds[i] for i in phases.typical(seconds)]),
+        phases.split_update(unrecorded, share),
+        step_seconds,
+        sum(profiled.values()),
         each * _ROUNDS,
         batch_size,
-        phases.mean_spans([m.spans for m in usual], step.tower_devices),
+        phases.mean_spans([m.spans for m in usual], step.tower_devices, scale),
         plan.traffic(step, batch_size, _example(x), _example(y)),
         step.home,
     )
 
 
 class _MeasuredStep(NamedTuple):
-    """One step under the profiler: see `Anatomy`."""
+    """One step under the profiler.
+
+    seconds, events: of each phase; events of the host, which pays for recording them.
+    spans: when the towers ran, after the step's begin.
+    """
 
     seconds: dict[str, float]
+    events: dict[str, float]
     spans: dict[tuple[int, int], Interval]
 
 
@@ -117,10 +138,19 @@ def _measured_steps(events: list[Event], tower_devices: list[str]) -> list[_Meas
     in_phases = phases.phase_intervals(events, tower_devices)
     of_towers = phases.tower_intervals(events, tower_devices)
     assert in_phases[phases.TOWERS] and in_phases[phases.UPDATE], "TowerStep's scopes have changed"
+    begins = sorted(event.begin for event in events if event.plane == HOST)
     return [
-        _MeasuredStep(phases.phase_seconds(in_phases, step), phases.tower_spans(of_towers, step))
+        _MeasuredStep(
+            phases.phase_seconds(in_phases, step),
+            phases.phase_events(in_phases, step, begins),
+            phases.tower_spans(of_towers, step),
+        )
         for step in phases.steps(events)
     ]
+
+
+def _means(values: list[dict[str, float]]) -> dict[str, float]:
+    return {phase: phases.mean([v[phase] for v in values]) for phase in phases.PHASES}
 
 
 def _record(function: Callable[[], Any], directory: Path) -> list[Event]:
@@ -130,14 +160,14 @@ def _record(function: Callable[[], Any], directory: Path) -> list[Event]:
     return operations(read_events(directory))
 
 
-def _run(step: TowerStep, batches: Iterator[tuple], count: int) -> list[float]:
+def _run(step: TowerStep, batches: Iterator[Batch], count: int) -> list[float]:
     """The seconds of `count` steps, each from its wait for input on; marks both parts of each."""
     times = [time.perf_counter()]
     for index in range(count):
         with tf.profiler.experimental.Trace(phases.INPUT_MARK):
-            x, y = next(batches)
+            x, y, placed = next(batches)
         with tf.profiler.experimental.Trace(phases.STEP_MARK, step_num=index, _r=1):
-            logs = step.train_batch(x, y)
+            logs = step.train_batch(x, y, placed=placed)
             if index == count - 1:
                 float(logs["loss"])  # GPUs may still be at work
         times.append(time.perf_counter())
@@ -155,7 +185,7 @@ def _compiled_additions(step: TowerStep) -> Callable[[], Any]:
     def add(values: list) -> Any:
         tree = step.add_where_it_saves_transfers(values)
         with tf.device(step.home), tf.name_scope(_ADDITIONS):
-            return compiled(tree) if isinstance(tree, tuple) else tf.no_op()
+            return compiled(tree) if isinstance(tree, tuple) else []
 
     values = []
     for device in step.tower_devices:

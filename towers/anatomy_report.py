@@ -13,6 +13,7 @@ from towers.phases import (
     INPUT,
     PARAMETERS,
     PHASES,
+    RECORDING_SECONDS,
     SUM,
     TOWERS,
     UPDATE,
@@ -37,7 +38,9 @@ def show_anatomy(run: Run, directory: Path, out: Report) -> None:
         out: where the lines go.
     """
     batches = full_batches(run.train, run.batch_size, run.config.seed)
-    for line in lines(measure(run.step, batches, directory), directory):
+    ahead = run.config.prefetch_to_devices
+    anatomy = measure(run.step, batches, directory, prefetch_to_devices=ahead)
+    for line in lines(anatomy, directory):
         out.line(line)
 
 
@@ -79,8 +82,9 @@ def table(anatomy: Anatomy) -> list[str]:
     rate = anatomy.batch_size / anatomy.step_seconds
     return [
         *rows,
-        f"{'all phases':<{width}} {1e3 * total:8.2f}   a step without the profiler: "
-        f"{1e3 * anatomy.step_seconds:.2f} ms, {rate:,.0f} examples/s",
+        f"{'all phases':<{width}} {1e3 * total:8.2f}   a step without the profiler, "
+        f"{rate:,.0f} examples/s",
+        _profiler_line(anatomy),
         _towers_line(anatomy),
     ]
 
@@ -114,6 +118,17 @@ def towers_at_once(anatomy: Anatomy) -> float:
     """The mean number of towers under way while any is; on a GPU all its towers count as one."""
     spans = [Interval(span.begin, span.end) for span in anatomy.spans]
     return length(spans) / length(union(spans))
+
+
+def _profiler_line(anatomy: Anatomy) -> str:
+    longer = anatomy.profiled_seconds - anatomy.step_seconds
+    difference = f"{1e3 * abs(longer):.2f} ms ({abs(longer) / anatomy.step_seconds:.0%})"
+    if longer < 0:
+        return f"under the profiler {difference} shorter: all phases are scaled to the step without"
+    return (
+        f"the profiler adds {difference}, taken off again: at most "
+        f"{1e6 * RECORDING_SECONDS:.0f} us for each event, the rest by time"
+    )
 
 
 def _towers_line(anatomy: Anatomy) -> str:
@@ -168,11 +183,11 @@ def _towers_remedy(anatomy: Anatomy) -> str:
     """Towers should take most of a step: the way on is to compute faster, or more at once."""
     num_towers, places = _num_towers(anatomy), _places(anatomy)
     remedies = []
-    if num_towers > places:
+    if not _on_gpus(anatomy):
+        remedies += _towers_per_core(num_towers)
+    elif num_towers > places:
         remedies.append(f"fewer towers (--num_towers={places}, as many as run at once)")
-    elif not _on_gpus(anatomy) and num_towers < count_cores():
-        remedies.append(f"more towers (--num_towers={count_cores()}, one a core)")
-    elif towers_at_once(anatomy) < _ONE_AFTER_ANOTHER * places:
+    if num_towers <= places and towers_at_once(anatomy) < _ONE_AFTER_ANOTHER * places:
         remedies.append("a bigger --batch_size (the towers begin one after another)")
     if _is_uneven(anatomy):
         remedies.append(f"a --batch_size that the {num_towers} towers divide (one waits for them)")
@@ -180,6 +195,18 @@ def _towers_remedy(anatomy: Anatomy) -> str:
         remedies.append("--precision=mixed_bfloat16 (where the device computes it fast)")
     remedies.append("--jit_compile" if _on_gpus(anatomy) else "a GPU")
     return f"where a step's time belongs. To be faster still, {_listed(remedies)}"
+
+
+def _towers_per_core(num_towers: int) -> list[str]:
+    """One or two: which of them is faster differs from model to model, see benchmarks/."""
+    one, two = count_cores(), 2 * count_cores()
+    return [
+        f"{what} (--num_towers={count})"
+        for count, what in (
+            (one, "one tower a core"), (two, "two towers a core, which convolutions like"),
+        )
+        if count != num_towers
+    ]
 
 
 def _listed(remedies: list[str]) -> str:
