@@ -368,11 +368,11 @@ def test_a_run_interrupted_in_its_validation_goes_on_with_it(monkeypatch):
     test_batch = towers.TowerStep.test_batch
     calls = []
 
-    def interrupt_the_second(self, x, y):
+    def interrupt_the_second(self, x, y, **placed):
         calls.append(x)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return test_batch(self, x, y)
+        return test_batch(self, x, y, **placed)
 
     with monkeypatch.context() as patch:
         patch.setattr(towers.TowerStep, "test_batch", interrupt_the_second)

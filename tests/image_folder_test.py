@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from towers import datasets
-from towers.datasets import image_folder
 
 
 def load(path):
@@ -177,8 +176,3 @@ def test_train_or_test_alone_is_refused(split_folder):
 def test_too_few_images_to_divide_are_refused(tmp_path):
     write(tmp_path / "a" / "1.png", 0)
     assert "1 images are too few" in refusal(tmp_path)
-
-
-def test_more_than_fits_into_memory_is_refused_before_it_is_read(split_folder, monkeypatch):
-    monkeypatch.setattr(image_folder, "_image_shape", lambda path: (2**20, 2**20, 3))
-    assert "8 images of 1048576 x 1048576 x 3 need" in refusal(split_folder)

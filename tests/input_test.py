@@ -5,15 +5,26 @@ import pytest
 import tensorflow as tf
 
 from towers import input as input_lib
+from towers.datasets.image_files import ImageFiles
 
 NUM_EXAMPLES = 103
 
 
-def make_examples(kind):
-    x = np.arange(NUM_EXAMPLES * 2, dtype=np.float32).reshape(NUM_EXAMPLES, 2)
+@pytest.fixture(name="splits", scope="module")
+def _splits(tmp_path_factory):
+    """The same examples in each form: two pixels as bright as the label."""
     y = np.arange(NUM_EXAMPLES, dtype=np.int32)
-    split = (x, y) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((x, y))
-    return input_lib.load_examples(split, NUM_EXAMPLES)
+    pixels = np.repeat(y, 2).reshape(NUM_EXAMPLES, 1, 2, 1).astype(np.uint8)
+    x = pixels / np.float32(255)
+    directory = tmp_path_factory.mktemp("images")
+    names = [f"{label}.png" for label in y]
+    for name, image in zip(names, pixels, strict=True):
+        (directory / name).write_bytes(tf.io.encode_png(image).numpy())
+    return {
+        "arrays": (x, y),
+        "tf.data": tf.data.Dataset.from_tensor_slices((x, y)),
+        "image files": ImageFiles(directory, names, y, (1, 2, 1)),
+    }
 
 
 def order(examples, **arguments):
@@ -21,9 +32,9 @@ def order(examples, **arguments):
     return [y.numpy().tolist() for _, y in batches]
 
 
-@pytest.fixture(params=["arrays", "tf.data"])
-def examples(request):
-    return make_examples(request.param)
+@pytest.fixture(params=["arrays", "tf.data", "image files"])
+def examples(request, splits):
+    return input_lib.load_examples(splits[request.param], NUM_EXAMPLES)
 
 
 def test_an_epoch_holds_every_example_once_and_ends_with_a_partial_batch(examples):
@@ -48,7 +59,7 @@ def test_an_epoch_that_starts_later_goes_on_with_the_same_batches(examples, star
 
 def test_examples_and_labels_stay_together(examples):
     for x, y in input_lib.shuffled_batches(examples, 10, seed=0, epoch=0):
-        np.testing.assert_array_equal(x[:, 0], 2 * y.numpy())
+        np.testing.assert_array_equal(np.rint(255 * x[:, 0, 1, 0]), y)
 
 
 def test_the_order_does_not_depend_on_the_batch_size(examples):
@@ -70,5 +81,6 @@ def test_the_last_partial_batch_is_a_step(num_examples, expected):
     assert input_lib.num_steps(num_examples, batch_size=10) == expected
 
 
-def test_the_largest_seed_works():
-    assert len(order(make_examples("arrays"), epoch=0, seed=2**32 - 1)) == 11
+def test_the_largest_seed_works(splits):
+    examples = input_lib.load_examples(splits["arrays"], NUM_EXAMPLES)
+    assert len(order(examples, epoch=0, seed=2**32 - 1)) == 11

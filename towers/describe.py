@@ -20,7 +20,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     if not has_gpus():
         out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
     out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
-    out.line(report.data_line(config.dataset, run.train.num_examples, run.test.num_examples))
+    data = report.data_line(config.dataset, run.train.num_examples, run.test.num_examples)
+    out.line(data + ", decoded while training runs" * run.train.is_streamed)
     optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
     out.line(
         report.model_line(

@@ -6,8 +6,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-# (x, y), or an unbatched tf.data.Dataset of (x, y).
-Split: TypeAlias = "tuple[np.ndarray, np.ndarray] | tf.data.Dataset"
+from towers.datasets.image_files import ImageFiles
+
+# (x, y), or an unbatched tf.data.Dataset of (x, y), or what is decoded to (x, y) in its turn.
+Split: TypeAlias = "tuple[np.ndarray, np.ndarray] | tf.data.Dataset | ImageFiles"
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 
@@ -18,7 +20,8 @@ class Dataset:
 
     name: a built-in name, or "package.module:function".
     train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
-        0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N.
+        0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
+        the files of N images.
     num_classes: the number of labels.
     input_shape: the shape of one x.
     """
@@ -38,6 +41,8 @@ def num_examples(split: Split) -> int:
     """
     if isinstance(split, tuple):
         return len(split[1])
+    if isinstance(split, ImageFiles):
+        return len(split.labels)
     count = int(split.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
