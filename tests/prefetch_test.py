@@ -7,23 +7,10 @@ import tensorflow as tf
 
 import towers
 from tests.loop_test import config, rows
+from tests.switches_test import make_step
 from towers.prefetch import place, prefetched
 
 L = keras.layers
-DEVICES = ["/cpu:0", "/cpu:1", "/cpu:2"]
-
-
-def make_step():
-    keras.utils.set_random_seed(0)
-    with tf.device("/cpu:0"):
-        model = keras.Sequential([
-            keras.Input((6,)), L.Dense(8, activation="relu"), L.BatchNormalization(),
-            L.Dropout(0.3), L.Dense(3, activation="softmax"),
-        ])
-        return towers.TowerStep(
-            model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
-            devices=DEVICES, num_towers=4,
-        )
 
 
 def batches(*counts):
@@ -35,7 +22,7 @@ def batches(*counts):
 
 @pytest.mark.parametrize("count", [40, 7, 3])
 def test_each_shard_lies_on_its_towers_device(count):
-    step = make_step()
+    step = make_step(3)
     ((x, y),) = batches(count)
     placed = place(step, (x, y, None))
     for (x_shard, y_shard, weight), device in zip(placed, step.tower_devices, strict=True):
@@ -47,7 +34,7 @@ def test_each_shard_lies_on_its_towers_device(count):
 
 
 def test_towers_compute_the_placed_shards_and_not_slices_of_the_batch():
-    step = make_step()
+    step = make_step(3)
     ((x, y),) = batches(8)
     (others, _), *_ = batches(8)
     placed = place(step, (x + 1, y, None))
@@ -59,7 +46,7 @@ def test_towers_compute_the_placed_shards_and_not_slices_of_the_batch():
 
 
 def train(to_devices):
-    step = make_step()
+    step = make_step(3)
     logs = []
     for x, y, placed in prefetched(step, batches(40, 40, 7, 3), to_devices=to_devices):
         assert (placed is not None) is to_devices
@@ -77,7 +64,7 @@ def test_training_has_the_same_bits():
 
 
 def test_without_gpus_nothing_is_copied_unless_asked_for():
-    assert [batch.placed for batch in prefetched(make_step(), batches(8))] == [None]
+    assert [batch.placed for batch in prefetched(make_step(3), batches(8))] == [None]
 
 
 def test_one_batch_is_taken_ahead_and_no_more():
@@ -88,7 +75,7 @@ def test_one_batch_is_taken_ahead_and_no_more():
             taken.append(index)
             yield batch
 
-    ahead = prefetched(make_step(), counted(), to_devices=True)
+    ahead = prefetched(make_step(3), counted(), to_devices=True)
     next(ahead)
     ahead.close()  # waits for the thread
     assert taken == [0, 1]
@@ -99,7 +86,7 @@ def test_an_error_of_the_input_comes_after_the_batches_before_it():
         yield from batches(8, 8)
         raise tf.errors.DataLossError(None, None, "the disk is broken")
 
-    ahead = prefetched(make_step(), failing(), to_devices=True)
+    ahead = prefetched(make_step(3), failing(), to_devices=True)
     assert [next(ahead).x.shape[0] for _ in range(2)] == [8, 8]
     with pytest.raises(tf.errors.DataLossError, match="the disk is broken"):
         next(ahead)

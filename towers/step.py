@@ -11,7 +11,6 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,8 +147,10 @@ class TowerStep:
         Raises:
             NonFiniteError: with nonfinite="stop"; nothing has changed.
         """
-        build = functools.partial(self.build_metrics, "train")
-        logs, finite = self._graphs.run(self._train, x, y, sample_weight, placed, prepare=build)
+        logs, finite = self._graphs.run(
+            self._train, x, y, sample_weight, placed,
+            prepare=lambda *specs: self.build_metrics("train", *specs[:3]),
+        )
         if self._nonfinite == "stop" and not finite.numpy().all():
             raise NonFiniteError(
                 f"{culprit(finite.numpy(), self.tower_devices, self.model.trainable_variables)} is "
@@ -161,8 +162,10 @@ class TowerStep:
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: list | None = None
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
-        build = functools.partial(self.build_metrics, "test")
-        return self._graphs.run(self._test, x, y, sample_weight, placed, prepare=build)
+        return self._graphs.run(
+            self._test, x, y, sample_weight, placed,
+            prepare=lambda *specs: self.build_metrics("test", *specs[:3]),
+        )
 
     def predict_batch(self, x: Any) -> Any:
         """The model's outputs for one global batch, in the model's structure, rows in order."""
@@ -188,14 +191,11 @@ class TowerStep:
         """The graph of one update as it was traced, each node with its device; None before that."""
         return self._graphs.find(self._train)
 
-    def build_metrics(
-        self, name: str, x: Any, y: Any, sample_weight: Any = None, placed: list | None = None
-    ) -> None:
+    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.
 
         Args: those of `trace_tower`. The first batch does it too, unless it is done already.
         """
-        del placed
         self._metrics.build(y, self.trace_tower(name, x, y, sample_weight))
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
