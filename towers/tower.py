@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers import losses as losses_lib
-from towers.gradients import keep_biases_apart
+from towers.bias_gradients import keep_biases_apart
 from towers.nonfinite import are_finite
 from towers.scales import Scales
 from towers.sharding import map_tensors
@@ -99,7 +99,7 @@ class Tower:
             loss = self._loss(y, predictions, sample_weight, added, scales)
             scaled = loss * tf.cast(scales.loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, parameters)
-        keep_biases_apart(tf.compat.v1.get_default_graph())
+        keep_biases_apart(loss.graph)
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
