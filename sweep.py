@@ -14,7 +14,7 @@ from absl import flags
 
 from towers import command_line
 from towers.config import TrainConfig
-from towers.run_dir import RUNS, file_name
+from towers.saving.run_dir import RUNS, file_name
 from towers.sweep.cells import make_cells
 from towers.sweep.run import run_sweep
 

@@ -13,9 +13,10 @@ from typing import Any
 from absl import flags
 
 import towers
-from towers import command_line, terminal
+from towers import command_line
 from towers.config import TrainConfig
-from towers.resume import continued_config
+from towers.machine import terminal
+from towers.saving.resume import continued_config
 
 
 def define_flags() -> None:
@@ -36,6 +37,8 @@ def define_flags() -> None:
            "the data set's own place.")
     define(integer, "num_gpus", "Devices that run towers. Default: all GPUs; without any, one "
            "logical CPU device a core.")
+    define(integer, "logical_gpus", "Divide the GPUs into so many, of equal memory, to rehearse a "
+           "run with fewer: real kernels and copies, not their speed. Default: each is one.")
     define(integer, "num_towers", "Towers, over all devices: what defines the run, whatever the "
            "number of devices. Default: one for each device.")
     define(choice, "device", ["auto", "gpu", "cpu"], "What towers run on. The default takes GPUs "
@@ -60,6 +63,9 @@ def define_flags() -> None:
            "default is fixed, so that a run can be repeated.")
     define(choice, "precision", ["float32", "mixed_float16", "mixed_bfloat16"], "Keras' dtype "
            "policy, of all towers. The default is exact to float rounding.")
+    define(flags.DEFINE_boolean, "deterministic", "Use only kernels that give the same bits twice, "
+           "and refuse operations that have none. Off by default: it costs speed on GPUs, and on "
+           "CPUs alone the bits are the same without it.")
     define(flags.DEFINE_boolean, "jit_compile", "Compile each tower with XLA. Off by default: it "
            "takes long to start, and mostly pays on GPUs.")
     define(flags.DEFINE_boolean, "inline_towers", "Optimize all towers as one graph: on GPUs, "
@@ -73,9 +79,9 @@ def define_flags() -> None:
     define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
            "runs/<model>-<dataset>-001.")
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
-           "Beside it only --num_gpus, --device, --prefetch_to_devices, --checkpoint_every, "
-           "--nonfinite, --tensorboard, --histograms, or a larger --epochs, --max_steps or "
-           "--early_stopping.")
+           "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
+           "--checkpoint_every, --nonfinite, --tensorboard, --histograms, or a larger --epochs, "
+           "--max_steps or --early_stopping.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
@@ -129,11 +135,11 @@ def run(config: TrainConfig) -> None:
 
 def show_devices(config: TrainConfig) -> None:
     """Prints what there is to run on."""
-    from towers import environment
+    from towers.machine import environment
 
     environment.check()  # then the imports that start TensorFlow, whose messages are held back
-    from towers.device_report import device_report
-    from towers.report import Report
+    from towers.diagnosis.device_report import device_report
+    from towers.reporting.report import Report
 
     with closing(Report()) as out:
         for line in device_report(config):

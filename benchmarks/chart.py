@@ -36,7 +36,8 @@ def draw(source: Path, target: Path) -> None:
         source: what `rounds.append_csv` wrote.
         target: the PNG.
     """
-    from towers.chart_style import drawn, style_axes  # imports TensorFlow: after the contenders
+    # Imports TensorFlow: after the contenders.
+    from towers.reporting.chart_style import drawn, style_axes
 
     with source.open(newline="") as file:
         comparisons = groups(csv.DictReader(file))
@@ -52,7 +53,7 @@ def draw(source: Path, target: Path) -> None:
 
 def bars(axes: Any, blocks: Mapping[str, Sequence[Comparison]]) -> None:
     """One bar for each comparison, as long as its median ratio; those of a block side by side."""
-    from towers.chart_style import COLORS
+    from towers.reporting.chart_style import COLORS
 
     names, middles, shown, top = list(LABELS), [], set(), 0.0
     for block in blocks.values():

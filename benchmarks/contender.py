@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -19,11 +19,10 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from absl import app, flags  # noqa: E402
 
+import towers  # noqa: E402
+from benchmarks.clocks import Clock  # noqa: E402
+from benchmarks.machine import count_cores, is_rehearsal  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
-from towers import devices as devices_lib  # noqa: E402
-from towers.parallel_model import make_parallel  # noqa: E402
-from towers.prefetch import prefetched  # noqa: E402
-from towers.step import TowerStep  # noqa: E402
 
 # TowerStep, one tower a device, the parameters on /cpu:0; and one option changed at a time.
 TOWERS: dict[str, dict[str, Any]] = {
@@ -36,7 +35,9 @@ TOWERS: dict[str, dict[str, Any]] = {
     "on_gpu": {},  # the parameters on /gpu:0
     "limit": {},  # LimitStep
 }
-CONTENDERS = (*TOWERS, "parallel", "fit", "mirrored", "central")  # these four by Keras' fit
+FITS = ("fit", "fit_no_jit")  # Keras' fit on one device: as it is; never compiled by XLA
+STRATEGIES = ("mirrored", "mirrored_one", "central")  # Keras' fit under tf.distribute
+CONTENDERS = (*TOWERS, "parallel", *FITS, *STRATEGIES)
 METRICS = ["accuracy"]
 LARGEST_PASS = 30  # distinct batches; more steps repeat them
 
@@ -51,97 +52,139 @@ def define_flags() -> None:
                          "none. Default: the workload's.")
 
 
-class LimitStep(TowerStep):
+class Trainer(NamedTuple):
+    """A contender, ready to train.
+
+    train: (dataset of (x, y), Keras callback) -> None; one pass, or until the callback sets its
+        model's `stop_training`.
+    how: what it chose by itself, for the record.
+    """
+
+    train: Callable[[tf.data.Dataset, keras.callbacks.Callback], None]
+    how: str = ""
+
+
+class LimitStep(towers.TowerStep):
     """The same towers without averaging and without update: what no step can exceed."""
 
-    def _update(self, outputs: list, tree: Any) -> list:
-        del tree  # nothing needs the sums any more: the graph drops them unmade
-        touched = []
+    def _update(self, computed: Any) -> tuple[tf.Tensor, Any]:
+        outputs, touched = computed.outputs, []  # nobody needs the sums: the graph drops them
         for output, device in zip(outputs, self.tower_devices, strict=True):
             with tf.device(device):  # else the graph drops the gradients, too
                 touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
-        loss = tf.add_n([*touched, *[output.loss for output in outputs]])
-        return [loss, *[outputs[0].state[i] for i in self._averaged]]
-
-
-def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Callable:
-    """Returns train(dataset) -> [time at the end of each step], on towers, one a device."""
-    step_class = LimitStep if contender == "limit" else TowerStep
-    home = "/gpu:0" if contender == "on_gpu" else "/cpu:0"
-    devices_lib.check_devices([home])
-    with tf.device(home):
-        step = step_class(
-            workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
-            devices=devices_lib.tower_devices(num_devices), **TOWERS[contender],
+        return tf.add_n([*touched, *[output.loss for output in outputs]]), self._predictions(
+            outputs, computed.shards
         )
 
-    def train(dataset: tf.data.Dataset) -> list[float]:
-        times = []
+
+def tower_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:
+    """One tower a device; the parameters on the CPU, or on the first GPU for "on_gpu"."""
+    step_class = LimitStep if contender == "limit" else towers.TowerStep
+    home = "/cpu:0"
+    if contender == "on_gpu":
+        (home,) = towers.tower_devices(1, "auto" if is_rehearsal() else "gpu")
+    with tf.device(home):
+        return step_class(
+            workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
+            devices=towers.tower_devices(num_devices), **TOWERS.get(contender, {}),
+        )
+
+
+def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
+    """Towers, one a device, which call the callback around each step as Keras' fit does."""
+    step = tower_step(workload, contender, num_devices)
+
+    def train(dataset: tf.data.Dataset, callback: keras.callbacks.Callback) -> None:
+        callback.set_model(step.model)
+        step.model.stop_training = False
         to_devices = False if contender == "unplaced" else None
-        for x, y, placed in prefetched(step, dataset, to_devices=to_devices):
-            step.train_batch(x, y, placed=placed)["loss"].numpy()
-            times.append(time.perf_counter())
-        return times
+        ahead = towers.prefetched(step, dataset, to_devices=to_devices)
+        for index, (x, y, placed) in enumerate(ahead):
+            callback.on_train_batch_begin(index)
+            logs = step.train_batch(x, y, placed=placed)
+            callback.on_train_batch_end(index, logs)
+            if step.model.stop_training:
+                break
 
-    return train
-
-
-class Clock(keras.callbacks.Callback):
-    """Notes when each step of `fit` ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self.times.append(time.perf_counter())
+    return Trainer(train)
 
 
-def fit_trainer(workload: Workload, scope: Any, wrap: Callable = lambda model: model) -> Callable:
-    """Returns train(dataset) -> [time at the end of each step], by Keras' own fit.
+def fit_trainer(
+    workload: Workload,
+    scope: Any,
+    wrap: Callable = lambda model: model,
+    jit_compile: bool | str = "auto",
+) -> Trainer:
+    """Keras' own fit.
 
     Args:
         workload: what is trained.
         scope: the context in which the model is made and compiled.
         wrap: what is done to the model before it is compiled.
+        jit_compile: "auto", Keras' default, compiles with XLA on one GPU what XLA can compile.
     """
     with scope:
         model = wrap(workload.build())
-        model.compile(workload.optimizer(), workload.loss, metrics=METRICS)
+        model.compile(
+            workload.optimizer(), workload.loss, metrics=METRICS, jit_compile=jit_compile
+        )
 
-    def train(dataset: tf.data.Dataset) -> list[float]:
-        clock = Clock()
-        model.fit(dataset, shuffle=False, verbose=0, callbacks=[clock])
-        return clock.times
+    def train(dataset: tf.data.Dataset, callback: keras.callbacks.Callback) -> None:
+        model.fit(dataset, shuffle=False, verbose=0, callbacks=[callback])
 
-    return train
+    return Trainer(train, "XLA" if model.jit_compile else "no XLA")
+
+
+def mirrored_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
+    """Keras' fit under MirroredStrategy.
+
+    NCCL refuses two logical GPUs of one card. There TensorFlow's own choice is to sum everything
+    on one device, which is "mirrored_one". "mirrored" takes the only all-reduce that is left: it
+    spreads the sums over the devices.
+    """
+    names = towers.tower_devices(num_devices)
+    reduction = None  # TensorFlow's choice: NCCL between physical GPUs
+    if contender == "mirrored_one":
+        reduction = tf.distribute.ReductionToOneDevice()
+    elif has_logical_gpus() or is_rehearsal():
+        reduction = tf.distribute.HierarchicalCopyAllReduce()
+    strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
+    how = "TensorFlow's choice" if reduction is None else type(reduction).__name__
+    return fit_trainer(workload, strategy.scope())._replace(how=how)
+
+
+def trainer(contender: str, workload: Workload, num_devices: int) -> Trainer:
+    """A contender, ready to train a workload."""
+    if contender in TOWERS:
+        return tower_trainer(workload, contender, num_devices)
+    if contender in FITS:
+        jit_compile = "auto" if contender == "fit" else False
+        return fit_trainer(workload, nullcontext(), jit_compile=jit_compile)
+    if contender == "parallel":
+        return fit_trainer(
+            workload, tf.device("/cpu:0"), lambda model: towers.make_parallel(model, num_devices)
+        )
+    if contender != "central":
+        return mirrored_trainer(workload, contender, num_devices)
+    names = towers.tower_devices(num_devices)
+    strategy = tf.distribute.experimental.CentralStorageStrategy(names, "/cpu:0")
+    return fit_trainer(workload, strategy.scope())
 
 
 def set_up(contender: str, num_devices: int) -> None:
-    """Sets TensorFlow up as a contender does, before it starts."""
-    if devices_lib.has_gpus() or contender == "fit":
-        return
-    if contender not in ("mirrored", "central"):
-        devices_lib.set_cpu_threads(num_devices)
-    devices_lib.logical_cpus(num_devices)
+    """Makes the devices, as a contender does, before TensorFlow starts."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if gpus:
+        if num_devices > gpus:
+            towers.logical_gpus(num_devices)
+    elif contender not in FITS:
+        towers.logical_cpus(num_devices, set_threads=contender not in STRATEGIES)
 
 
-def trainer(contender: str, workload: Workload, num_devices: int) -> Callable:
-    """Returns train(dataset) -> [time at the end of each step] for a contender.
-
-    Times are taken between steps of one pass: the end of a pass waits for tf.data's threads.
-    """
-    if contender in TOWERS:
-        return tower_trainer(workload, contender, num_devices)
-    if contender == "parallel":
-        return fit_trainer(workload, tf.device("/cpu:0"), lambda m: make_parallel(m, num_devices))
-    if contender == "fit":
-        return fit_trainer(workload, nullcontext())
-    names = devices_lib.tower_devices(num_devices)
-    if contender == "mirrored":
-        return fit_trainer(workload, tf.distribute.MirroredStrategy(names).scope())
-    strategy = tf.distribute.experimental.CentralStorageStrategy(names, "/cpu:0")
-    return fit_trainer(workload, strategy.scope())
+def has_logical_gpus() -> bool:
+    """Whether GPUs are divided."""
+    logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
+    return len(logical("GPU")) > len(physical("GPU"))
 
 
 def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.data.Dataset:
@@ -155,7 +198,7 @@ def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.da
 def default_devices(workload: Workload) -> int:
     """All GPUs; without any, the logical CPU devices that train the workload fastest."""
     gpus = len(tf.config.list_physical_devices("GPU"))
-    return gpus or workload.towers_per_core * devices_lib.count_cores()
+    return gpus or workload.towers_per_core * count_cores()
 
 
 def device_name() -> str:
@@ -163,6 +206,11 @@ def device_name() -> str:
     for gpu in tf.config.list_physical_devices("GPU"):
         return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
     return "CPU"
+
+
+def peak_memory_mb() -> float:
+    """The most that this process has had in the CPU's memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(argv: list[str]) -> None:
@@ -176,20 +224,21 @@ def main(argv: list[str]) -> None:
     x, y = workload.data(num_batches)
     dataset = batches(x, y, workload.batch_size, max(1, -(-steps // num_batches)))
     start = time.perf_counter()
-    train = trainer(contender, workload, num_devices)
+    train = trainer(contender, workload, num_devices).train
     built = time.perf_counter()
-    train(dataset.take(1))
+    train(dataset.take(1), Clock())
     first = time.perf_counter()
     result = {"build_seconds": built - start, "first_step_seconds": first - built}
     if steps:
-        train(dataset)
-        times = train(dataset)
+        train(dataset, Clock())
+        clock = Clock()  # times between steps of one pass: its end waits for tf.data's threads
+        train(dataset, clock)
+        times = clock.times
         examples = (len(times) - 1) * workload.batch_size
         result["examples_per_second"] = examples / (times[-1] - times[0])
         result["timed_seconds"] = times[-1] - times[0]
         steps = len(times)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    about = {"num_devices": num_devices, "steps": steps, "peak_memory_mb": peak}
+    about = {"num_devices": num_devices, "steps": steps, "peak_memory_mb": peak_memory_mb()}
     about["device"] = device_name()
     print(json.dumps(result | about))
     sys.stdout.flush()

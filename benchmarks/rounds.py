@@ -6,39 +6,14 @@ A machine's speed drifts; the ratio of two runs of the same round hardly does.
 """
 
 import csv
-import json
-import os
-import platform
-import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-
-
-def run_process(module: str, **flags: Any) -> dict[str, Any]:
-    """One process of `python -m benchmarks.<module>`; returns the JSON of its last line.
-
-    Raises:
-        RuntimeError: the process failed; holds its exception, else the end of what it wrote.
-    """
-    command = [sys.executable, "-m", f"benchmarks.{module}"]
-    command += [f"--{name}={value}" for name, value in flags.items()]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed: {cause(run.stderr)}")
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def cause(stderr: str) -> str:
-    """The last exception in what a process wrote, without its traceback; else the end of it all."""
-    exceptions = [match.start() for match in re.finditer(r"^[\w.]+Error: ", stderr, re.M)]
-    return (stderr[exceptions[-1]:][:600] if exceptions else stderr[-600:]).strip()
+from benchmarks.machine import machine
+from benchmarks.process import run_process
 
 
 def run_rounds(
@@ -133,24 +108,6 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
             found[key] = []
         found.setdefault(key, []).append(row)
     return list(found.values())
-
-
-def machine() -> dict[str, str]:
-    """What the figures were measured on."""
-    return {
-        "cores": str(len(os.sched_getaffinity(0))), "processor": processor(),
-        "python": platform.python_version(), "tensorflow": version("tensorflow"),
-        "keras": version("keras"),
-    }
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((s.split(":")[1].strip() for s in lines if s.startswith("model name")), "unknown")
 
 
 def append_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -6,7 +6,6 @@ one: TMPDIR names the disk.
 
 import json
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from absl import app, flags  # noqa: E402  (TensorFlow reads the variable above)
 
 import towers  # noqa: E402
-from benchmarks.contender import Clock, device_name  # noqa: E402
+from benchmarks.clocks import Clock  # noqa: E402
+from benchmarks.contender import device_name, peak_memory_mb  # noqa: E402
 
 
 def define_flags() -> None:
@@ -56,8 +56,8 @@ def main(argv: list[str]) -> None:
             checkpoint_every=given.checkpoint_every, run_dir=f"{directory}/run",
         )
         result = throughput(step_times(config), given.batch_size, given.untimed)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(result | {"peak_memory_mb": peak, "device": device_name()}))
+    about = {"peak_memory_mb": peak_memory_mb(), "device": device_name()}
+    print(json.dumps(result | about))
 
 
 if __name__ == "__main__":

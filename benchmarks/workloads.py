@@ -50,9 +50,10 @@ class Workload:
         return x, rng.integers(0, self.num_classes, count).astype(np.int32)
 
 
-def _built_in(
+def built_in(
     name: str, optimizer: Callable, batch_size: int, steps: int, towers_per_core: int = 1
 ) -> Workload:
+    """A model that train.py's --model takes, at its own size; the rest as of `Workload`."""
     source = models.load(name)
     shape, classes = source.input_shape, source.num_classes
     return Workload(
@@ -95,9 +96,9 @@ def slow_adam() -> keras.optimizers.Optimizer:
 
 
 WORKLOADS = {
-    "cnn": lambda: _built_in("cnn", momentum, 128, 120, 2),
-    "notebook_cnn": lambda: _built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
-    "mlp": lambda: _built_in("mlp", keras.optimizers.Adam, 256, 180),
+    "cnn": lambda: built_in("cnn", momentum, 128, 120, 2),
+    "notebook_cnn": lambda: built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
+    "mlp": lambda: built_in("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
     "gru": lambda: Workload(gru, keras.optimizers.Adam, 256, (49, 128), 128, 24),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),

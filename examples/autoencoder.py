@@ -55,20 +55,20 @@ def build() -> keras.Model:
     return keras.Model(image, L.Reshape((28, 28, 1))(L.Dense(784, activation="sigmoid")(hidden)))
 
 
-def main() -> None:
-    """Trains and evaluates."""
+def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float]]:
+    """Trains and evaluates; returns `fit`'s history."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = mnist.load()
-    x, test = data.train[0][:EXAMPLES], data.test[0][:EXAMPLES]
+    x, test = data.train[0][:examples], data.test[0][:examples]
     with tf.device("/cpu:0"):
         model = build()
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("adam", reconstruction)
-    parallel.fit(
-        x, x, batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2, validation_data=(test, test)
-    )
+    return parallel.fit(
+        x, x, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, validation_data=(test, test)
+    ).history
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ Prints the accuracy on melodies that it has not seen: about 0.50 after 2 epochs.
 integers; their one-hot encoding, 128 times as large, is made in the towers.
 """
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -20,35 +22,37 @@ GLOBAL_BATCH = 256
 EPOCHS = 2
 
 
-def build() -> keras.Model:
+def build(layer: Callable = LAYER, units: int = UNITS) -> keras.Model:
     """int32 [N, 49] -> probabilities of the next note, float32 [N, 128]."""
     return keras.Sequential([
         keras.Input((music.NUM_STEPS,), dtype="int32"),
         keras.layers.CategoryEncoding(music.NUM_CLASSES, output_mode="one_hot"),
-        LAYER(UNITS, return_sequences=True),
-        LAYER(UNITS),
+        layer(units, return_sequences=True),
+        layer(units),
         keras.layers.Dense(music.NUM_CLASSES, activation="softmax"),
     ])
 
 
-def main() -> None:
-    """Trains, evaluates and continues one melody."""
+def main(
+    examples: int = EXAMPLES, epochs: int = EPOCHS, layer: Callable = LAYER, units: int = UNITS
+) -> dict[str, list[float]]:
+    """Trains, evaluates and continues one melody; returns `fit`'s history."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = music.load()
-    (x, y), test = data.train, data.test
+    (x, y), test = ([part[:examples] for part in split] for split in (data.train, data.test))
     with tf.device("/cpu:0"):
-        model = build()
+        model = build(layer, units)
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("rmsprop", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    parallel.fit(
-        x[:EXAMPLES], y[:EXAMPLES], batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2,
-        validation_data=test,
-    )
+    history = parallel.fit(
+        x, y, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, validation_data=tuple(test)
+    ).history
     melody = test[0][:1]
     next_note = int(parallel.predict(melody, verbose=0).argmax())
     print(f"after {melody[0, -8:].tolist()} comes {next_note}; it was {test[1][0]}")
+    return history
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ frozen parameters are sent to the devices, but have no gradients, and nothing to
 them, too, afterwards: `backbone.trainable = True`, and compile the parallel model anew.
 """
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -23,9 +25,9 @@ GLOBAL_BATCH = 128
 EPOCHS = 3
 
 
-def build() -> keras.Model:
+def build(application: Callable = keras.applications.ResNet50V2) -> keras.Model:
     """Images float32 [N, 28, 28, 1] -> probabilities, float32 [N, 10]."""
-    backbone = keras.applications.ResNet50V2(
+    backbone = application(
         input_shape=(32, 32, 3), include_top=False, weights=WEIGHTS, pooling="avg"
     )
     backbone.trainable = False
@@ -36,23 +38,27 @@ def build() -> keras.Model:
     return keras.Model(image, L.Dense(10, activation="softmax")(scaled))
 
 
-def main() -> None:
-    """Trains the head and evaluates."""
+def main(
+    examples: int = EXAMPLES,
+    epochs: int = EPOCHS,
+    application: Callable = keras.applications.ResNet50V2,
+) -> dict[str, list[float]]:
+    """Trains the head of an application and evaluates; returns `fit`'s history."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = mnist.load()
-    x, y = (part[:EXAMPLES] for part in data.train)
-    test = tuple(part[:EXAMPLES // 4] for part in data.test)
+    x, y = (part[:examples] for part in data.train)
+    test = tuple(part[:examples // 4] for part in data.test)
     with tf.device("/cpu:0"):
-        model = build()
+        model = build(application)
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile(
         keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
-    parallel.fit(
-        x, y, batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2, validation_data=test
-    )
+    return parallel.fit(
+        x, y, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, validation_data=test
+    ).history
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def make_pairs(x: np.ndarray, y: np.ndarray, count: int) -> tuple[list, np.ndarr
     return [x[left], x[right]], (y[left] == y[right]).astype("float32")
 
 
-def main() -> None:
-    """Trains and evaluates."""
+def main(pairs: int = PAIRS, epochs: int = EPOCHS) -> dict[str, list[float]]:
+    """Trains and evaluates; returns `fit`'s history."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
@@ -58,10 +58,10 @@ def main() -> None:
         model = build()
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("adam", "binary_crossentropy", metrics=["accuracy"])
-    parallel.fit(
-        *make_pairs(*data.train, PAIRS), batch_size=GLOBAL_BATCH, epochs=EPOCHS, verbose=2,
-        validation_data=make_pairs(*data.test, PAIRS // 4),
-    )
+    return parallel.fit(
+        *make_pairs(*data.train, pairs), batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2,
+        validation_data=make_pairs(*data.test, pairs // 4),
+    ).history
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ tosses, so the loss begins near ln 2 = 0.69, and what remains to see is the spee
     python train.py --model=examples.wide_mlp:build_softmax --dataset=synthetic
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -27,23 +30,27 @@ INPUT_SHAPE, NUM_CLASSES, OPTIMIZER = (INPUTS,), 2, "adam"  # what train.py read
 
 
 class RandomRows(keras.utils.PyDataset):
-    """The same rows in every epoch, never all in memory: x float32 [B, INPUTS], y [B, 1]."""
+    """The same rows in every epoch, never all in memory: x float32 [B, inputs], y [B, 1]."""
+
+    def __init__(self, rows: int, inputs: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows, self.inputs = rows, inputs
 
     def __len__(self) -> int:
-        return -(-ROWS // GLOBAL_BATCH)
+        return -(-self.rows // GLOBAL_BATCH)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(index)
-        rows = min(GLOBAL_BATCH, ROWS - index * GLOBAL_BATCH)
-        x = rng.random((rows, INPUTS), dtype=np.float32)
+        rows = min(GLOBAL_BATCH, self.rows - index * GLOBAL_BATCH)
+        x = rng.random((rows, self.inputs), dtype=np.float32)
         return x, rng.integers(0, 2, (rows, 1)).astype(np.float32)
 
 
-def build() -> keras.Model:
+def build(inputs: int = INPUTS, widths: Sequence[int] = WIDTHS) -> keras.Model:
     """8000-4000-2000-500-300-1, tanh: 41,157,101 parameters."""
     return keras.Sequential([
-        keras.Input((INPUTS,)),
-        *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),
+        keras.Input((inputs,)),
+        *(keras.layers.Dense(width, activation="tanh") for width in widths),
         keras.layers.Dense(1, activation="sigmoid"),
     ])
 
@@ -57,17 +64,20 @@ def build_softmax(input_shape: tuple[int, ...], num_classes: int) -> keras.Model
     ])
 
 
-def main() -> None:
-    """Trains and prints the loss of each epoch."""
+def main(
+    rows: int = ROWS, inputs: int = INPUTS, widths: Sequence[int] = WIDTHS, epochs: int = EPOCHS
+) -> dict[str, list[float]]:
+    """Trains and prints the loss of each epoch; returns `fit`'s history."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
-        model = build()
-    print(f"{model.count_params():,} parameters, {ROWS:,} rows, {DEVICES} towers")
+        model = build(inputs, widths)
+    print(f"{model.count_params():,} parameters, {rows:,} rows, {DEVICES} towers")
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile(keras.optimizers.Adam(1e-4), "binary_crossentropy")
-    parallel.fit(RandomRows(workers=2, use_multiprocessing=False), epochs=EPOCHS, verbose=2)
+    data = RandomRows(rows, inputs, workers=2, use_multiprocessing=False)
+    return parallel.fit(data, epochs=epochs, verbose=2).history
 
 
 if __name__ == "__main__":

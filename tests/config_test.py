@@ -15,6 +15,8 @@ from towers.config import TrainConfig
         ({"num_gpus": -1}, r"--num_gpus \(-1\) must be at least 1\."),
         ({"num_gpus": "two"}, r"--num_gpus \('two'\) must be a whole number\."),
         ({"num_gpus": True}, r"--num_gpus \(True\) must be a whole number\."),
+        ({"logical_gpus": 0}, r"--logical_gpus \(0\) must be at least 1\."),
+        ({"logical_gpus": 8, "device": "cpu"}, r"--logical_gpus \(8\) divides GPUs, and --device"),
         ({"num_towers": 0}, r"--num_towers \(0\) must be at least 1\."),
         ({"batch_size": 0}, r"--batch_size \(0\) must be at least 1\."),
         ({"batch_size_per_gpu": 0}, r"--batch_size_per_gpu \(0\) must be at least 1\."),

@@ -1,15 +1,43 @@
-"""Every test runs on 8 logical CPU devices; they must exist before TensorFlow starts."""
+"""Every test runs on 8 logical devices; they must exist before TensorFlow starts."""
 
+import gc
 import os
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from towers import devices  # noqa: E402  (TensorFlow reads the variable above at import)
+from towers.machine.devices import has_gpus  # noqa: E402  (TensorFlow reads the variable at import)
+from towers.machine.logical import logical_cpus, logical_gpus  # noqa: E402
+from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
+from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
-devices.set_cpu_threads(num_towers=2)
-devices.logical_cpus(8)
+_GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
+
+logical_cpus(8, num_towers=2)
+if has_gpus():
+    logical_gpus(8, memory_mib=_GPU_MIB)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs a GPU where there is none, unless it is to be rehearsed."""
+    if has_gpus() or is_rehearsal():
+        return
+    reason = f"TensorFlow sees no GPU here; {REHEARSAL}=1 runs this on CPU devices"
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left():
+    """Gives back what a module's models and graphs took; Keras' own fit would leave them all."""
+    with custom_gradients_forgotten():
+        yield
+    import keras
+
+    keras.utils.clear_session()
+    gc.collect()
 
 
 @pytest.fixture

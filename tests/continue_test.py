@@ -12,9 +12,9 @@ import tensorflow as tf
 import towers
 from tests import loop_test
 from tests.loop_test import config
-from towers import checkpoints, run_dir
 from towers.config import TrainConfig
-from towers.resume import continued_config
+from towers.saving import checkpoints, run_dir
+from towers.saving.resume import continued_config
 
 RUN = run_dir.Path("run")
 
@@ -116,6 +116,17 @@ def test_flags_that_ask_once_are_not_done_again(capsys):
     capsys.readouterr()
     towers.train(TrainConfig(resume="run"))
     assert "Verify" not in capsys.readouterr().out
+
+
+def test_other_devices_have_other_numbers():
+    text = TrainConfig(device="auto", num_gpus=4, logical_gpus=8).to_json()
+    run_dir.create("run", "n", text)
+    same = continued_config("run", {"checkpoint_every": 5})
+    assert (same.num_gpus, same.logical_gpus) == (4, 8)
+    moved = continued_config("run", {"device": "cpu"})
+    assert (moved.num_gpus, moved.logical_gpus) == (None, None)
+    assert continued_config("run", {"device": "gpu", "logical_gpus": 2}).logical_gpus == 2
+    assert continued_config("run", {"logical_gpus": 2}).num_gpus == 4
 
 
 def test_a_directory_without_a_run_is_refused():

@@ -9,9 +9,12 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers import loop, run_dir
-from towers.build import build, find_devices, make_optimizer
+from towers import loop
+from towers.build import build
 from towers.config import TrainConfig
+from towers.datasets.batches import shuffled_batches
+from towers.reporting import tensorboard
+from towers.saving import checkpoints, run_dir
 
 NUM_CLASSES = 3
 
@@ -85,7 +88,7 @@ def test_the_losses_are_those_that_keras_computes():
     sgd = keras.optimizers.SGD(0.1)
     model.compile(sgd, "sparse_categorical_crossentropy", metrics=["accuracy"])
     expected = {"loss": 0.0, "accuracy": 0.0}
-    for x, y in loop.shuffled_batches(run.train, 16, 0, 0):
+    for x, y in shuffled_batches(run.train, 16, 0, 0):
         for name, value in model.train_on_batch(x, y, return_dict=True).items():
             expected[name] += value * len(y) / 50
     assert history["loss"] == pytest.approx([expected["loss"]], rel=1e-5)
@@ -212,6 +215,37 @@ def test_a_callback_can_set_the_learning_rate():
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+def test_files_come_before_callbacks_and_the_checkpoint_after():
+    """A callback can read what the epoch has left; a checkpoint holds what the callback did."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            files = sorted(path.name for path in run_dir.Path("run").iterdir())
+            newest = checkpoints.find(run_dir.Path("run/checkpoints"))[0].name
+            seen.append((len(rows("run")), "best.keras" in files, newest))
+            self.model.optimizer.learning_rate.assign(0.125)
+
+    towers.train(config(epochs=1, run_dir="run"), [Look()])
+    assert seen == [(1, True, "epoch-0-step-0")]
+    _, (_, arrays), _ = checkpoints.read_newest(run_dir.Path("run/checkpoints"))
+    assert [float(v) for name, v in arrays.items() if "learning_rate" in name] == [0.125]
+
+
+def test_tensorboard_shows_the_learning_rate_of_the_epoch_and_not_of_the_next():
+    schedule = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=9.0, factor=0.5)
+    rates = []
+
+    class Log(tensorboard.TensorBoardLog):
+        def write(self, row):
+            rates.append(float(self._step.optimizer.learning_rate))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorboard, "TensorBoardLog", Log)
+        towers.train(config(epochs=3, learning_rate=0.5, tensorboard=True), [schedule])
+    assert rates == [0.5, 0.5, 0.25]
+
+
 def test_a_callback_that_raises_raises_its_own_error():
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -275,8 +309,8 @@ def test_the_dtype_policy_is_the_callers_again_afterwards(precision):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_gpus": 9}, r"--num_gpus \(9\) is more than the logical CPU devices here: 8"),
-        ({"device": "gpu"}, "--device=gpu: TensorFlow sees no GPU"),
+        ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
+        ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
         ({"variable_device": "gpu"}, "--variable_device=gpu: TensorFlow sees no GPU"),
         ({"optimizer": "adm"}, r"--optimizer \('adm'\) must be one of adadelta, "),
         ({"model": "cn"}, r"--model \('cn'\)"),
@@ -295,23 +329,6 @@ def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
     run_dir.create("run", "n", "{}")
     with pytest.raises(ValueError, match="--resume=run"):
         towers.train(config(run_dir="run"))
-
-
-def test_devices_without_a_tower_are_left_out():
-    assert find_devices(config(num_gpus=None, num_towers=3)) == ["/cpu:0", "/cpu:1", "/cpu:2"]
-
-
-def test_an_optimizer_is_found_by_name_in_any_case_with_its_own_default_rate():
-    assert float(make_optimizer("SGD", None, "float32").learning_rate) == pytest.approx(0.01)
-    scaled = make_optimizer("rmsprop", 0.5, "mixed_float16")
-    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
-    assert float(scaled.inner_optimizer.learning_rate) == 0.5
-
-
-@pytest.mark.parametrize("name", ["Optimizer", "LossScaleOptimizer", "get"])
-def test_what_is_no_optimizer_by_itself_is_refused(name):
-    with pytest.raises(ValueError, match="--optimizer"):
-        make_optimizer(name, None, "float32")
 
 
 @pytest.mark.parametrize("monitor", ["val_accuracy", "val_loss"])

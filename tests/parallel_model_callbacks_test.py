@@ -157,8 +157,8 @@ def test_tensorboard_writes_what_it_writes_for_keras(tmp_path):
 
 
 def tags(folder):
-    from tensorflow.core.util import event_pb2
     import tensorflow as tf
+    from tensorflow.core.util import event_pb2
 
     found = set()
     for path in folder.rglob("events*"):

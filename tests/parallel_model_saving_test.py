@@ -17,6 +17,7 @@ import towers
 from tests.conformance.cases import ODD
 from tests.parallel import CLASSIFIER, classifier, rows
 from tests.parallel_model_test import Subclassed
+from towers.machine.keras_internals import all_layers
 from towers.parallel_model import ParallelModel
 
 L = keras.layers
@@ -120,7 +121,7 @@ def test_saving_loading_and_wrapping_ten_times_changes_nothing(build, tmp_path):
     for i in range(10):
         path = tmp_path / f"{i}.keras"
         model.save(path)
-        layers = tuple(layer.name for layer in model._flatten_layers())
+        layers = tuple(layer.name for layer in all_layers(model))
         seen.add((layers, str(names(path)), json.dumps(configuration(path)["config"])))
         model = towers.make_parallel(keras.models.load_model(path), 2)
         model = towers.make_parallel(model, 1 + i % 3)

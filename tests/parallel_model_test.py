@@ -350,7 +350,7 @@ def test_jit_compile_is_off():
 
 
 def test_wrapping_traces_nothing(monkeypatch):
-    from towers.tower import Tower
+    from towers.step.tower import Tower
 
     calls = []
     monkeypatch.setattr(Tower, "__init__", lambda *args: calls.append(args))

@@ -11,8 +11,8 @@ import tensorflow as tf
 import towers
 from tests.loop_test import config
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
-from towers import checkpoints, run_dir
 from towers.config import TrainConfig
+from towers.saving import checkpoints, run_dir
 
 SHORT = (*FLAGS, "--max_steps=2")
 # A mount that the command alone sees, and that ends with it.

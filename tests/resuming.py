@@ -115,7 +115,7 @@ def outcome(directory):
     Weights, seeds, optimizer, sums and positions come from the last checkpoint; the final model
     and the rows of results.csv, timing aside, from their files.
     """
-    from towers import checkpoints
+    from towers.saving import checkpoints
 
     path, (state, arrays), wrong = checkpoints.read_newest(directory / "checkpoints")
     position = {k: v for k, v in state["position"].items() if k != "results"}
@@ -134,18 +134,18 @@ def outcome(directory):
 def _main(fault, argv):
     """Runs train.py's main, with a fault at each step."""
     import train as command
-    from towers import snapshot
+    from towers.saving import position
 
     def kill(name):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
-    add_step = snapshot.Position.add_step
+    add_step = position.Position.add_step
 
     def add_step_and_fail(self, logs):
         add_step(self, logs)
         eval(fault or "None", {"step": self.step, "kill": kill, "os": os})  # the tests' own text
 
-    snapshot.Position.add_step = add_step_and_fail
+    position.Position.add_step = add_step_and_fail
     keras.optimizers.ScheduledAdam = ScheduledAdam  # where --optimizer looks for it
     return command.main(["train.py", *argv])
 

@@ -84,6 +84,11 @@ def test_an_error_after_tensorflow_has_started_is_one_line_too(tmp_path):
     assert message.startswith("--device=gpu: TensorFlow sees no GPU on this machine.")
 
 
+def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
+    message = error_of("--logical_gpus=8", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert message.startswith("--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave")
+
+
 def test_verbosity_1_shows_the_traceback(tmp_path):
     done = run_train("--num_gpus=0", "--verbosity=1", cwd=tmp_path)
     assert done.stderr.startswith("Traceback ")

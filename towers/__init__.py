@@ -8,14 +8,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from towers import datasets
-    from towers import models
+    from towers import datasets, models
     from towers.config import TrainConfig
-    from towers.devices import logical_cpus
-    from towers.devices import tower_devices
     from towers.loop import train
+    from towers.machine.devices import tower_devices
+    from towers.machine.logical import logical_cpus, logical_gpus
     from towers.parallel_model import make_parallel
     from towers.step import TowerStep
+    from towers.step.prefetch import prefetched
 
 __version__ = "0.1.0"
 
@@ -23,10 +23,12 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
-    "logical_cpus": "towers.devices",
+    "logical_cpus": "towers.machine.logical",
+    "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel_model",
     "models": "towers.models",
-    "tower_devices": "towers.devices",
+    "prefetched": "towers.step.prefetch",
+    "tower_devices": "towers.machine.devices",
     "train": "towers.loop",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
@@ -36,8 +38,10 @@ __all__ = [
     "TrainConfig",
     "datasets",
     "logical_cpus",
+    "logical_gpus",
     "make_parallel",
     "models",
+    "prefetched",
     "tower_devices",
     "train",
 ]
@@ -47,7 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _WITHOUT_TENSORFLOW:
-        from towers import environment
+        from towers.machine import environment
 
         environment.check()
     module = importlib.import_module(_MODULES[name])

@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from towers import datasets, models
-from towers import devices as devices_lib
 from towers.config import TrainConfig
-from towers.dropout import set_dropout
-from towers.input import Examples, load_examples, num_steps
+from towers.datasets.batches import Examples, load_examples, num_steps
+from towers.machine import devices as devices_lib
+from towers.machine.logical import divide_gpus, has_started, logical_cpus
+from towers.models.dropout import set_dropout
 from towers.step import TowerStep
 
 LOSS = "sparse_categorical_crossentropy"
@@ -83,7 +84,7 @@ def build(config: TrainConfig) -> Run:
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
-        cpu_threads=None if devices_lib.is_gpu(devices[0]) else devices_lib.intra_op_threads(),
+        cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
     )
     return Run(resolved, step, train_examples, test_examples, batch_size, steps)
 
@@ -91,12 +92,14 @@ def build(config: TrainConfig) -> Run:
 def find_devices(config: TrainConfig) -> list[str]:
     """The devices that run towers, at most one for each tower.
 
-    Without a GPU the CPU is split into logical devices, unless the caller has done so, or
-    TensorFlow has started already.
+    --logical_gpus divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
+    caller has done so, or TensorFlow has started already.
 
     Raises:
         ValueError: there are fewer than asked for.
     """
+    if config.logical_gpus is not None:
+        divide_gpus(config.logical_gpus, None, "--logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
         _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
     return devices_lib.tower_devices(config.num_gpus, config.device)[: config.num_towers]
@@ -141,14 +144,12 @@ def _split_cpu(
         ValueError: TensorFlow has started with other threads than asked for.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if tf.config.get_logical_device_configuration(cpu) is None:
-        cores = devices_lib.count_cores()
-        count = num_devices or min(cores, num_towers or cores)
-        try:
-            devices_lib.set_cpu_threads(num_towers or count, intra=threads)
-            devices_lib.logical_cpus(count)
-        except ValueError:
-            pass  # TensorFlow has started: tower_devices knows whether its devices suffice
+    if not has_started():  # else tower_devices knows whether its devices suffice
+        if threads is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if tf.config.get_logical_device_configuration(cpu) is None:
+            cores = devices_lib.count_cores()
+            logical_cpus(num_devices or min(cores, num_towers or cores), num_towers=num_towers)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"--cpu_threads ({threads}): TensorFlow has already started with "

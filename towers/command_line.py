@@ -1,5 +1,6 @@
 """The frame of a command: its flags, one `error:` line, its signals and its exit code."""
 
+import re
 import signal
 import sys
 import traceback
@@ -45,7 +46,7 @@ def exit_code(command: Callable[[], None]) -> int:
     except ValueError as error:
         if is_verbose():
             traceback.print_exc()
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", as_flags(" ".join(str(error).split())), file=sys.stderr)
         return USER_MISTAKE
     except Terminated:
         print("stopped by SIGTERM", file=sys.stderr)
@@ -57,6 +58,15 @@ def exit_code(command: Callable[[], None]) -> int:
         traceback.print_exc()
         return OTHER_FAILURE
     return 0
+
+
+def as_flags(text: str) -> str:
+    """A library's error text, its arguments named as the command line's flags.
+
+    "num_gpus (8) is too many, use num_gpus=2" -> "--num_gpus (8) is too many, use --num_gpus=2".
+    """
+    names = "|".join(map(re.escape, flags.FLAGS))
+    return re.sub(rf"(?<![\w.-])({names})(?= \(|=)", r"--\1", text)
 
 
 def is_verbose() -> bool:

@@ -18,6 +18,7 @@ _CHOICES = {
 }
 _SMALLEST = {
     "num_gpus": 1,
+    "logical_gpus": 1,
     "num_towers": 1,
     "batch_size": 1,
     "batch_size_per_gpu": 1,
@@ -38,11 +39,13 @@ class TrainConfig:
     dataset: likewise.
     data_dir: where the data set's files are; None means the data set's own place.
     num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
+    logical_gpus: how many the GPUs are divided into, to rehearse with fewer; None means not at all.
     num_towers: copies of the computation, each fed one shard; None means one for each device.
     device: what towers run on: "auto" (GPUs when there are any), "gpu" or "cpu".
     variable_device: where the parameters live, and are updated: "cpu" or "gpu".
-    batch_size: examples of one update, over all towers; None means 128, or the next one's product.
-    batch_size_per_gpu: the same, for each device.
+    batch_size: examples of one update, over all towers; None means 128, or batch_size_per_gpu
+        times the number of devices.
+    batch_size_per_gpu: examples of one update on each device.
     epochs: passes over the training data; 0 evaluates only.
     max_steps: updates after which the run ends, even in mid-epoch; None means no limit.
     optimizer: a Keras name; None means the model's own.
@@ -50,6 +53,7 @@ class TrainConfig:
     dropout: the rate of every Dropout layer; None means the model's own rates.
     seed: of the parameters, the order of the examples, and dropout.
     precision: a Keras dtype policy.
+    deterministic: only kernels that give the same bits twice, on GPUs, too.
     jit_compile: compile each tower with XLA.
     inline_towers: hand all towers to the graph optimizer as one graph.
     pack_transfers: move parameters and gradients between devices as one tensor a dtype.
@@ -76,6 +80,7 @@ class TrainConfig:
     dataset: str = "mnist"
     data_dir: str | None = None
     num_gpus: int | None = None
+    logical_gpus: int | None = None
     num_towers: int | None = None
     device: str = "auto"
     variable_device: str = "cpu"
@@ -88,6 +93,7 @@ class TrainConfig:
     dropout: float | None = None
     seed: int = 0
     precision: str = "float32"
+    deterministic: bool = False
     jit_compile: bool = False
     inline_towers: bool = False
     pack_transfers: bool = False
@@ -161,6 +167,11 @@ class TrainConfig:
             raise ValueError(
                 f"--batch_size ({self.batch_size}) is the global batch and --batch_size_per_gpu "
                 f"({self.batch_size_per_gpu}) one device's: give only one of them."
+            )
+        if self.logical_gpus is not None and self.device == "cpu":
+            raise ValueError(
+                f"--logical_gpus ({self.logical_gpus}) divides GPUs, and --device=cpu uses none: "
+                "give only one of them."
             )
         if self.histograms and not self.tensorboard:
             raise ValueError("--histograms needs --tensorboard, which shows them.")

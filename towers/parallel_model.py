@@ -7,6 +7,7 @@
 """
 
 import functools
+import inspect
 import itertools
 import types
 import warnings
@@ -17,12 +18,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers import devices as devices_lib
-from towers import state as state_lib
-from towers.gpus import as_integer, gpu_devices
-from towers.losses import ModelLoss
-from towers.sharding import batch_size
+from towers.machine import devices as devices_lib
+from towers.machine import keras_internals
+from towers.machine.gpus import as_integer, gpu_devices
 from towers.step import TowerStep
+from towers.step import state as state_lib
+from towers.step.losses import ModelLoss
+from towers.step.sharding import batch_size
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -61,11 +63,11 @@ def make_parallel(
     """
     _check_model(model)
     state_lib.check_batch_norm(batch_norm)
-    devices = gpu_devices(gpus)
-    towers = len(devices) if num_towers is None else as_integer(num_towers)
-    if towers is None:
+    count = None if num_towers is None else as_integer(num_towers)
+    if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
-    devices_lib.place_towers(towers, devices)
+    devices = gpu_devices(gpus, count)
+    towers = len(devices) if count is None else count
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
     parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
@@ -147,14 +149,14 @@ class ParallelModel(keras.Model):
 
 def _share(model: keras.Model, towers: _Towers) -> ParallelModel:
     """A ParallelModel with the attributes of `model`: the same layers, variables, trackers."""
-    own = model.__class__  # of a parallel model, too, the plain model's class
+    plain = model.__class__  # of a parallel model, too, the plain model's class
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = own.__module__
+        namespace["__module__"] = plain.__module__
         # Keras writes `model.__class__` into files and clones by it: this makes both plain.
-        namespace["__class__"] = property(lambda self: own)
+        namespace["__class__"] = property(lambda self: plain)
 
-    made = types.new_class(own.__name__, (ParallelModel, own), exec_body=fill)
+    made = types.new_class(plain.__name__, (ParallelModel, plain), exec_body=fill)
     parallel: ParallelModel = object.__new__(made)
     parallel.__dict__.update(vars(model))
     # Not through setattr, which would track what `towers` holds as parts of the model.
@@ -211,7 +213,7 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     step = _step(model, batch[0])
     if name == "predict":  # which has no metrics
         return data
-    metrics = model._compile_metrics
+    metrics = keras_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
         y_pred = step.trace_tower(name, *batch)
         with tf.device(step.home):
@@ -229,12 +231,12 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
 
 
 def _make_step(model: ParallelModel) -> TowerStep:
-    compiled = model._compile_loss
+    compiled = keras_internals.compiled_loss(model)
     loss, loss_weights = None, None
     if _overrides(model, "compute_loss"):
-        loss = ModelLoss(model._compute_loss)
+        loss = ModelLoss(functools.partial(_own_loss, model))
     elif compiled is not None:
-        loss, loss_weights = compiled._user_loss, compiled._user_loss_weights
+        loss, loss_weights = compiled
     return TowerStep(
         model,
         getattr(model, "optimizer", None) or "sgd",  # predict needs no compile
@@ -252,7 +254,7 @@ def _build(model: ParallelModel, x: Any) -> None:
     Layers count, too: `build` of a subclassed model may leave its layers without variables.
     """
     base = model._towers.base
-    if not all(layer.built for layer in base._flatten_layers()):
+    if not all(layer.built for layer in keras_internals.all_layers(base)):
         with tf.device("/cpu:0"):
             base(tf.nest.map_structure(_symbolic, x))
     if not model.built:
@@ -261,12 +263,12 @@ def _build(model: ParallelModel, x: Any) -> None:
 
 def _take_over(model: ParallelModel) -> None:
     """Takes the attributes that building has changed in the base, save those changed here, too."""
-    before, own = model._towers.unbuilt, vars(model)
+    before, current = model._towers.unbuilt, vars(model)
     changed = {
         key: value
         for key, value in vars(model._towers.base).items()
         if before.get(key) is not value
-        and before.get(key) is own.get(key)
+        and before.get(key) is current.get(key)
         and not key.endswith("_function")
     }
     model.__dict__.update(changed, built=True)
@@ -286,13 +288,26 @@ def _logs(
 ) -> dict[str, tf.Tensor]:
     """What Keras' own steps do after the forward pass, over the global batch."""
     with tf.device(_home(model)):
-        model._loss_tracker.update_state(loss, sample_weight=batch_size(x))
+        keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
         # The loss is known; these calls only feed the trackers in them.
         if _overrides(model, "compute_loss"):
-            model._compute_loss(x, y, y_pred, sample_weight, training=training)
-        elif model._compile_loss is not None and len(tf.nest.flatten(y_pred)) > 1:
-            model._compile_loss(y, y_pred, sample_weight)
+            _own_loss(model, x, y, y_pred, sample_weight, training)
+        elif _has_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
+            keras_internals.track_output_losses(model, y, y_pred, sample_weight)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _has_loss(model: ParallelModel) -> bool:
+    return keras_internals.compiled_loss(model) is not None
+
+
+def _own_loss(
+    model: ParallelModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> Any:
+    """The class's own `compute_loss`, which may be older than the argument `training`."""
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    options = {"training": training} if takes_training else {}
+    return model.compute_loss(x, y, y_pred, sample_weight, **options)
 
 
 def _home(model: keras.Model) -> str:
@@ -324,13 +339,19 @@ def _check_model(model: Any) -> None:
                 "changing its meaning. Put the loss into compute_loss or add_loss and leave the "
                 f"steps to Keras, or write the loop around towers.TowerStep, which ignores {name}."
             )
-    if model._distribute_strategy is not None:
+    if _is_distributed(model):
         raise ValueError(
             f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
             "divides batches itself. Make the model outside of it."
         )
     if model.built:
         state_lib.check_model(model)
+
+
+def _is_distributed(model: keras.Model) -> bool:
+    """Whether a model was made in the scope of a tf.distribute strategy."""
+    with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
+        return model.distribute_strategy is not tf.distribute.get_strategy()
 
 
 def _overrides(model: keras.Model, name: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance.cases import BUILT_IN, ODD, Case
-from towers import devices
+from towers.machine import devices
 from towers.step import TowerStep
 
 TOWERS = [1, 2, 3, 5, 8]

@@ -9,9 +9,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from tensorflow.python.eager import context
 
-from towers import devices
+from tests.step.partitions import partition_graphs
+from towers.machine import devices
 from towers.step import TowerStep
 
 L = keras.layers
@@ -65,21 +65,15 @@ def test_variables_and_the_update_are_on_cpu_0():
     for variable in [*step.model.variables, *step.optimizer.variables]:
         assert variable.value.device.endswith("CPU:0"), variable.path
     graph = graph_of(step)
-    updates = [op for op in graph.get_operations() if "PartitionedCall" in op.type
-               and "average_and_apply" in op.get_attr("f").name]
-    assert [cpu_index(op) for op in updates] == [0]
+    (update,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type
+                 and "update_program" in op.get_attr("f").name]
+    assert cpu_index(update) == 0
 
 
 def test_parameters_are_sent_once_to_each_device_not_once_to_each_tower():
-    """Read from the graphs that TensorFlow made of the step for each device."""
-    metadata = context.context()
-    metadata.enable_run_metadata()
-    step = trained_step(8, 2)
-    partitions = [
-        graph for function in metadata.export_run_metadata().function_graphs
-        for graph in function.partition_graphs if any("CPU:1" in n.device for n in graph.node)
-    ]
-    metadata.disable_run_metadata()
+    steps = []
+    graphs = partition_graphs(lambda: steps.append(trained_step(8, 2)))
+    step, partitions = steps[0], [g for g in graphs if any("CPU:1" in n.device for n in g.node)]
     received = [n.attr["tensor_name"].s.decode() for graph in partitions for n in graph.node
                 if n.op == "_Recv" and "ReadVariableOp" in n.name]
     assert received
@@ -89,9 +83,10 @@ def test_parameters_are_sent_once_to_each_device_not_once_to_each_tower():
 
 LOGGED_RUN = """
 import keras, numpy as np, tensorflow as tf
-from towers import devices
+import towers
+from towers.machine import devices
 from towers.step import TowerStep
-devices.logical_cpus(3)
+towers.logical_cpus(3)
 tf.debugging.set_log_device_placement(True)
 L = keras.layers
 model = keras.Sequential([keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.Flatten(), L.Dense(2)])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.conformance.cases import BUILDERS, ODD
-from towers import devices, models
+from towers import models
+from towers.machine import devices
 from towers.step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 from towers import named
-from towers.datasets import (
-    cifar10, fashion_mnist, image_folder, mnist, music, npz, synthetic, user
-)
+from towers.datasets import cifar10, fashion_mnist, image_folder, mnist, music, npz, synthetic, user
 from towers.datasets.dataset import Dataset, check_arrays, num_examples
 
 # To add a data set: a file in this folder, and a line here: (data_dir, shape, classes) -> Dataset.

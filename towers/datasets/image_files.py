@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from towers.devices import count_cores
+from towers.machine.devices import count_cores
 
 _AT_THE_START = "Convert it to PNG, or remove it."
 _IN_ITS_TURN = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from towers.config import TrainConfig
-from towers.resume import given_fields
-from towers.run_dir import file_name
+from towers.saving.resume import given_fields
+from towers.saving.run_dir import file_name
 
 
 class Cell(NamedTuple):

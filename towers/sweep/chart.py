@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.chart_style import COLORS, drawn, style_axes
+from towers.reporting.chart_style import COLORS, drawn, style_axes
 from towers.sweep.break_even import break_even, compared, gpu_counts
 from towers.sweep.machine import Machine
 from towers.sweep.table import Row

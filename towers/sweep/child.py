@@ -43,7 +43,7 @@ def measured() -> dict[str, object]:
     """
     import tensorflow as tf
 
-    from towers.devices import count_cores
+    from towers.machine.devices import count_cores
 
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
     if "--device=cpu" in sys.argv:

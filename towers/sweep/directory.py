@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from towers.config import TrainConfig
-from towers.run_dir import write_atomically
+from towers.saving.run_dir import write_atomically
 
 SETTINGS = "sweep.json"
 TABLE = "sweep.csv"

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from towers.machine.words import plural
+
 
 class Machine(NamedTuple):
     """Where a cell ran.
@@ -14,9 +16,9 @@ class Machine(NamedTuple):
     cores: int
 
     def __str__(self) -> str:
-        cores = f"{self.cores} core{'s' * (self.cores != 1)}"
+        cores = f"{self.cores} {plural('core', self.cores)}"
         return self.gpu or f"logical CPU devices on {cores}"
 
     def devices(self, count: int) -> str:
         """"2 GPUs", "1 device"."""
-        return f"{count} {'GPU' if self.gpu else 'device'}{'s' * (count != 1)}"
+        return f"{count} {plural('GPU' if self.gpu else 'device', count)}"

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from towers import __version__, run_dir
+from towers import __version__
 from towers.config import TrainConfig
+from towers.machine.words import plural
 from towers.named import one_line
+from towers.saving import run_dir
 from towers.sweep import directory, table
 from towers.sweep.advice import advice
 from towers.sweep.cells import Cell, cell_name, check_cells, train_flags
@@ -170,7 +172,7 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
 
 def _note(shared: TrainConfig, machine: Machine) -> str:
     """The line below the picture's title."""
-    length = f"{shared.epochs} epoch{'s' * (shared.epochs != 1)} each"
+    length = f"{shared.epochs} {plural('epoch', shared.epochs)} each"
     if shared.max_steps is not None:
         length = f"{shared.max_steps:,} steps each"
     note = f"{length}; {shared.precision}. A ring: the smallest global batch from which more "

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
-from towers.run_dir import Result, write_atomically
+from towers.saving.run_dir import Result, write_atomically
 from towers.sweep.cells import Cell
 
 

@@ -1,0 +1,97 @@
+"""The comparison of the averaged with the large-batch gradient, and what it leaves alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.diagnosis.verify import verify_gradients
+from towers.step import TowerStep
+
+LOSS = "sparse_categorical_crossentropy"
+
+
+def make_step(*layers, num_towers=3, batch_norm="average"):
+    keras.utils.set_random_seed(1)
+    with tf.device("/cpu:0"):
+        model = keras.Sequential(
+            [keras.Input((6,)), *layers, keras.layers.Dense(4, activation="softmax")]
+        )
+    devices = ["/cpu:0", "/cpu:1", "/cpu:2"][:num_towers]
+    return TowerStep(
+        model, "adam", LOSS, devices=devices, num_towers=num_towers, batch_norm=batch_norm
+    )
+
+
+def make_batch():
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(10, 6)).astype(np.float32)
+    return tf.constant(x), tf.constant(generator.integers(0, 4, 10).astype(np.int32))
+
+
+def test_without_random_layers_the_difference_is_float_rounding():
+    step = make_step(keras.layers.Dense(8, activation="relu"))
+    found = verify_gradients(step, LOSS, *make_batch())
+    assert found.difference < 1e-5
+    assert (found.random_layers, found.batch_norm_layers) == ([], [])
+    assert str(found).endswith("the averaged gradient is the large-batch gradient")
+
+
+def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatch):
+    step = make_step(keras.layers.Dense(8, name="first"))
+    loss, gradients = step.gradients(*make_batch())
+    wrong = [1.5 * gradients[0], 1.1 * gradients[1], *gradients[2:]]
+    monkeypatch.setattr(step, "gradients", lambda x, y: (loss, wrong))
+    found = verify_gradients(step, LOSS, *make_batch())
+    assert found.difference == pytest.approx(0.5, rel=1e-4)
+    assert found.variable == step.model.trainable_variables[0].path
+    assert "MORE than float rounding" in str(found)
+
+
+def test_layers_that_make_towers_differ_are_named():
+    layers = [
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.Dropout(0.5, name="drop"),
+        keras.layers.Dropout(0.0, name="idle"),
+    ]
+    found = verify_gradients(make_step(*layers), LOSS, *make_batch())
+    assert (found.random_layers, found.batch_norm_layers) == (["drop"], ["norm"])
+    assert "by design, each tower draws its own random numbers in drop and each" in str(found)
+
+
+def test_synchronized_batch_norm_is_the_large_batchs():
+    layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
+    found = verify_gradients(make_step(*layers, batch_norm="synchronized"), LOSS, *make_batch())
+    assert found.batch_norm_layers == []
+    assert found.difference < 1e-4
+
+
+def test_one_tower_is_the_large_batch_whatever_its_layers():
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    found = verify_gradients(make_step(*layers, num_towers=1), LOSS, *make_batch())
+    assert (found.difference, found.random_layers) == (0, [])
+
+
+def test_no_variable_and_no_seed_changes():
+    step = make_step(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+    variables = [*step.model.variables, *step.optimizer.variables]
+    before = [v.numpy().copy() for v in variables]
+    random_before = np.random.get_state()[1].copy()
+    verify_gradients(step, LOSS, *make_batch())
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.path)
+    np.testing.assert_array_equal(np.random.get_state()[1], random_before)
+
+
+def test_gradients_of_embeddings_are_compared_as_dense_ones():
+    with tf.device("/cpu:0"):
+        model = keras.Sequential([
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(7, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, activation="softmax"),
+        ])
+    step = TowerStep(model, "sgd", LOSS, devices=["/cpu:0", "/cpu:1"], num_towers=2)
+    generator = np.random.default_rng(3)
+    x, y = generator.integers(0, 7, (9, 5)), generator.integers(0, 4, 9)
+    assert verify_gradients(step, LOSS, tf.constant(x), tf.constant(y)).difference < 1e-5

@@ -1,0 +1,213 @@
+"""Towers on real GPUs, divided into eight logical ones: what no CPU can show.
+
+`pytest -m gpu` where TensorFlow sees a GPU. Elsewhere these tests are skipped; under
+TOWERS_REHEARSE_GPUS=1 they run on logical CPU devices, as far as that makes sense, so that the
+tests themselves are known to work.
+"""
+
+import re
+import sys
+from subprocess import run
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.cases import BUILT_IN, ODD, Case
+from tests.conformance.gradients_test import keras_gradients, relative_difference
+from tests.resuming import FLAGS, ROOT, outcome, train
+from tests.step.policy_test import calls, trace
+from towers.diagnosis import anatomy, phases
+from towers.diagnosis.anatomy_report import towers_at_once
+from towers.machine.devices import has_gpus
+from towers.machine.policy import GPU
+from towers.step.prefetch import place
+
+L = keras.layers
+KIND = "gpu" if has_gpus() else "cpu"
+DEVICES = [f"/{KIND}:{index}" for index in range(8)]
+CASES = BUILT_IN + ODD if has_gpus() else [BUILT_IN[0], *ODD[:6]]  # conformance/ has the others
+# train.py's, in a process of its own
+EIGHT = ("--logical_gpus=8", "--device=gpu") if has_gpus() else ("--device=cpu",)
+
+pytestmark = pytest.mark.gpu
+on_gpus_alone = pytest.mark.skipif(not has_gpus(), reason="CPUs do not tell this of their memory")
+
+
+def images(filters=8, size=32):
+    """A convolution with few parameters and large activations, its parameters on the CPU."""
+    keras.utils.set_random_seed(0)
+    with tf.device("/cpu:0"):
+        return keras.Sequential([
+            keras.Input((size, size, 3)), L.Conv2D(filters, 3, activation="relu"),
+            L.Conv2D(filters, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(10),
+        ])
+
+
+def image_batch(count, size=32):
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(count, size, size, 3)).astype("float32"),
+            rng.normal(size=(count, 10)).astype("float32"))
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devices, float64):
+    keras.utils.set_random_seed(7)
+    with tf.device("/cpu:0"):
+        model = case.build()
+        step = towers.TowerStep(
+            model, "sgd", **case.compile, num_towers=8, devices=DEVICES[:num_devices]
+        )
+    compute = keras_gradients(model, case)
+    for size in (40, 9, 7):
+        batch = case.batch(size, np.random.default_rng(size))
+        loss, gradients = step.gradients(*batch)
+        expected_loss, expected = compute(batch)
+        assert relative_difference(loss, expected_loss) < 1e-10, f"loss, batch {size}"
+        for variable, ours, theirs in zip(
+            model.trainable_variables, gradients, expected, strict=True
+        ):
+            assert relative_difference(ours, theirs) < 1e-10, f"{variable.path}, batch {size}"
+
+
+def test_towers_run_on_their_gpus_and_the_parameters_stay_on_the_cpu():
+    step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES, num_towers=6)
+    assert step.policy is GPU and step.home == "/cpu:0"
+    placed = [operation.device for operation in calls(trace(step, image_batch(16)))]
+    wanted = [f"{KIND.upper()}:{t * 8 // 6}" for t in range(6)]
+    assert [name[-5:] for name in placed] == wanted
+    for variable in [*step.model.variables, *step.optimizer.variables]:
+        assert variable.value.device.endswith("CPU:0"), variable.path
+
+
+def test_shards_are_copied_to_their_gpus_ahead_of_the_step():
+    step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES)
+    x, y = (tf.constant(part) for part in image_batch(16))
+    placed = place(step, (x, y, None))
+    for index, (x_shard, _, _) in enumerate(placed):
+        assert x_shard.device.endswith(f"{KIND.upper()}:{index}")
+    logs = step.train_batch(x, y, placed=placed)
+    assert np.isfinite(float(logs["loss"]))
+
+
+def test_towers_of_different_gpus_compute_at_once_and_their_copies_are_seen(tmp_path):
+    step = towers.TowerStep(images(32, 64), "adam", "mse", devices=DEVICES[:2])
+    x, y = (tf.constant(part) for part in image_batch(64, 64))
+    found = anatomy.measure(step, iter(lambda: (x, y), None), tmp_path, num_steps=8)
+    assert towers_at_once(found) > 1
+    assert [span.device for span in found.spans] == DEVICES[:2]
+    for phase in (phases.PARAMETERS, phases.TOWERS, phases.SUM, phases.UPDATE):
+        assert found.seconds[phase] > 0, phase
+
+
+@on_gpus_alone
+def test_eight_towers_on_one_gpu_need_the_memory_of_about_one():
+    peaks = []
+    for num_towers in (1, 8):
+        step = towers.TowerStep(images(64, 64), "sgd", "mse", devices=DEVICES[:1],
+                                num_towers=num_towers)
+        batch = image_batch(32 * num_towers, 64)
+        step(*batch)
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        step(*batch)
+        peaks.append(tf.config.experimental.get_memory_info("GPU:0")["peak"] - before)
+    assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+# Whole runs
+
+
+@pytest.mark.parametrize("switches", [
+    ("--precision=mixed_float16",), ("--precision=mixed_bfloat16",), ("--jit_compile",),
+    ("--inline_towers", "--pack_transfers"), ("--variable_device=gpu",),
+])
+def test_a_run_with_each_switch_has_the_large_batchs_gradient(switches, tmp_path):
+    if "--variable_device=gpu" in switches and not has_gpus():
+        pytest.skip("there is no GPU to hold the parameters")
+    code, stdout, stderr = train(
+        *EIGHT, *switches, "--num_gpus=8", "--model=tests.gpu_test:plain",
+        "--dataset=tests.resuming:data", "--batch_size=48", "--max_steps=2", "--verify_gradients",
+        "--run_dir=run", cwd=tmp_path,
+    )
+    assert code == 0, stdout + stderr
+    assert "the averaged gradient is the large-batch gradient" in stdout
+
+
+def plain(input_shape, num_classes):
+    """Without randomness or BatchNormalization, and small: CPUs compute float16 slowly."""
+    return keras.Sequential([
+        keras.Input(input_shape), L.Conv2D(4, 3, activation="relu"), L.Flatten(),
+        L.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def test_eight_towers_give_the_same_bits_on_any_number_of_gpus(tmp_path):
+    found = []
+    for num_gpus in (1, 2, 4, 8):
+        cwd = tmp_path / str(num_gpus)
+        cwd.mkdir()
+        code, stdout, stderr = train(
+            *EIGHT, *on_any_device(FLAGS), "--deterministic", "--num_towers=8",
+            f"--num_gpus={num_gpus}", cwd=cwd,
+        )
+        assert code == 0, stdout + stderr
+        found.append(outcome(cwd / "run"))
+    assert all(other == found[0] for other in found[1:])
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_path):
+    flags = (*EIGHT, *on_any_device(FLAGS), "--deterministic", "--num_towers=4",
+             "--checkpoint_every=1")
+    outcomes = []
+    for name, fault in (("whole", ""), ("killed", "step == 5 and kill('KILL')")):
+        cwd = tmp_path / name
+        cwd.mkdir()
+        code, stdout, stderr = train(*flags, "--num_gpus=2", cwd=cwd, fault=fault)
+        assert code == (-9 if fault else 0), stdout + stderr
+        if fault:
+            code, stdout, stderr = train("--resume=run", "--num_gpus=4", cwd=cwd)
+            assert code == 0, stdout + stderr
+        outcomes.append(outcome(cwd / "run"))
+    assert outcomes[0] == outcomes[1]
+
+
+def on_any_device(flags):
+    """Without those that say what the run is computed on."""
+    return [flag for flag in flags if not re.match("--(device|num_gpus|num_towers)=", flag)]
+
+
+@on_gpus_alone
+def test_too_large_a_batch_for_the_memory_names_the_ways_out(tmp_path):
+    code, stdout, stderr = train(
+        *EIGHT, "--model=tests.gpu_test:hungry", "--dataset=tests.resuming:data", "--num_gpus=8",
+        "--batch_size=48", "--max_steps=1", "--run_dir=run", cwd=tmp_path,
+    )
+    assert code == 2, stdout + stderr
+    assert "error: a device has too little memory for 6 examples a tower" in stderr
+    assert "--batch_size" in stderr and "--num_towers=16" in stderr
+
+
+class Hungry(L.Layer):
+    """Needs 32 GiB an example for a moment."""
+
+    def call(self, x):
+        return x + 0 * tf.reduce_max(tf.random.stateless_uniform([tf.shape(x)[0], 2**33], [1, 2]))
+
+
+def hungry(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), L.Flatten(), L.Dense(4), Hungry(),
+        L.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def test_devices_names_the_gpus_and_the_libraries():
+    done = run([sys.executable, "train.py", "--devices"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wanted = ("compute capability", "MiB free", "cuDNN") if has_gpus() else ("none: ", "CPU")
+    for words in wanted:
+        assert words in done.stdout

@@ -1,0 +1,141 @@
+"""The house: folders that build on each other in one direction, a test file for every module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "towers"
+# A folder imports those before it; the flat modules, the trunk, put all of them together.
+ORDER = ("machine", "step", "saving", "reporting", "diagnosis")
+APART = ("models", "datasets")  # know nothing of towers; of the machine, only its cores
+# Flat modules that folders may import: what defines a run, what it is made of, and the shape of
+# what runs beside it.
+TRUNK_BELOW = {
+    "saving": {"config", "build", "best", "listener"},
+    "reporting": {"named", "config", "build", "best", "listener", "pace"},
+    "diagnosis": {"config", "build", "command_line"},
+    "models": {"named"},
+    "datasets": {"named"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path):
+    """The modules of towers that a file imports: ("step", "sharding"), ("config",), ..."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "towers" and rest:
+                found.add(tuple(rest))
+    return found
+
+
+def folder_of(path):
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def is_folder(name):
+    return (PACKAGE / name).is_dir()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downwards(path):
+    folder = folder_of(path)
+    if folder in (None, "sweep"):  # on top of all the others
+        return
+    below = ORDER[: ORDER.index(folder)] if folder in ORDER else ()
+    for name, *_ in imported(path):
+        if is_folder(name):
+            allowed = name == folder or name in below
+            allowed |= folder in APART and name == "machine"
+            allowed |= name in APART and folder in ORDER[2:]
+        else:
+            allowed = name in TRUNK_BELOW.get(folder, set()) or name.startswith("__")
+        assert allowed, f"{folder}/ imports {name}"
+
+
+def test_the_trunk_imports_no_circle():
+    """Nor does anything else: of any two modules at most one imports the other, however far."""
+    modules = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in FILES}
+    edges = {
+        name: {".".join(target[:n]) for target in imported(path) for n in (1, 2)} & set(modules)
+        for name, path in modules.items() if not name.endswith("__init__")
+    }
+    done, under_way = set(), []
+
+    def visit(name):
+        assert name not in under_way, " -> ".join([*under_way, name])
+        if name in done:
+            return
+        under_way.append(name)
+        for other in sorted(edges.get(name, ())):
+            visit(other)
+        under_way.pop()
+        done.add(name)
+
+    for name in sorted(edges):
+        visit(name)
+
+
+# Test files without a module of that name, each with the reason.
+CROSS_CUTTING = {
+    "private_names_test": "every module: what Keras and TensorFlow keep private has one door",
+    "conformance/entry_points_test": "train.py, TowerStep and make_parallel are one and the same",
+    "conformance/gradients_test": "every model",
+    "conformance/placement_test": "every arrow of the step",
+    "conformance/same_bits_test": "every model on any number of devices",
+    "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
+    "step/switches_test": "a step's switches against each other",
+    "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
+    "examples_test": "examples/", "experiments_test": "experiments/",
+    "sweep_test": "sweep.py", "train_test": "train.py",
+    "continue_test": "loop and saving: a run that goes on where it was interrupted",
+    "gpu_test": "what needs a GPU, of every folder",
+    "layout_test": "all modules",
+    "process_test": "a run as a process: full disks, closed pipes, too little memory",
+    "parallel_model_callbacks_test": "parallel_model, in parts",
+    "parallel_model_devices_test": "parallel_model, in parts",
+    "parallel_model_saving_test": "parallel_model, in parts",
+    "parallel_model_training_test": "parallel_model, in parts",
+}
+
+
+def mirrored():
+    """Each module's test file, without its ending: "step/tower_test"; a package's by its name."""
+    names = {}
+    for path in FILES:
+        module = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        folder, _, name = module.rpartition("/")
+        if name != "__init__":
+            names[module] = f"{module}_test"
+        elif folder:
+            names[module] = f"{folder}/{folder}_test"
+    return names
+
+
+TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
+         for path in (ROOT / "tests").rglob("*_test.py")}
+
+
+@pytest.mark.parametrize("module", sorted(m for m in mirrored() if not m.endswith("__init__")))
+def test_every_module_has_a_test_file_in_the_mirrored_place(module):
+    assert mirrored()[module] in TESTS
+
+
+@pytest.mark.parametrize("name", sorted(TESTS))
+def test_every_test_file_has_its_module_or_a_reason(name):
+    assert (name in mirrored().values()) is (name not in CROSS_CUTTING)
+
+
+def test_no_exception_outlives_its_file():
+    assert set(CROSS_CUTTING) <= TESTS

@@ -1,0 +1,88 @@
+"""`import towers` costs nothing; what would make TensorFlow useless is said before its import."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from towers.machine import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code, **variables):
+    """Runs code in a fresh Python, without the variables that set Keras' backend."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "KERAS_HOME")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**clean, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_importing_towers_and_its_configuration_does_not_import_tensorflow():
+    done = run_python(
+        "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "
+        "sys.modules and 'keras' not in sys.modules; print(towers.__version__)"
+    )
+    assert (done.stdout, done.stderr) == ("0.1.0\n", "")
+
+
+def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_imported():
+    done = run_python(
+        "import sys, towers\ntry:\n    towers.train\nexcept ValueError as error:\n"
+        "    print(error, 'tensorflow' in sys.modules)",
+        KERAS_BACKEND="jax",
+    )
+    assert done.stdout == (
+        "Keras' backend is 'jax' (KERAS_BACKEND); towers needs 'tensorflow'. Set it with: "
+        "export KERAS_BACKEND=tensorflow False\n"
+    )
+
+
+def test_another_backend_in_keras_json_is_refused_by_the_files_name(tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    code = "from towers.machine import environment; environment.check_backend()"
+    done = run_python(code, KERAS_HOME=str(tmp_path))
+    assert f"Keras' backend is 'torch' ({tmp_path / 'keras.json'})" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"epsilon": 1e-7}'])
+def test_a_keras_json_without_a_backend_means_tensorflow(tmp_path, text):
+    (tmp_path / "keras.json").write_text(text)
+    code = "from towers.machine import environment; environment.check_backend(); print('fine')"
+    assert run_python(code, KERAS_HOME=str(tmp_path)).stdout == "fine\n"
+
+
+def test_the_environment_variable_outweighs_keras_json(tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    code = "from towers.machine import environment; environment.check_backend(); print('fine')"
+    done = run_python(code, KERAS_HOME=str(tmp_path), KERAS_BACKEND="tensorflow")
+    assert done.stdout == "fine\n"
+
+
+def test_a_missing_tensorflow_is_an_error_that_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ValueError, match="cannot be imported .* pip install 'tensorflow>=2.20'"):
+        environment.check_tensorflow()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_accepted"),
+    [("1.15.5", False), ("2.19.1", False), ("2.20.0", True), ("2.21.0-rc1", True), ("3.0", True)],
+)
+def test_tensorflow_2_20_is_the_oldest_that_is_accepted(monkeypatch, version, is_accepted):
+    fake = types.SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "tensorflow", fake)
+    if is_accepted:
+        environment.check_tensorflow()
+    else:
+        with pytest.raises(ValueError, match=f"TensorFlow {version} is too old"):
+            environment.check_tensorflow()

@@ -1,0 +1,74 @@
+"""The `gpus` argument: a count or a list of indices, and what is refused saying what would work."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.machine import gpus
+
+# The machine of these tests has 8 logical CPU devices.
+pytestmark = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
+)
+
+
+@pytest.mark.parametrize("asked, expected", [
+    (1, ["/cpu:0"]),
+    (3, ["/cpu:0", "/cpu:1", "/cpu:2"]),
+    ([0, 2, 4], ["/cpu:0", "/cpu:2", "/cpu:4"]),
+    ((5, 1), ["/cpu:5", "/cpu:1"]),
+    (range(2), ["/cpu:0", "/cpu:1"]),
+    (np.int64(2), ["/cpu:0", "/cpu:1"]),
+    (np.array([3, 1]), ["/cpu:3", "/cpu:1"]),
+])
+def test_gpus_is_a_count_or_a_list_of_indices(asked, expected):
+    """On a machine without GPUs: logical CPU devices."""
+    assert gpus.gpu_devices(asked) == expected
+
+
+@pytest.mark.parametrize("asked", [
+    0, -1, 2.0, True, None, "2", [], [0, 0], [0, -1], [0, 1.0], [True, 0], [[0], [1]],
+])
+def test_other_gpus_are_errors_that_say_what_would_work(asked):
+    with pytest.raises(ValueError) as error:
+        gpus.gpu_devices(asked)
+    assert repr(asked) in str(error.value)
+    assert "gpus=2 or gpus=[0, 1]" in str(error.value)
+    assert "This machine has 0 GPUs" in str(error.value)
+
+
+@pytest.mark.parametrize("asked, way_out", [
+    (9, "gpus=8, num_towers=9"), ([0, 8], "gpus=8, num_towers=2"),
+])
+def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, way_out):
+    with pytest.raises(ValueError) as error:
+        gpus.gpu_devices(asked)
+    for part in (repr(asked), "no GPU", "8 logical", "/cpu:7", "towers.logical_cpus(9)", way_out):
+        assert part in str(error.value)
+
+
+def test_more_than_the_gpus_names_both_and_the_ways_out(monkeypatch):
+    monkeypatch.setattr(gpus, "has_gpus", lambda: True)
+    monkeypatch.setattr(gpus, "device_names", lambda kind: ["/gpu:0", "/gpu:1"])
+    assert gpus.gpu_devices([1]) == ["/gpu:1"]
+    with pytest.raises(ValueError) as error:
+        gpus.gpu_devices(8)
+    for part in ("gpus (8)", "2 (/gpu:0, /gpu:1)", "gpus=2, or gpus=2, num_towers=8"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("value, expected", [
+    (3, 3), (np.int64(3), 3), (np.uint8(0), 0), (-1, -1),
+    (True, None), (np.bool_(True), None), (3.0, None), ("3", None), (None, None), ([3], None),
+])
+def test_integers_are_pythons_and_numpys_and_no_truth_values(value, expected):
+    found = gpus.as_integer(value)
+    assert found == expected and type(found) in (int, type(None))
+
+
+def test_a_machine_with_gpus_gives_those_and_makes_no_cpu_devices(monkeypatch):
+    monkeypatch.setattr(gpus, "has_gpus", lambda: True)
+    monkeypatch.setattr(gpus, "device_names", lambda kind: [f"/{kind}:{i}" for i in range(4)])
+    monkeypatch.setattr(gpus, "logical_cpus", lambda *_, **__: pytest.fail("made"))
+    assert gpus.gpu_devices([3, 0]) == ["/gpu:3", "/gpu:0"]
+    assert gpus.gpu_devices(2) == ["/gpu:0", "/gpu:1"]

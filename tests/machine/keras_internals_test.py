@@ -1,0 +1,134 @@
+"""One canary for each part of Keras' insides: where it fails, Keras has changed."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.machine.canary import canary
+from towers.machine import keras_internals
+
+L = keras.layers
+
+
+def keeps(part, what):
+    return canary(f"Keras {keras.__version__}", f"keras_internals.py, {part}", what)
+
+
+def two_outputs():
+    x = keras.Input((3,))
+    return keras.Model(x, [L.Dense(2, name="a")(x), L.Dense(1, name="b")(x)])
+
+
+def test_all_layers():
+    with keeps("all_layers", "lists the layers inside of models and layers"):
+        inner = keras.Sequential([keras.Input((3,)), L.Dense(4, name="deep")])
+        model = keras.Sequential([
+            keras.Input((5, 3)), L.TimeDistributed(inner, name="each"),
+            L.Bidirectional(L.GRU(2, name="gru"), name="both"),
+        ], name="model")
+        layers = keras_internals.all_layers(model)
+        assert layers[0] is model
+        names = {layer.name for layer in layers}
+        assert {"each", "deep", "both", "forward_gru", "backward_gru"} <= names
+        assert sum(isinstance(layer, L.GRUCell) for layer in layers) == 2
+        assert len(layers) == len(set(map(id, layers)))
+
+
+def test_give_seed_generator():
+    with keeps("give_seed_generator", "lets a built layer be given a seed"):
+        dropout = L.Dropout(0.0)
+        model = keras.Sequential([keras.Input((1000,)), dropout])
+        assert not model.variables
+        keras_internals.give_seed_generator(dropout, 7)
+        assert [v is dropout.seed_generator.state for v in model.variables] == [True]
+        dropout.rate = 0.5
+        assert 400 < np.count_nonzero(model(np.ones([1, 1000]), training=True)) < 600
+
+
+def test_moments_replaced():
+    with keeps("moments_replaced", "asks BatchNormalization._moments for mean and variance"):
+        layer = L.BatchNormalization(epsilon=0.0, momentum=0.0)
+        layer.build((None, 2))
+        x, asked = tf.constant([[3.0, 5.0], [4.0, 8.0]]), []
+
+        def moments(inputs, mask):
+            asked.append((inputs.shape, mask))
+            return tf.constant([1.0, 2.0]), tf.constant([4.0, 9.0])
+
+        with keras_internals.moments_replaced(layer, moments):
+            y = layer(x, training=True)
+        np.testing.assert_allclose(y, [[1.0, 1.0], [1.5, 2.0]])
+        np.testing.assert_allclose(layer.moving_variance, [4.0, 9.0])
+        layer(x, training=True)  # Keras' own again
+        np.testing.assert_allclose(layer.moving_mean, [3.5, 6.5])
+        assert asked == [((2, 2), None)]
+
+
+def test_keras_mask():
+    with keeps("keras_mask", "keeps a layer's mask on its output"):
+        masked = L.Masking()(tf.constant([[[1.0], [0.0]]]))
+        np.testing.assert_array_equal(keras_internals.keras_mask(masked), [[True, False]])
+        assert keras_internals.keras_mask(tf.ones([1])) is None
+
+
+def test_set_keras_mask():
+    with keeps("set_keras_mask", "applies the mask that it finds on predictions"):
+        @tf.function(autograph=False)
+        def loss(y, y_pred):
+            y_pred = tf.identity(y_pred)
+            keras_internals.set_keras_mask(y_pred, tf.constant([True, False]))
+            return keras.losses.MeanSquaredError()(y, y_pred)
+
+        assert loss(tf.zeros([2, 1]), tf.constant([[2.0], [9.0]])).numpy() == 4.0
+
+
+def test_function_loss():
+    with keeps("function_loss", "makes losses of functions with the class MeanSquaredError is of"):
+        loss = keras_internals.function_loss(lambda y, y_pred: tf.reduce_sum(y_pred - y, axis=-1))
+        assert isinstance(loss, keras.losses.Loss)
+        assert loss.reduction == "sum_over_batch_size"
+        assert loss(tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 8.0]])).numpy() == 7.0
+
+
+def test_compiled_loss():
+    with keeps("compiled_loss", "keeps the loss and the weights that compile was given"):
+        model = two_outputs()
+        assert keras_internals.compiled_loss(model) is None
+        model.compile("sgd", ["mse", "mae"], loss_weights=[2.0, 3.0])
+        assert keras_internals.compiled_loss(model) == (["mse", "mae"], [2.0, 3.0])
+
+
+def test_track_output_losses():
+    with keeps("track_output_losses", "counts the outputs' losses where it computes the total"):
+        model = two_outputs()
+        model.compile("sgd", ["mse", "mae"])
+        y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
+        keras_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
+        means = {name: float(value) for name, value in model.get_metrics_result().items()}
+        assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
+
+
+def test_compiled_metrics():
+    with keeps("compiled_metrics", "builds the compiled metrics from specs"):
+        model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
+        model.compile("sgd", "mse")
+        assert keras_internals.compiled_metrics(model) is None
+        model.compile("sgd", "mse", metrics=["mae"])
+        metrics = keras_internals.compiled_metrics(model)
+        assert not metrics.built
+        metrics.build(tf.TensorSpec([None, 2]), keras.KerasTensor([None, 2]))
+        assert metrics.built and len(metrics.variables) == 2
+
+
+def test_loss_tracker():
+    class Other(keras.Sequential):
+        metrics = [keras.metrics.Mean(name="other")]
+
+    with keeps("loss_tracker", "lists the loss's running mean as the first metric"):
+        for model in (two_outputs(), Other([keras.Input((3,)), L.Dense(2)])):
+            model.compile("sgd", "mse", metrics=None)
+            tracker = keras_internals.loss_tracker(model)
+            assert isinstance(tracker, keras.metrics.Mean) and tracker.name == "loss"
+            x, y = np.ones([4, 3]), model(np.ones([4, 3]))
+            model.train_on_batch(x, tf.nest.map_structure(np.asarray, y))
+            assert tracker.count.numpy() == 4

@@ -1,0 +1,215 @@
+"""Logical devices: how many, with which threads, and who may still choose."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.machine.nvidia_test import make_nvidia_smi
+from towers.build import find_devices
+from towers.config import TrainConfig
+from towers.machine import devices, logical, nvidia
+
+ROOT = Path(__file__).parents[2]
+# A process of its own, on 8 cores: TensorFlow starts but once, and its threads stay.
+FRESH = """
+import keras
+import tensorflow as tf
+import towers
+from towers.machine import devices
+devices.count_cores = lambda: 8
+{code}
+threading = tf.config.threading
+print(
+    len(tf.config.list_logical_devices("CPU")),
+    threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads(),
+)
+"""
+MODEL = "keras.Sequential([keras.layers.Dense(3)])"
+TRAIN = "build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
+
+
+def devices_and_threads(code):
+    """(logical CPU devices, intra-op threads, inter-op threads) after some code."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH.format(code=code)], cwd=ROOT, text=True, capture_output=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(map(int, done.stdout.split()))
+
+
+@pytest.mark.parametrize("ours, trains", [
+    ("towers.logical_cpus(2)", ""),
+    ("towers.logical_cpus(2, num_towers=8)", "num_towers=8"),
+    (f"towers.make_parallel({MODEL}, 2)", ""),
+    (f"towers.make_parallel({MODEL}, 2, num_towers=8)", "num_towers=8"),
+    (f"towers.make_parallel({MODEL}, [1, 0], num_towers=4)", "num_towers=4"),
+])
+def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
+    expected = devices_and_threads(f"from towers import build; {TRAIN.format(trains)}")
+    assert expected == (2, 8 // int(trains[-1:] or 2), 8)
+    assert devices_and_threads(ours) == expected
+
+
+def test_a_device_without_a_tower_does_not_count():
+    assert devices_and_threads(f"towers.make_parallel({MODEL}, [0, 3])") == (4, 4, 8)
+
+
+@pytest.mark.parametrize("code, expected", [
+    ("towers.logical_cpus(4, set_threads=False)", (4, 0, 0)),
+    ("tf.config.threading.set_intra_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 3, 8)),
+    ("tf.config.threading.set_inter_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 2, 3)),
+    ("towers.logical_cpus(4); tf.config.threading.set_intra_op_parallelism_threads(5); "
+     "towers.logical_cpus(2)", (2, 5, 8)),
+    ("towers.logical_cpus(1); towers.logical_cpus(4)", (4, 2, 8)),
+    ("tf.constant(1); towers.logical_cpus(1)", (1, 0, 0)),
+    (f"from towers import build; towers.logical_cpus(4); {TRAIN.format('cpu_threads=7')}",
+     (4, 7, 8)),
+])
+def test_what_the_caller_has_chosen_stays(code, expected):
+    assert devices_and_threads(code) == expected
+
+
+def test_logical_cpus_after_the_start_are_refused_unless_they_are_there():
+    tf.config.list_logical_devices()  # starts TensorFlow
+    towers.logical_cpus(8)
+    with pytest.raises(ValueError, match=r"already started with 8 .*towers.logical_cpus\(4\)"):
+        towers.logical_cpus(4)
+
+
+def test_a_rehearsal_of_gpus_leaves_the_threads_to_tensorflow(monkeypatch):
+    monkeypatch.setenv("TOWERS_REHEARSE_GPUS", "1")
+    assert devices_and_threads("towers.logical_cpus(4)") == (4, 0, 0)
+
+
+@pytest.mark.parametrize("arguments, name", [
+    ({"count": 0}, "count"), ({"count": 2, "num_towers": 0}, "num_towers"),
+])
+def test_counts_below_1_are_refused(arguments, name):
+    with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
+        towers.logical_cpus(**arguments)
+
+
+@pytest.mark.parametrize("count, num_gpus, expected", [
+    (8, 1, [8]), (8, 2, [4, 4]), (8, 3, [2, 3, 3]), (5, 4, [1, 1, 1, 2]), (2, 2, [1, 1]),
+])
+def test_gpus_share_the_logical_ones_evenly(count, num_gpus, expected):
+    assert logical.gpu_shares(count, num_gpus, "n") == expected
+
+
+def test_fewer_logical_gpus_than_gpus_are_refused():
+    message = r"--logical_gpus \(2\) is less than .* GPUs: 4\. Ask for at least 4, or hide GPUs"
+    with pytest.raises(ValueError, match=message):
+        logical.gpu_shares(2, 4, "--logical_gpus")
+
+
+@pytest.mark.parametrize("free, shares, expected", [
+    ([80_994], [8], (80_994 - 2048) // 8),
+    ([80_994, 80_994], [1, 2], (80_994 - 2048) // 2),
+    ([40_000, 10_000], [1, 2], (10_000 - 2048) // 2),
+    ([10_000, 40_000], [1, 2], (10_000 - 2048) // 2),  # nvidia-smi's order is not TensorFlow's
+    ([2048 + 512 * 8], [8], 512),
+])
+def test_every_logical_gpu_gets_as_much_memory(free, shares, expected):
+    assert logical.memory_of_each(free, shares, "n") == expected
+
+
+@pytest.mark.parametrize("free, shares, words", [
+    ([2047 + 512 * 8], [8], ["n (8) is too many", ": 511 MiB each", "; 7 would fit. Ask for 7,"]),
+    ([5000, 9000], [50, 50], ["n (100)", ": 59 MiB each", "; 10 would fit. Ask for 10,"]),
+    ([2000], [2], [": 0 MiB each", "; 0 would fit. End what else uses the GPU, or leave it out."]),
+])
+def test_too_many_for_the_memory_says_how_many_would_fit(free, shares, words):
+    with pytest.raises(ValueError) as error:
+        logical.memory_of_each(free, shares, "n")
+    assert all(word in str(error.value) for word in words)
+
+
+class FakeGpus:
+    """Stands for tf.config on a machine with GPUs, and notes how they are divided."""
+
+    def __init__(self, count, monkeypatch, is_started=False):
+        self.limits = {}
+        self.names = [f"GPU:{i}" for i in range(count)]
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: self.names)
+        monkeypatch.setattr(tf.config, "get_logical_device_configuration", self.limits.get)
+        monkeypatch.setattr(
+            tf.config, "set_logical_device_configuration", self.limits.__setitem__
+        )
+        monkeypatch.setattr(logical, "has_started", lambda: is_started)
+
+    @property
+    def memory(self):
+        return [[limit.memory_limit for limit in self.limits[name]] for name in self.names]
+
+
+@pytest.fixture(name="smi")
+def _smi(tmp_path, monkeypatch):
+    """What nvidia-smi says is free, on GPUs 0 and 1; its third argument names one of them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    lines = [f"echo '{i}, T4, 15360, {free}, 550.54.15'" for i, free in enumerate([12_048, 8_048])]
+    script = f'test "$3" = --id=1 || {lines[0]}\n{lines[1]}'
+    make_nvidia_smi(tmp_path, script, monkeypatch)
+
+
+def test_logical_gpus_divide_the_free_memory(smi, monkeypatch):
+    gpus = FakeGpus(2, monkeypatch)
+    towers.logical_gpus(5)
+    assert gpus.memory == [[2000] * 2, [2000] * 3]
+    assert logical.logical_gpu_counts() == [2, 3]
+    assert logical.shared_gpus() == (
+        "5 logical GPUs on 2 GPUs, 2,000 MiB each: real kernels and copies, not the speed of 5"
+    )
+
+
+def test_only_the_visible_gpus_memory_counts(smi, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    gpus = FakeGpus(1, monkeypatch)
+    towers.logical_gpus(4)
+    assert gpus.memory == [[1500] * 4]
+
+
+def test_train_py_divides_the_gpus_before_it_looks_for_them(smi, monkeypatch):
+    gpus = FakeGpus(2, monkeypatch)
+    monkeypatch.setattr(devices, "has_gpus", lambda: True)
+    monkeypatch.setattr(devices, "device_names", lambda kind: sum(gpus.memory, []))
+    assert find_devices(TrainConfig(logical_gpus=3)) == [3000] * 3  # in place of their names
+
+
+def test_given_memory_asks_nobody_and_what_is_there_stays(monkeypatch):
+    monkeypatch.setattr(nvidia, "driver_gpus", lambda visible: None)
+    gpus = FakeGpus(1, monkeypatch)
+    assert logical.shared_gpus() is None
+    towers.logical_gpus(1)
+    assert gpus.limits == {}
+    towers.logical_gpus(2, memory_mib=4096)
+    towers.logical_gpus(2)
+    assert gpus.memory == [[4096] * 2]
+
+
+@pytest.mark.parametrize("free", ["[N/A]", None])
+def test_unknown_memory_must_be_given(free, monkeypatch):
+    gpu = nvidia.DriverGpu("0", "GB10", "[N/A]", free, "580.1")
+    monkeypatch.setattr(nvidia, "driver_gpus", lambda visible: free and [gpu])
+    FakeGpus(1, monkeypatch)
+    with pytest.raises(ValueError, match=r"nvidia-smi does not tell .*gpus\(8, memory_mib="):
+        towers.logical_gpus(8)
+
+
+@pytest.mark.parametrize("arguments, num_gpus, message", [
+    ({"count": 0}, 1, r"logical_gpus: count \(0\) must be at least 1"),
+    ({"count": 2, "memory_mib": 0}, 1, r"memory_mib \(0\) must be at least 1"),
+    ({"count": 8}, 0, r"count \(8\): TensorFlow sees no GPU .*towers.logical_cpus\(8\)"),
+    ({"count": 8}, 1, r"count \(8\): TensorFlow has already started with 1 GPU"),
+])
+def test_gpus_that_cannot_be_divided_say_why(arguments, num_gpus, message, monkeypatch):
+    FakeGpus(num_gpus, monkeypatch, is_started=True)
+    with pytest.raises(ValueError, match=message):
+        towers.logical_gpus(**arguments)
+    if num_gpus and arguments["count"]:
+        towers.logical_gpus(num_gpus)  # as many as there are

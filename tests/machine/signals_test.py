@@ -1,0 +1,128 @@
+"""Ctrl-C and SIGTERM wait until a step is done, and then do what they did before."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from towers.machine.signals import Pending, StopRequested, deferred
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], name="number")
+def _number(request):
+    before = signal.getsignal(request.param)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+class Received(Exception):
+    """What a handler of the caller's raises."""
+
+
+def raise_received(number, frame):
+    raise Received(number)
+
+
+def test_a_signal_waits_for_the_check_and_is_then_received_as_before(number):
+    signal.signal(number, raise_received)
+    reached = []
+    with pytest.raises(Received):
+        with deferred() as pending:
+            pending.check()
+            signal.raise_signal(number)
+            reached.append("the end of the step")
+            pending.check()
+            reached.append("never")
+    assert reached == ["the end of the step"]
+    assert signal.getsignal(number) is raise_received
+
+
+def test_a_signal_in_the_last_step_is_received_at_the_end(number):
+    signal.signal(number, raise_received)
+    reached = []
+    with pytest.raises(Received):
+        with deferred():
+            signal.raise_signal(number)
+            reached.append("the end")
+    assert reached == ["the end"]
+
+
+def test_without_a_signal_nothing_happens_and_the_handlers_come_back(number):
+    signal.signal(number, raise_received)
+    with deferred() as pending:
+        assert signal.getsignal(number) is not raise_received
+        pending.check()
+    assert signal.getsignal(number) is raise_received
+
+
+def test_an_error_inside_gives_the_handlers_back_and_stays_what_it_is(number):
+    signal.signal(number, raise_received)
+    with pytest.raises(ZeroDivisionError):
+        with deferred():
+            1 / 0
+    assert signal.getsignal(number) is raise_received
+
+
+def test_a_handler_that_returns_still_ends_the_run(number):
+    received = []
+    signal.signal(number, lambda number, frame: received.append(number))
+    with pytest.raises(KeyboardInterrupt):
+        with deferred() as pending:
+            signal.raise_signal(number)
+            pending.check()
+    assert received == [number]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    signal.signal(number, signal.SIG_IGN)  # as under nohup
+    with deferred() as pending:
+        signal.raise_signal(number)
+        pending.check()
+        assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_another_thread_receives_no_signals_and_changes_no_handler(number):
+    signal.signal(number, raise_received)
+    seen = []
+
+    def run():
+        with deferred() as pending:
+            seen.append(signal.getsignal(number))
+            pending.check()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [raise_received]
+
+
+def test_a_stop_passes_everybodys_except_exception():
+    pending = Pending()
+    pending.receive(signal.SIGINT, None)
+    with pytest.raises(StopRequested):
+        try:
+            pending.check()
+        except Exception:
+            pytest.fail("caught")
+
+
+@pytest.mark.parametrize("second, code", [("SIGINT", 130), ("SIGTERM", 143)])
+def test_the_second_signal_ends_the_process_at_once(second, code):
+    program = f"""
+import signal
+from towers.machine.signals import deferred
+with deferred():
+    signal.raise_signal(signal.SIGINT)
+    print("goes on", flush=True)
+    signal.raise_signal(signal.{second})
+    print("never", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert (done.returncode, done.stdout) == (code, "goes on\n")

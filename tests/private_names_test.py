@@ -1,0 +1,220 @@
+"""What Keras and TensorFlow keep private is known to two modules alone, the doors.
+
+A name is private when it begins with one underscore. A file may use those that it binds itself:
+`def _place`, `_LIMIT = 3`, `self._cores = 2`, a class's `_towers: _Towers`. All others are refused,
+be they attributes, keyword arguments, imports or keys (`getattr(layer, "_x")`,
+`vars(layer)["_x"]`), and so is every module inside of Keras and TensorFlow.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOORS = [ROOT / f"towers/machine/{name}_internals.py" for name in ("keras", "tensorflow")]
+PUBLIC = {  # by documentation
+    "_asdict", "_fields", "_make", "_replace",  # NamedTuple's: no field can be called so
+    "_exit",  # of os
+    "_r",  # of tf.profiler.experimental.Trace
+}
+# Tests may look into towers, and into these.
+OF_TESTS = {
+    ("tests/step/partitions.py", "tensorflow.python.eager"):
+        "the graphs after all optimizations, which no part of towers needs",
+    ("tests/parallel_model_callbacks_test.py", "tensorflow.core.util"):
+        "reads the file that Keras' TensorBoard callback writes",
+    ("tests/parallel_model_test.py", "_jit_compile"):
+        "Keras' property sets what it is asked for",
+}
+
+_PRIVATE = re.compile(r"_[^\W_]\w*")
+_INSIDE = re.compile(r"tensorflow\.[\w.]+|keras\.src[\w.]*")  # all that is public is in `tf`
+_INSIDE_ATTRIBUTES = {"python", "tsl", "core", "compiler", "__internal__"}
+_BY_NAME = {  # functions that are told a name
+    "getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "get", "pop",
+    "setdefault", "import_module",
+}
+
+
+class Use(NamedTuple):
+    """A private name, or a module inside of a library, and the line that it stands in."""
+
+    name: str
+    line: int
+
+
+def uses(tree: ast.AST) -> list[Use]:
+    """The private names that a file takes from elsewhere, or binds on something else."""
+    return [
+        Use(name, getattr(node, "lineno", 0))
+        for node in ast.walk(tree)
+        for name in _mentioned(node)
+        if _PRIVATE.fullmatch(name) or _INSIDE.fullmatch(name)
+    ]
+
+
+def _mentioned(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Attribute(value=ast.Name(id="tf" | "tensorflow"), attr=name) \
+                if name in _INSIDE_ATTRIBUTES:
+            return [f"tensorflow.{name}"]
+        case ast.Attribute(value=ast.Name(id="keras"), attr="src"):
+            return ["keras.src"]
+        case ast.Attribute(attr=name):
+            return [name]
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) \
+                if name in _BY_NAME:
+            return _texts(arguments)
+        case ast.Subscript(slice=key):
+            return _texts([key])
+        case ast.Dict(keys=keys):
+            return _texts(keys)
+        case ast.keyword(arg=str(name)):
+            return [name]
+        case ast.Import(names=aliases):
+            return [alias.name for alias in aliases]
+        case ast.ImportFrom(module=module, names=aliases):
+            within = f"{module}." if module in ("tensorflow", "keras") else ""
+            return [module or "", *(within + alias.name for alias in aliases)]
+    return []
+
+
+def _texts(nodes: Iterable[ast.AST | None]) -> list[str]:
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def bound(tree: ast.AST) -> set[str]:
+    """The names that a file binds: its functions, classes and variables, and what `self` gets."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+@functools.cache
+def parsed(path: Path) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def behind_doors() -> set[str]:
+    """The names that a door knows: they are refused even where a file has one of its own."""
+    return {
+        use.name for path in DOORS for use in uses(parsed(path))
+        if use.name not in bound(parsed(path))
+    }
+
+
+@functools.cache
+def bound_below(*folders: str) -> set[str]:
+    return {name for path in python_files(*folders) for name in bound(parsed(path))}
+
+
+def refused(tree: ast.AST, own: set[str]) -> list[Use]:
+    """The uses of private names that are neither public by documentation nor one's own."""
+    allowed = PUBLIC | own - behind_doors()
+    return [use for use in uses(tree) if use.name not in allowed]
+
+
+def python_files(*places: str) -> list[Path]:
+    found = [ROOT / place for place in places]
+    return sorted(
+        path for place in found for path in (place.rglob("*.py") if place.is_dir() else [place])
+    )
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def check(path: Path, own: set[str]) -> None:
+    found = [
+        f"line {use.line}: {use.name}" for use in refused(parsed(path), own)
+        if (relative(path), use.name) not in OF_TESTS
+    ]
+    doors = " or ".join(map(relative, DOORS))
+    assert not found, f"{relative(path)}: {', '.join(found)}. What is private goes into {doors}."
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in python_files("towers") if path not in DOORS], ids=relative
+)
+def test_a_module_knows_its_own_private_names_alone(path):
+    check(path, bound(parsed(path)))
+
+
+@pytest.mark.parametrize(
+    "path", python_files("benchmarks", "examples", "train.py", "sweep.py"), ids=relative
+)
+def test_what_uses_towers_knows_no_other_private_names(path):
+    check(path, bound_below("towers", "benchmarks") | bound(parsed(path)))
+
+
+@pytest.mark.parametrize("path", python_files("tests"), ids=relative)
+def test_tests_look_into_towers_alone(path):
+    check(path, bound_below("towers", "benchmarks", "tests"))
+
+
+@pytest.mark.parametrize("file, name", OF_TESTS)
+def test_what_is_allowed_is_used(file, name):
+    assert name in {use.name for use in uses(parsed(ROOT / file))}
+
+
+@pytest.mark.parametrize("door", DOORS, ids=relative)
+def test_each_part_has_a_canary(door):
+    canaries = ROOT / "tests/machine" / f"{door.stem}_test.py"
+    functions = [n.name for n in ast.walk(parsed(door)) if isinstance(n, ast.FunctionDef)]
+    text = canaries.read_text(encoding="utf-8")
+    assert [name for name in functions if f'keeps("{name}", "' not in text] == []
+
+
+REFUSED = [
+    ("layer._moments", "_moments"),
+    ("layer._moments = 3", "_moments"),
+    ("self._compile_loss", "_compile_loss"),
+    ("super()._compute_loss()", "_compute_loss"),
+    ("getattr(layer, '_seed_generators', [])", "_seed_generators"),
+    ("layer.__dict__['_moments'] = 3", "_moments"),
+    ("f(_secret=3)", "_secret"),
+    ("from elsewhere import _secret", "_secret"),
+    ("from tensorflow.python.eager import context", "tensorflow.python.eager"),
+    ("from tensorflow import python", "tensorflow.python"),
+    ("import keras.src.losses", "keras.src.losses"),
+    ("from keras import src", "keras.src"),
+    ("keras.src.losses.get", "keras.src"),
+    ("tf.__internal__.tracking", "tensorflow.__internal__"),
+    ("import_module('tensorflow.python')", "tensorflow.python"),
+    ("{'_noinline': True}", "_noinline"),
+]
+
+
+@pytest.mark.parametrize("text, name", REFUSED)
+def test_private_names_of_others_are_found(text, name):
+    tree = ast.parse(text)
+    assert [use.name for use in refused(tree, bound(tree))] == [name]
+
+
+@pytest.mark.parametrize("text", [
+    "row._replace(a=1)._fields",
+    "def _own(): pass\nmodule._own()",
+    "self._own = 1\nself._own",
+    "class A:\n    _own: int\nmodel._own",
+    "model.__dict__, type(model).__name__",
+    "import tensorflow as tf\ntf.nest.flatten",
+    "import keras\nfrom keras import layers",
+    "'_ and more', '_'",
+])
+def test_names_of_ones_own_are_not(text):
+    tree = ast.parse(text)
+    assert not refused(tree, bound(tree))

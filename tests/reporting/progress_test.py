@@ -1,0 +1,75 @@
+"""The lines of an epoch, from a position that the test moves."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from towers.best import Best
+from towers.config import TrainConfig
+from towers.reporting.outcome import num_skipped
+from towers.reporting.progress import ProgressLines
+from towers.reporting.report import Report
+from towers.saving.position import Position
+from towers.saving.run_dir import Result
+
+RESULT = Result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3)
+
+
+@pytest.fixture(name="stream")
+def _stream():
+    return io.StringIO()
+
+
+def run_of(iterations, **optimizer):
+    """As much of a run as is looked at: 4 steps an epoch, and an optimizer's counts."""
+    step = SimpleNamespace(optimizer=SimpleNamespace(iterations=iterations, **optimizer))
+    return SimpleNamespace(config=TrainConfig(epochs=12), step=step, steps_an_epoch=4)
+
+
+def lines_of(stream, run):
+    position = Position(step=6, epoch=1, epoch_step=2, logs={"loss": 0.5, "accuracy": 0.75})
+    pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
+    return position, pace, ProgressLines(Report(stream), run, position, pace)
+
+
+def test_a_step_is_shown_when_it_is_time(stream, monkeypatch):
+    _, _, lines = lines_of(stream, run_of(6))
+    lines.begin_epoch()
+    lines.end_step()
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(Report, "is_due", lambda self: True)
+    lines.end_step()
+    assert stream.getvalue() == (
+        "Epoch  2/12  step 2/4  loss 0.5000  accuracy 0.750 | 3,912 examples/s | 0:41 left\n"
+    )
+
+
+@pytest.mark.parametrize(("best_step", "mark"), [(6, "  (best)"), (4, "")])
+def test_an_epoch_has_two_lines_with_the_time_left_after_validation(stream, best_step, mark):
+    position, pace, lines = lines_of(stream, run_of(6))
+    lines.begin_epoch()
+    lines.begin_validation()
+    position.epoch, position.epoch_step, position.logs = 2, 0, {}
+    position.best = Best(0.875, best_step)
+    pace.seconds_left = 63.0
+    lines.end_epoch(RESULT, {})
+    assert stream.getvalue().splitlines() == [
+        "Epoch  2/12  loss 0.5000  accuracy 0.750 | 3,912 examples/s | 1:03 left",
+        f"             val_loss 0.2500  val_accuracy 0.875{mark}",
+    ]
+
+
+def test_updates_that_this_epoch_has_left_out_are_warned_of_before_its_lines(stream):
+    """One before, and two of this epoch's; the optimizer counts none of the three."""
+    run = run_of(5, dynamic_scale=16384.0)
+    position, _, lines = lines_of(stream, run)
+    lines.begin_epoch()
+    position.step += 3
+    run.step.optimizer.iterations += 1
+    lines.begin_validation()
+    assert num_skipped(run, position) == 3
+    assert stream.getvalue() == (
+        "Warning   2 updates left out in this epoch: a NaN or infinite loss or gradient; the loss "
+        "scale is 16,384 now.\n"
+    )

@@ -1,0 +1,56 @@
+"""Models on the disk: the best epoch's alone, finite, and never half of one."""
+
+import keras
+import numpy as np
+import pytest
+
+from towers.best import Best
+from towers.saving.keras_files import BestModel, save_model
+from towers.saving.position import Position
+from towers.saving.run_dir import Result
+
+RESULT = Result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+
+
+@pytest.fixture(name="model")
+def _model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def bias(path):
+    return float(keras.saving.load_model(path).weights[1].numpy()[0])
+
+
+def test_only_the_best_epochs_replace_the_file(model, tmp_path):
+    position = Position()
+    best = BestModel(model, tmp_path, position, pytest.fail)
+    for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
+        position.step, position.best = step, Best(0.5, best_step)
+        model.weights[1].assign([float(step)])
+        best.end_epoch(RESULT, {})
+        assert bias(tmp_path / "best.keras") == best_step
+
+
+def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
+    BestModel(model, tmp_path, Position(step=4), pytest.fail).end_epoch(RESULT, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
+    path, warnings = tmp_path / "final.keras", []
+    assert save_model(model, path, pytest.fail)
+    model.weights[1].assign([value])
+    assert not save_model(model, path, warnings.append)
+    assert warnings == [f"{path} is not written: the model holds NaN or infinite values."]
+    assert bias(path) == 0
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(model, tmp_path):
+    path, warnings = tmp_path / "final.keras", []
+    path.mkdir()
+    assert not save_model(model, path, warnings.append)
+    assert warnings == [
+        f"{path} cannot be written (Is a directory); what it held before is intact."
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["final.keras"]

@@ -1,0 +1,264 @@
+"""What depends on the kind of device: read from the traced graph, from TensorFlow's partitions of
+it, and seen under the profiler. No tower waits for one on another device, whatever the switches."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.diagnosis import anatomy_test
+from tests.step.partitions import partition_graphs
+from towers.diagnosis import anatomy
+from towers.machine.policy import CPU, GPU, REHEARSAL
+from towers.step import scopes
+from towers.step.prefetch import place
+
+L = keras.layers
+HOME, DEVICES = "/cpu:0", ["/cpu:1", "/cpu:2", "/cpu:3"]  # no tower at home: its traffic shows
+NUM_TOWERS = 6
+PLAIN = ()
+SWITCHES = [
+    PLAIN, (("inline_towers", True),), (("pack_transfers", True),), (("jit_compile", True),),
+    (("inline_towers", True), ("pack_transfers", True)), (("nonfinite", "stop"),),
+    (("nonfinite", "skip"),), (("batch_norm", "tower0"),),
+]
+
+
+def make_step(chosen, **switches):
+    keras.utils.set_random_seed(0)
+    with tf.device(HOME):
+        model = keras.Sequential([
+            keras.Input((6,)), L.Dense(8, activation="relu"), L.BatchNormalization(),
+            L.Dropout(0.3), L.Dense(3, activation="softmax"),
+        ])
+        return towers.TowerStep(
+            model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
+            devices=DEVICES, num_towers=NUM_TOWERS, policy=chosen, **switches,
+        )
+
+
+def make_masked_step(chosen):
+    keras.utils.set_random_seed(0)
+    with tf.device(HOME):
+        x = keras.Input((None,), dtype="int32")
+        y = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
+        return towers.TowerStep(
+            keras.Model(x, L.Dense(3)(y)), "adam", "mse", devices=DEVICES,
+            num_towers=NUM_TOWERS, policy=chosen,
+        )
+
+
+def batch(count=24):
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
+
+
+def masked_batch():
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 20, (24, 7)), generator.normal(size=(24, 7, 3)).astype("float32")
+
+
+def trace(step, data):
+    step(*data)
+    (function,) = step._graphs.functions.values()
+    return function.graph
+
+
+@functools.cache
+def graph_of(chosen, switches):
+    """The traced graph of an update; several tests look at the same one."""
+    return trace(make_step(chosen, **dict(switches)), batch())
+
+
+def calls(graph, scope=""):
+    """The towers' calls in the traced graph, in order."""
+    found = {}
+    for operation in graph.get_operations():
+        match = re.match(rf"{scope}tower_(\d+)/", operation.name)
+        if match and "PartitionedCall" in operation.type:
+            found[int(match[1])] = operation
+    return [found[index] for index in range(NUM_TOWERS)]
+
+
+def waits_for(operation):
+    """All that an operation needs before it: over data and control edges."""
+    found, left = set(), [operation]
+    while left:
+        last = left.pop()
+        for other in [*last.control_inputs, *(tensor.op for tensor in last.inputs)]:
+            if other not in found:
+                found.add(other)
+                left.append(other)
+    return found
+
+
+def waiting(operations):
+    """{(t, s)}: tower t waits for tower s."""
+    return {
+        (t, s) for t, one in enumerate(operations) for s, other in enumerate(operations)
+        if other in waits_for(one)
+    }
+
+
+TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+@pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
+def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, expected, switches):
+    assert waiting(calls(graph_of(chosen, switches))) == expected
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
+def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(chosen, expected):
+    graph = trace(make_masked_step(chosen), masked_batch())
+    assert waiting(calls(graph)) == expected
+    assert waiting(calls(graph, scope="weights/")) == expected
+
+
+def test_towers_of_evaluation_and_prediction_take_turns_too():
+    step = make_step(GPU)
+    x, y = batch()
+    for method in (lambda: step.test_batch(x, y), lambda: step.predict_batch(x),
+                   lambda: step.gradients(x, y)):
+        step._graphs.functions.clear()
+        method()
+        (function,) = step._graphs.functions.values()
+        assert waiting(calls(function.graph)) == TURNS
+
+
+def transfers(act):
+    """{(from, to)} of all that is sent while something runs for the first time."""
+    ends = [
+        (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
+        for graph in partition_graphs(act) for node in graph.node
+        if node.op in ("_Recv", "_HostRecv")
+    ]
+    return {(source, target) for source, target in ends if source != target}
+
+
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
+    """Inlined and optimized, as it runs: control edges between devices are transfers there."""
+    step = make_step(GPU, **dict(switches))
+    x, y = (tf.constant(part) for part in batch())
+    shards = place(step, (x, y, None)) if placed else None
+    found = transfers(lambda: step.train_batch(x, y, placed=shards))
+    assert {(HOME[1:].upper(), device[1:].upper()) for device in DEVICES} <= found
+    assert all(HOME[1:].upper() in ends for ends in found), found
+
+
+@pytest.mark.parametrize("switches", [PLAIN, (("inline_towers", True),)], ids=str)
+def test_turns_are_kept_by_all_that_tensorflow_makes_of_the_graph(switches):
+    """Of towers 0 and 1, on one device: no product of one begins before the other's last one."""
+    step = make_step(GPU, **dict(switches))
+    graphs = partition_graphs(lambda: step.train_batch(*batch()))
+    for graph in graphs:
+        nodes = {node.name: node for node in graph.node}
+        first, second = (
+            {name for name, node in nodes.items()
+             if name.startswith(f"tower_{index}/") and re.search("MatMul|PartitionedCall", node.op)}
+            for index in (0, 1)
+        )
+        if first:
+            break
+    assert len(first) == len(second) == (5 if switches else 1)
+    for name in second:
+        assert first <= needed_by(name, nodes)
+
+
+def needed_by(name, nodes):
+    """The names of all that a node needs before it, in its own graph."""
+    found, left = set(), [name]
+    while left:
+        for source in nodes[left.pop()].input:
+            source = source.lstrip("^").split(":")[0]
+            if source not in found:
+                found.add(source)
+                left.append(source)
+    return found
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_no_operation_is_left_without_a_device(switches):
+    """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
+    graph = graph_of(GPU, switches)
+    follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
+    returned = {tensor.op for tensor in graph.outputs}
+    left = [
+        operation.name for operation in graph.get_operations()
+        if not operation.device and operation.type not in follows_its_input
+        and operation not in returned
+    ]
+    assert not left
+
+
+def additions(graph):
+    """The devices of the sum's additions outside of its compiled programs."""
+    return [op.device[-5:] for op in graph.get_operations()
+            if re.match(r"sum(_\d+)?/", op.name) and op.type == "AddV2"]
+
+
+def test_subtrees_are_added_where_they_lie_or_all_of_them_at_home():
+    """((0 1) 2) ((3 4) 5), two towers a device: 0 and 1 alone are a subtree that shares one."""
+    assert set(additions(graph_of(GPU, PLAIN))) == {"CPU:1"}
+    assert additions(graph_of(CPU, PLAIN)) == []
+
+
+@pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["sum_program", "update_program"]),
+                                                  (CPU, ["sum_and_update_program"])], ids=str)
+def test_the_sum_and_the_update_are_one_program_or_two(chosen, programs):
+    graph = graph_of(chosen, PLAIN)
+    found = [scopes.program(op.get_attr("f").name)
+             for op in graph.get_operations() if "PartitionedCall" in op.type]
+    assert list(filter(None, found)) == programs
+
+
+@pytest.mark.parametrize("chosen", [GPU, CPU], ids=["gpu", "cpu"])
+def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(chosen):
+    make_step(chosen)
+    options = tf.config.optimizer.get_experimental_options()
+    assert options["arithmetic_optimization"] is False
+    assert options["disable_meta_optimizer"] is not chosen.optimize_graphs
+
+
+def test_one_policy_gives_the_same_values_as_the_other_to_float_rounding():
+    """Not the same bits: sums and update are compiled in one there, in two here."""
+    steps = [make_step(chosen) for chosen in (CPU, GPU)]
+    for count in (24, 7, 3):
+        first, second = (step.train_batch(*batch(count)) for step in steps)
+        np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-5)
+    for a, b in zip(*(step.model.variables for step in steps), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+# Under the profiler
+
+
+@pytest.mark.parametrize(("chosen", "num_towers"), [(CPU, 2), (GPU, 2), (GPU, 4)])
+def test_towers_of_different_devices_run_at_once(chosen, num_towers, tmp_path):
+    """And, where towers take turns, those of one device never do."""
+    with tf.device(HOME):
+        model = anatomy_test.make_step(1).model
+    step = towers.TowerStep(
+        model, "adam", "mse", devices=["/cpu:1", "/cpu:2"], num_towers=num_towers, policy=chosen
+    )
+    found = anatomy.measure(step, anatomy_test.make_batches(960), tmp_path, num_steps=8)
+    spans = {span.towers[0]: span for span in found.spans}
+    here, there = range(num_towers // 2), range(num_towers // 2, num_towers)
+    assert spans[there[0]].begin < spans[here[0]].end
+    assert spans[here[0]].begin < spans[there[0]].end
+    if num_towers == 4:
+        for first, second in (here, there):
+            assert spans[first].end <= spans[second].begin
+
+
+def test_a_step_asks_for_the_policy_of_its_devices(monkeypatch):
+    for value, expected in (("1", GPU), ("0", CPU)):
+        monkeypatch.setenv(REHEARSAL, value)
+        assert make_step(None).policy is expected

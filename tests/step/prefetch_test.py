@@ -1,0 +1,119 @@
+"""Shards that lie on their devices before the step: where, in which order, the same bits."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.loop_test import config, rows
+from tests.step.switches_test import make_step
+from towers.machine.policy import CPU, GPU
+from towers.step.prefetch import place, prefetched
+
+L = keras.layers
+
+
+def batches(*counts):
+    generator = np.random.default_rng(0)
+    for count in counts:
+        x = generator.normal(size=(count, 6)).astype("float32")
+        yield tf.constant(x), tf.constant(generator.integers(0, 3, count, dtype="int32"))
+
+
+@pytest.mark.parametrize("count", [40, 7, 3])
+def test_each_shard_lies_on_its_towers_device(count):
+    step = make_step(3)
+    ((x, y),) = batches(count)
+    placed = place(step, (x, y, None))
+    for (x_shard, y_shard, weight), device in zip(placed, step.tower_devices, strict=True):
+        assert [x_shard.device[-5:], y_shard.device[-5:]] == [device.upper()[1:]] * 2
+        assert weight is None
+    real = placed[:count]  # one tower of 4 is without an example where there are 3
+    np.testing.assert_array_equal(tf.concat([s[0] for s in real], axis=0), x)
+    np.testing.assert_array_equal(tf.concat([s[1] for s in real], axis=0), y)
+
+
+def test_towers_compute_the_placed_shards_and_not_slices_of_the_batch():
+    step = make_step(3)
+    ((x, y),) = batches(8)
+    (others, _), *_ = batches(8)
+    placed = place(step, (x + 1, y, None))
+    loss = step.test_batch(others, y, placed=placed)["loss"]
+    step.reset_metrics()
+    assert float(loss) == float(step.test_batch(x + 1, y)["loss"])
+    step.reset_metrics()
+    assert float(loss) != float(step.test_batch(others, y)["loss"])
+
+
+def train(to_devices):
+    step = make_step(3)
+    logs = []
+    for x, y, placed in prefetched(step, batches(40, 40, 7, 3), to_devices=to_devices):
+        assert (placed is not None) is to_devices
+        logs.append(step.train_batch(x, y, placed=placed))
+    values = [v.numpy() for v in [*step.model.variables, *step.optimizer.variables]]
+    return [float(v) for log in logs for v in log.values()], values
+
+
+def test_training_has_the_same_bits():
+    """With dropout, BatchNormalization, a partial batch and an empty shard."""
+    (logs, values), (their_logs, theirs) = train(True), train(False)
+    assert logs == their_logs
+    for a, b in zip(values, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("policy", [CPU, GPU])
+def test_shards_are_copied_ahead_where_the_policy_has_it_so_unless_asked_otherwise(policy):
+    step = make_step(3, policy=policy)
+    for to_devices, expected in ((None, policy is GPU), (False, False), (True, True)):
+        (batch,) = prefetched(step, batches(8), to_devices=to_devices)
+        assert (batch.placed is not None) is expected
+
+
+def test_one_batch_is_taken_ahead_and_no_more():
+    taken = []
+
+    def counted():
+        for index, batch in enumerate(batches(8, 8, 8, 8, 8)):
+            taken.append(index)
+            yield batch
+
+    ahead = prefetched(make_step(3), counted(), to_devices=True)
+    next(ahead)
+    ahead.close()  # waits for the thread
+    assert taken == [0, 1]
+
+
+def test_an_error_of_the_input_comes_after_the_batches_before_it():
+    def failing():
+        yield from batches(8, 8)
+        raise tf.errors.DataLossError(None, None, "the disk is broken")
+
+    ahead = prefetched(make_step(3), failing(), to_devices=True)
+    assert [next(ahead).x.shape[0] for _ in range(2)] == [8, 8]
+    with pytest.raises(tf.errors.DataLossError, match="the disk is broken"):
+        next(ahead)
+
+
+def test_a_run_leaves_the_same_results(tmp_path):
+    found = []
+    for to_devices in (True, False):
+        directory = tmp_path / str(to_devices)
+        towers.train(config(
+            model="tests.step.prefetch_test:dropout_model", prefetch_to_devices=to_devices,
+            run_dir=str(directory),
+        ))
+        found.append([
+            {k: v for k, v in row.items() if k not in ("seconds", "examples_per_second")}
+            for row in rows(directory)
+        ])
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+def dropout_model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), L.Dense(8, activation="relu"), L.Dropout(0.3),
+        L.Dense(num_classes, activation="softmax"),
+    ])

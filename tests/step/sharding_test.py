@@ -1,0 +1,48 @@
+"""Shards are the batch, in order, in parts that differ by at most one example."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.step import sharding
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_examples", [1, 2, 4, 5, 7, 8, 9, 40])
+def test_real_rows_joined_are_the_batch(num_examples, num_towers):
+    batch = tf.range(num_examples)
+    shards = sharding.shard_batch(batch, num_towers)
+    sizes = [int(shard.size) for shard in shards]
+    rows = np.concatenate([s.values.numpy()[:n] for s, n in zip(shards, sizes, strict=True)])
+    assert rows.tolist() == list(range(num_examples))
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sharding.shard_sizes(num_examples, num_towers)
+    joined = sharding.concat_shards([shard.values for shard in shards], shards)
+    assert joined.numpy().tolist() == list(range(num_examples))
+
+
+def test_an_empty_shard_carries_one_row_that_does_not_count():
+    shards = sharding.shard_batch(tf.constant([[1.0], [2.0]]), 4)
+    assert [int(s.size) for s in shards] == [1, 1, 0, 0]
+    assert [s.values.shape[0] for s in shards] == [1, 1, 1, 1]
+
+
+def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
+    batch = ({"a": tf.range(5), "b": tf.range(10, 15)}, tf.range(20, 25), None)
+    second = sharding.shard_batch(batch, 2)[1].values
+    assert second[0]["a"].numpy().tolist() == [3, 4]
+    assert second[0]["b"].numpy().tolist() == [13, 14]
+    assert second[1].numpy().tolist() == [23, 24]
+    assert second[2] is None
+
+
+def test_shares_are_fractions_of_the_examples():
+    shards = sharding.shard_batch(tf.range(5), 8)
+    assert [float(shard.share) for shard in shards] == [0.2] * 5 + [0.0] * 3
+
+
+def test_placed_values_are_taken_with_the_sizes_and_shares_of_the_batch():
+    batch, placed = (tf.range(5), None), [("here", None), ("there", None)]
+    shards = sharding.shard_batch(batch, 2, placed)
+    assert [shard.values for shard in shards] == placed
+    assert [(int(shard.size), float(shard.share)) for shard in shards] == [(3, 0.6), (2, 0.4)]

@@ -1,0 +1,198 @@
+"""TowerStep against Keras on one device, and what must not change."""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.machine import devices
+from towers.machine.policy import CPU
+from towers.step import TowerStep, scopes
+
+L = keras.layers
+
+
+def metrics():
+    return ["accuracy", keras.metrics.AUC(name="auc")]
+
+
+def build(dropout=0.0):
+    keras.utils.set_random_seed(5)
+    return keras.Sequential([
+        keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dropout(dropout), L.Dense(1),
+        L.Activation("sigmoid"),
+    ])
+
+
+def data(size=23):
+    rng = np.random.default_rng(size)
+    return rng.normal(size=(size, 6)), rng.integers(0, 2, (size, 1)).astype(float)
+
+
+def make_step(model, num_towers=4, num_devices=2, optimizer="sgd", **options):
+    names = devices.tower_devices(num_devices, "cpu")
+    options = {"loss": "binary_crossentropy", **options}
+    return TowerStep(model, optimizer, devices=names, num_towers=num_towers, **options)
+
+
+def values(variables):
+    return [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
+    lambda: keras.optimizers.Adam(0.01, clipnorm=0.05, weight_decay=0.01),
+    lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
+])
+def test_twenty_updates_are_those_of_keras_on_one_device(optimizer, float64):
+    ours, theirs = build(), build()
+    theirs.compile(optimizer(), "binary_crossentropy", metrics=metrics())
+    step = make_step(ours, optimizer=optimizer(), metrics=metrics())
+    for size in [23, 8, 3, 1] * 5:
+        logs = step(*data(size))
+        expected = theirs.train_on_batch(*data(size), return_dict=True)
+        theirs.reset_metrics()
+        assert set(logs) == set(expected)  # and close: Keras sums metrics in float32
+        for name, value in logs.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_train_batch_gives_running_means_and_a_call_this_batchs_values(float64):
+    step = make_step(build(), metrics=["accuracy"], optimizer=keras.optimizers.SGD(0.0))
+    first, second = step(*data(8)), step(*data(16))
+    step.reset_metrics()
+    step.train_batch(*data(8))
+    both = step.train_batch(*data(16))
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(both[name], (8 * first[name] + 16 * second[name]) / 24)
+
+
+def test_gradients_change_nothing():
+    model = build(dropout=0.5)
+    step = make_step(model, optimizer="adam")
+    before = values([*model.variables, *step.optimizer.variables])
+    first, second = step.gradients(*data()), step.gradients(*data())
+    for a, b in zip(before, values([*model.variables, *step.optimizer.variables]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(first[1], second[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_dropout_differs_between_towers_and_between_steps():
+    model = keras.Sequential([keras.Input((50,)), L.Dropout(0.5)])
+    step = make_step(model, loss=lambda y, y_pred: y_pred, num_towers=3, num_devices=1)
+    seen = []
+    for _ in range(2):
+        kept = []
+        shards = step._split((tf.ones((3, 50)), tf.ones((3, 50)), None))
+        for output in step._run_towers("train", shards, tf.ones([])):
+            kept.append(tuple(output.predictions[0].numpy().ravel() > 0))
+        seen += kept
+        step(np.ones((3, 50)), np.ones((3, 50)))
+    assert len(set(seen)) == 6
+
+
+def test_predictions_come_in_order():
+    model = build()
+    step = make_step(model, num_towers=5)
+    for size in (23, 5, 3):
+        x, _ = data(size)
+        np.testing.assert_allclose(step.predict_batch(x), model(x), rtol=1e-5)
+
+
+def test_an_overflow_on_one_tower_skips_the_update_on_all():
+    model = build()
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=1024.0
+    )
+    step = make_step(model, optimizer=optimizer, loss="mse")
+    x, y = (v.astype("float32") for v in data(8))
+    step(x, y)
+    after_good, scale = values(model.trainable_variables), float(optimizer.dynamic_scale)
+    bad = y.copy()
+    bad[-1] = np.inf
+    step(x, bad)
+    for a, b in zip(after_good, values(model.trainable_variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert float(optimizer.dynamic_scale) == scale / 2
+
+
+def test_batch_norm_statistics_are_updated_once_a_step():
+    model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
+    step = make_step(model, loss="mse", num_towers=2)
+    x = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 8.0]], "float32")  # shards: rows 0 and 1; row 2
+    step(x, np.zeros((3, 1), "float32"))
+    moving_mean = model.layers[0].moving_mean.numpy()
+    np.testing.assert_allclose(moving_mean, 0.5 * (2 / 3 * np.array([1, 1])
+                                                   + 1 / 3 * np.array([4, 8])), rtol=1e-6)
+
+
+def test_tower0_takes_tower_0s_statistics():
+    model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
+    step = make_step(model, loss="mse", num_towers=2, batch_norm="tower0")
+    x = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 8.0]], "float32")
+    step(x, np.zeros((3, 1), "float32"))
+    np.testing.assert_allclose(model.layers[0].moving_mean, [0.5, 0.5])
+
+
+class Noise(L.Layer):
+    """Draws from Keras' global generator: not a state of the model's."""
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+@pytest.mark.parametrize("act, message", [
+    (lambda: make_step(build(), num_towers=0), "num_towers .0. must be at least 1"),
+    (lambda: make_step(build(), batch_norm="mean"), "must be one of average, synchronized, tower0"),
+    (lambda: make_step(keras.Sequential([L.Dense(1)])), "is not built"),
+    (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
+    (lambda: make_step(build(), loss=keras.losses.MeanSquaredError(reduction=None))(*data()),
+     "must be one number"),
+    (lambda: make_step(build(), loss={"other": "mse"})(*data()), "loss names .'other'."),
+    (lambda: make_step(build(), loss=["mse", "mse"])(*data()), "loss has 2 entries"),
+    (lambda: make_step(keras.Sequential([keras.Input((6,)), Noise(), L.Dense(1)]))(*data()),
+     "does not track.*SeedGenerator"),
+    (lambda: make_step(keras.Sequential([
+        keras.Input((5, 6), batch_size=4), L.GRU(1, stateful=True)])), "stateful=True"),
+])
+def test_what_cannot_be_exact_is_refused(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+def test_tracing_does_not_grow_with_the_tower_count():
+    """The model's Python code runs once, however many towers there are."""
+    calls = []
+
+    class Counts(L.Layer):
+        def call(self, x):
+            calls.append(1)
+            return x
+
+    for num_towers in (1, 8):
+        model = keras.Sequential([keras.Input((6,)), Counts(), L.Dense(1)])
+        step = make_step(model, num_towers=num_towers)
+        calls.clear()
+        step(*data(8))
+        step(*data(3))
+        assert len(calls) == 1
+
+
+def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
+    """Nor, with it, parameters and slots: Keras' optimizers would keep them for ever."""
+    def updates():
+        gc.collect()
+        return sum(getattr(o, "name", "") == scopes.SUM_AND_UPDATE_PROGRAM
+                   for o in gc.get_objects() if isinstance(o, tf.Graph))
+
+    before = updates()
+    step = make_step(build(), optimizer="adam", policy=CPU)
+    step(*data())
+    assert updates() == before + 1
+    del step
+    assert updates() == before

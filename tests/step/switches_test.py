@@ -1,0 +1,99 @@
+"""The step's switches change how it is computed, never what: packed transfers, inlining, XLA."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+
+L = keras.layers
+
+
+def make_step(num_devices=2, **switches):
+    keras.utils.set_random_seed(0)
+    with tf.device("/cpu:0"):
+        model = keras.Sequential([
+            keras.Input((6,)), L.Dense(8, activation="relu"), L.BatchNormalization(),
+            L.Dropout(0.3), L.Dense(3, activation="softmax"),
+        ])
+        return towers.TowerStep(
+            model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
+            devices=[f"/cpu:{i}" for i in range(num_devices)], num_towers=4, **switches,
+        )
+
+
+def batch(count):
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
+
+
+def train(step):
+    logs = [step.train_batch(*batch(count)) for count in (40, 40, 7, 3)]
+    values = [v.numpy() for v in [*step.model.variables, *step.optimizer.variables]]
+    return [float(v) for v in logs[-1].values()], values
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{"pack_transfers": True}, {"inline_towers": True},
+     {"pack_transfers": True, "inline_towers": True, "num_devices": 3}],
+)
+def test_packed_transfers_and_inlined_towers_give_the_same_bits(switches):
+    (logs, values), (their_logs, theirs) = train(make_step(**switches)), train(make_step())
+    assert logs == their_logs
+    for a, b in zip(values, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_packed_transfers_are_one_a_device_each_way():
+    """Parameters and gradients (float32 all) of 4 towers on 3 devices, 2 of them not the home."""
+    counts = []
+    for pack in (False, True):
+        step = make_step(3, pack_transfers=pack)
+        step(*batch(8))
+        nodes = step.update_graph().node
+        packed = [n for n in nodes if n.op == "ConcatV2" and n.name.startswith(("param", "sum"))]
+        counts.append([sum(n.name.startswith(scope) for n in packed) for scope in ("param", "sum")])
+    assert counts == [[0, 0], [2, 2]]  # towers 0, 1 at home, 2 and 3 on a device each
+
+
+def test_compiled_towers_give_the_same_bits_on_any_number_of_devices():
+    one, three = (train(make_step(n, jit_compile=True)) for n in (1, 3))
+    assert one[0] == three[0]
+    for a, b in zip(one[1], three[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("count", [40, 7, 3])
+def test_compiled_towers_give_the_large_batch_gradient(count, float64):
+    """Without dropout, whose random numbers XLA draws by another generator."""
+    x, y = batch(count)
+    x = x.astype("float64")
+    found = []
+    for num_towers in (4, 1):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([
+            keras.Input((6,)), L.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            L.Dense(3, activation="softmax"),
+        ])
+        step = towers.TowerStep(
+            model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
+            num_towers=num_towers, jit_compile=num_towers > 1,
+        )
+        loss, gradients = step.gradients(x, y)
+        found.append([loss, *gradients])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
+
+
+def test_towers_that_synchronize_cannot_be_compiled():
+    with pytest.raises(ValueError, match="jit_compile=True cannot compile towers that synchronize"):
+        make_step(4, jit_compile=True, batch_norm="synchronized")
+
+
+def test_a_layer_that_xla_cannot_compile_is_named():
+    """As GRU and LSTM are where a GPU's cuDNN computes them."""
+    model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])
+    with pytest.raises(ValueError, match="XLA cannot compile layer 'turned', a RandomRotation"):
+        towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)

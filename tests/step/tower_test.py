@@ -1,0 +1,246 @@
+"""One tower on one shard: its share of Keras' own loss and gradients, and no side effects."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.machine import devices as devices_lib
+from towers.step.losses import ModelLoss
+from towers.step.shares import SHARES_SPEC, Shares
+from towers.step.tower import LOSS_SCALE_SPEC, Tower, TowerInput, TowerOutput, run_on_devices
+
+L = keras.layers
+
+
+def regression(*layers):
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((4,)), L.Dense(5, activation="tanh"), *layers, L.Dense(2)])
+
+
+def shard(size=3):
+    rng = np.random.default_rng(size)
+    return tf.constant(rng.normal(size=(size, 4))), tf.constant(rng.normal(size=(size, 2)))
+
+
+def values(variables):
+    return [tf.convert_to_tensor(v.value) for v in variables]
+
+
+def shares(output, examples):
+    return Shares(tf.constant([output], tf.float64), tf.constant(examples, tf.float64))
+
+
+def run(tower, model, x, y, of_shares=None, *, method="train", sample_weight=None, loss_scale=1.0):
+    """Traces and calls a method of the tower at the model's values."""
+    state = values(model.non_trainable_variables)
+    inputs = TowerInput(values(model.trainable_variables), state, x, y, sample_weight)
+    is_train = method == "train"
+    options = (LOSS_SCALE_SPEC,) if is_train else ()
+    function = tower.trace(method, inputs, SHARES_SPEC, *options)
+    given = (tf.constant(loss_scale),) if is_train else ()
+    return function(inputs, of_shares or shares(1.0, 1.0), *given)
+
+
+def test_loss_and_gradients_are_kerass_times_the_share(float64):
+    model = regression()
+    x, y = shard()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    expected = tape.gradient(loss, model.trainable_variables)
+    output = run(Tower(model, "mse", None), model, x, y, shares(0.25, 0.5))
+    np.testing.assert_allclose(output.loss, 0.25 * loss, rtol=1e-14)
+    for ours, theirs in zip(output.gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, 0.25 * theirs, rtol=1e-12, atol=1e-16)
+    np.testing.assert_allclose(output.predictions[0], model(x), rtol=1e-12)
+
+
+def test_a_loss_scale_multiplies_the_gradients_and_not_the_loss(float64):
+    model = regression()
+    plain, scaled = (run(Tower(model, "mse", None), model, *shard(), loss_scale=scale)
+                     for scale in (1.0, 1024.0))
+    assert float(plain.loss) == float(scaled.loss)
+    for a, b in zip(plain.gradients, scaled.gradients, strict=True):
+        np.testing.assert_array_equal(1024 * a.numpy(), b)  # a power of two rounds nothing
+
+
+def test_a_tower_changes_no_variable_and_hands_its_state_out(float64):
+    model = regression(L.BatchNormalization(momentum=0.5), L.Dropout(0.5))
+    before = [v.numpy() for v in model.variables]
+    tower = Tower(model, "mse", None)
+    x, y = shard()
+    outputs = [run(tower, model, x, y) for _ in range(2)]
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    mean, variance, seed = outputs[0].state
+    activations = model.layers[0](x)
+    np.testing.assert_allclose(mean, 0.5 * tf.reduce_mean(activations, 0), rtol=1e-12)
+    np.testing.assert_allclose(
+        variance, 0.5 + 0.5 * tf.math.reduce_variance(activations, 0), rtol=1e-12
+    )
+    assert seed.numpy().tolist() != model.non_trainable_variables[2].numpy().tolist()
+    for a, b in zip(*[[o.loss, *o.gradients, *o.state] for o in outputs], strict=True):
+        np.testing.assert_array_equal(a, b)  # the same values in, the same out
+
+
+def test_state_that_nothing_changes_is_none():
+    model = regression(L.BatchNormalization())
+    model.layers[1].trainable = False
+    x, y = (tf.cast(v, tf.float32) for v in shard())
+    output = run(Tower(model, "mse", None), model, x, y)
+    assert output.state == [None] * len(model.non_trainable_variables)
+    assert len(output.gradients) == len(model.trainable_variables)
+
+
+def test_the_values_given_count_not_those_of_the_variables(float64):
+    model = regression()
+    x, y = shard()
+    zeros = [tf.zeros_like(v) for v in values(model.trainable_variables)]
+    inputs = TowerInput(zeros, [], x, y, None)
+    function = Tower(model, "mse", None).trace("test", inputs, SHARES_SPEC)
+    output = function(inputs, shares(1.0, 1.0))
+    np.testing.assert_allclose(output.loss, np.mean(y.numpy() ** 2), rtol=1e-14)
+    assert not output.predictions[0].numpy().any()
+
+
+def test_evaluation_and_prediction_are_in_inference_mode():
+    model = regression(L.Dropout(0.9))
+    x, y = (tf.cast(v, tf.float32) for v in shard())
+    tower = Tower(model, "mse", None)
+    expected = model(x, training=False)
+    for method in ("test", "predict"):
+        output = run(tower, model, x, y, method=method)
+        np.testing.assert_allclose(output.predictions[0], expected, rtol=1e-5)
+        assert output.gradients == [] and output.state == []
+    assert float(run(tower, model, x, y, method="predict").loss) == 0
+    loss = run(tower, model, x, y, shares(0.5, 1.0), method="test").loss
+    np.testing.assert_allclose(loss, 0.5 * np.mean((expected - y) ** 2), rtol=1e-5)
+
+
+class AddsItsMean(L.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def test_losses_that_layers_add_count_by_examples_and_outputs_by_their_share(float64):
+    model = regression(AddsItsMean())
+    x, y = shard()
+    hidden = model.layers[0](x)
+    expected = 0.25 * tf.reduce_mean((model(x) - y) ** 2) + 0.5 * tf.reduce_mean(hidden**2)
+    output = run(Tower(model, "mse", None), model, x, y, shares(0.25, 0.5))
+    np.testing.assert_allclose(output.loss, expected, rtol=1e-13)
+
+
+def test_a_models_own_loss_replaces_the_outputs(float64):
+    model = regression()
+    x, y = shard()
+
+    def compute(x, y, y_pred, sample_weight, training):
+        assert sample_weight is None and training
+        return tf.reduce_mean(tf.abs(y_pred - y))
+
+    output = run(Tower(model, ModelLoss(compute), None), model, x, y, shares(9.0, 0.5))
+    np.testing.assert_allclose(output.loss, 0.5 * np.abs(model(x) - y).mean(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("checked, expected", [
+    ((), None),
+    (("loss",), [True]),
+    (("loss", "gradients"), [True] * 4 + [False]),  # the last: the output's bias
+])
+def test_what_is_checked_is_told_apart(checked, expected):
+    model = regression()
+    model.layers[-1].kernel.assign(np.zeros([5, 2]))  # zero gradients for all but the last bias
+    loss = keras.losses.MeanAbsoluteError(name="mae")
+    output = run(Tower(model, loss, None, checked=checked), model, tf.zeros([1, 4]),
+                 tf.ones([1, 2]), loss_scale=1e21)  # its square overflows in float32
+    assert (output.finite if expected is None else output.finite.numpy().tolist()) == expected
+
+
+def test_a_method_is_traced_once_whatever_the_number_of_examples():
+    traces = []
+
+    class Counts(L.Layer):
+        def call(self, x):
+            traces.append(x.shape[0])
+            return x
+
+    model = regression(Counts())
+    traces.clear()
+    tower = Tower(model, "mse", None)
+    for size in (3, 1, 7):
+        x, y = (tf.cast(v, tf.float32) for v in shard(size))
+        assert run(tower, model, x, y).predictions[0].shape == (size, 2)
+    assert traces == [None]
+    run(tower, model, x, y, sample_weight=tf.ones([7]))  # another structure
+    assert traces == [None, None]
+
+
+def test_a_variable_that_keras_does_not_track_is_refused_by_its_name():
+    hidden = tf.Variable(1.0, name="hidden_away")
+
+    class Raw(L.Layer):
+        def call(self, x):
+            return x * hidden
+
+    model = regression(Raw())
+    x, y = (tf.cast(v, tf.float32) for v in shard())
+    with pytest.raises(ValueError, match="does not track in it: hidden_away.*add_weight"):
+        run(Tower(model, "mse", None), model, x, y)
+
+
+def test_the_weights_of_masks_follow_from_the_inputs_alone():
+    """What they are computed from, in the traced graph: no forward pass."""
+    model = keras.Sequential([
+        keras.Input((5,), dtype="int32"), L.Embedding(9, 4, mask_zero=True),
+        L.Dense(3, activation="softmax"),
+    ])
+    tokens = tf.constant([[1, 2, 0, 0, 0], [3, 4, 5, 0, 0]])
+    tower = Tower(model, "sparse_categorical_crossentropy", None)
+    labels = tf.ones_like(tokens)
+    run(tower, model, tokens, labels)  # the outputs are known from now on
+    inputs = TowerInput(values(model.trainable_variables), [], tokens, labels, None)
+    function = tower.trace("weigh_masked", inputs, tf.TensorSpec([], tf.int32))
+    assert function(inputs, tf.constant(2)).numpy().tolist() == [2 + 3]
+    needed, left = set(), [*function.graph.control_outputs, *(t.op for t in function.graph.outputs)]
+    while left:
+        operation = left.pop()
+        if operation not in needed:
+            needed.add(operation)
+            left += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+    kinds = [operation.type for operation in function.graph.get_operations()]
+    assert "MatMul" in kinds and "MatMul" not in {operation.type for operation in needed}
+
+
+# run_on_devices
+
+
+@tf.function(autograph=False)
+def multiplied(inputs, factor):
+    return TowerOutput(factor * inputs.parameters[0] * inputs.x, [], [], [], [])
+
+
+@pytest.mark.parametrize("take_turns", [False, True])
+def test_each_tower_is_called_on_its_device_with_its_arguments(take_turns):
+    devices = devices_lib.place_towers(5, ["/cpu:1", "/cpu:2"])
+    graph_devices = []
+
+    @tf.function(autograph=False)
+    def run_all(parameter):
+        number = tf.TensorSpec([])
+        function = multiplied.get_concrete_function(
+            TowerInput([number], [], number, None, None), number
+        )
+        inputs = [TowerInput([parameter], [], tf.constant(float(t)), None, None) for t in range(5)]
+        options = [(tf.constant(2.0),)] * 5
+        outputs = run_on_devices(function, inputs, options, devices, take_turns=take_turns)
+        calls = [op for op in tf.compat.v1.get_default_graph().get_operations()
+                 if "PartitionedCall" in op.type]
+        graph_devices.extend((op.name.split("/")[0], op.device[-5:]) for op in calls)
+        return [output.loss for output in outputs]
+
+    losses = run_all(tf.constant(3.0))
+    assert [float(loss) for loss in losses] == [0, 6, 12, 18, 24]
+    assert graph_devices == [("tower_0", "CPU:1"), ("tower_1", "CPU:1"), ("tower_2", "CPU:1"),
+                             ("tower_3", "CPU:2"), ("tower_4", "CPU:2")]

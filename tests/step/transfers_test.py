@@ -1,0 +1,63 @@
+"""Values move from device to device as one vector a dtype, and arrive as they left."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.step.partitions import partition_graphs
+from towers.step.transfers import move
+
+
+def test_a_move_packs_the_tensors_of_a_dtype_and_keeps_every_value():
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    values = [tf.constant([[1.5, 2.5]]), tf.constant(7), None, tf.constant(3.5), slices]
+
+    @tf.function
+    def moved():
+        return [v for v in move(values, "/cpu:0", "/cpu:1") if isinstance(v, tf.Tensor)]
+
+    for got, wanted in zip(moved(), [values[0], values[1], values[3]], strict=True):
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        np.testing.assert_array_equal(got, wanted)
+    assert move(values, "/cpu:0", "/cpu:1")[4] is slices
+    operations = moved.get_concrete_function().graph.get_operations()
+    assert sum(op.type == "ConcatV2" for op in operations) == 1  # of the two float32
+
+
+@pytest.mark.parametrize("packed, transfers", [(True, 2), (False, 5)])
+def test_what_a_device_receives_is_one_tensor_a_dtype(packed, transfers):
+    """Three float32 and two int32, computed on one device and needed on another."""
+    x = tf.Variable(tf.ones([3]))
+
+    @tf.function(autograph=False)
+    def run():
+        with tf.device("/cpu:1"):
+            values = [x * n for n in (2.0, 3.0, 5.0)]
+            values += [tf.cast(x, tf.int32) * n for n in (7, 11)]
+        moved = move(values, "/cpu:1", "/cpu:2") if packed else values
+        with tf.device("/cpu:2"):
+            return [v + 1 for v in moved]
+
+    results = []
+    graphs = partition_graphs(lambda: results.extend(run()))
+    assert [r.numpy()[0] for r in results] == [3, 4, 6, 8, 12]
+    received = [node.attr["tensor_name"].s for graph in graphs for node in graph.node
+                if node.op == "_Recv" and "CPU:2" in node.device
+                and b"CPU:1" in node.attr["send_device"].s]
+    assert len(received) == transfers
+
+
+def test_not_a_number_negative_zero_and_the_smallest_numbers_keep_their_bits():
+    bits = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1], np.uint32)  # NaN, -inf, -0, denormal
+    (moved,) = move([tf.constant(bits.view(np.float32))], "/cpu:0", "/cpu:1")
+    assert moved.numpy().view(np.uint32).tolist() == bits.tolist()
+
+
+def test_a_tensor_of_unknown_shape_goes_by_itself():
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([2])])
+    def moved(ragged, fixed):
+        values = move([ragged, fixed], "/cpu:0", "/cpu:1")
+        assert values[0] is ragged and values[1] is not fixed
+        return values
+
+    assert [v.numpy().tolist() for v in moved([1.0, 2.0, 3.0], [4.0, 5.0])] == [[1, 2, 3], [4, 5]]

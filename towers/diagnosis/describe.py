@@ -1,0 +1,63 @@
+"""What a run says before its first step: where everything is placed, and what is checked first."""
+
+import keras
+import tensorflow as tf
+
+from towers import __version__
+from towers.build import LOSS, Run
+from towers.datasets.batches import ordered_batches, shuffled_batches
+from towers.diagnosis import plan
+from towers.diagnosis.verify import verify_gradients
+from towers.machine.devices import has_gpus, is_gpu
+from towers.machine.logical import shared_gpus
+from towers.machine.policy import REHEARSAL, is_rehearsal
+from towers.reporting import report
+from towers.reporting.report import Report
+
+
+def describe(run: Run, out: Report, what: str) -> None:
+    """Versions, devices, batch, data and model, a line each."""
+    config, step = run.config, run.step
+    versions = {"towers": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    out.line(report.title_line(versions, what))
+    out.line(report.devices_line(step.home, step.tower_devices))
+    if not has_gpus():
+        out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
+    if is_rehearsal():
+        out.line(report.labelled("", f"{REHEARSAL}=1: they follow the policy of GPUs"))
+    sharing = shared_gpus()
+    if sharing is not None and is_gpu(step.tower_devices[0]):
+        out.line(report.labelled("", sharing))
+    out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
+    data = report.data_line(config.dataset, run.train.num_examples, run.test.num_examples)
+    out.line(data + ", decoded while training runs" if run.train.is_streamed else data)
+    optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
+    out.line(
+        report.model_line(
+            config.model,
+            step.model.count_params(),
+            type(optimizer).__name__.lower(),
+            float(optimizer.learning_rate),
+            config.seed,
+            config.precision,
+        )
+    )
+    warning = report.split_warning(run.batch_size, step.num_towers)
+    if warning is not None:
+        out.warn(warning)
+
+
+def show_plan(run: Run, out: Report) -> None:
+    """--plan: the transfers of a step."""
+    batches = ordered_batches(run.train, run.batch_size)
+    x, y = (tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in batches.element_spec)
+    rows = plan.traffic(run.step, run.batch_size, x, y)
+    for line in plan.table(rows, run.step.policy.shares_memory):
+        out.line(line)
+
+
+def verify(run: Run, out: Report) -> None:
+    """--verify_gradients: the averaged gradient against the large batch's."""
+    batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
+    x, y = next(iter(batches))
+    out.line(report.labelled("Verify", str(verify_gradients(run.step, LOSS, x, y))))

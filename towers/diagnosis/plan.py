@@ -1,0 +1,144 @@
+"""What a step would move between the parameters' device and the towers' devices.
+
+    down, once a device: parameters, state; each tower's shard
+    up: one sum of gradients for each subtree that lies on the device; predictions; tower 0's state
+
+Counted as on GPUs, also for logical CPU devices: these share one memory, in which nothing moves.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.reporting.report import format_bytes, tower_range
+from towers.step import TowerStep
+from towers.step.averaging import partial_sums
+from towers.step.sharding import shard_sizes
+from towers.step.state import batch_norm_indices
+
+
+class Traffic(NamedTuple):
+    """Bytes that one step moves between the parameters' device and another, by what they are.
+
+    towers: the first and the last tower on that device. examples: the shard sizes there.
+    """
+
+    device: str
+    towers: tuple[int, int]
+    examples: list[int]
+    parameters: int
+    inputs: int
+    gradients: int
+    predictions: int
+
+
+def traffic(step: TowerStep, batch_size: int, x: tf.TensorSpec, y: tf.TensorSpec) -> list[Traffic]:
+    """The transfers of one step with a full global batch, for each device.
+
+    The device that holds the parameters moves no parameters and no gradients, the CPU no examples:
+    they are in its memory. Gradients count as dense, also those of
+    embeddings.
+
+    Args:
+        step: the towers.
+        batch_size: the global batch.
+        x: the spec of one example's input.
+        y: the spec of its label.
+    """
+    model, sizes = step.model, shard_sizes(batch_size, step.num_towers)
+    up = _bytes_up(step)
+    example_bytes = _num_bytes(x.shape, x.dtype) + _num_bytes(y.shape, y.dtype)
+    prediction_bytes = _prediction_bytes(model, x)
+    rows = []
+    for device in dict.fromkeys(step.tower_devices):
+        towers = [t for t, other in enumerate(step.tower_devices) if other == device]
+        examples = sum(sizes[t] for t in towers)
+        from_home = step.home != device  # what the parameters' device need not send itself
+        rows.append(
+            Traffic(
+                device,
+                (towers[0], towers[-1]),
+                [sizes[t] for t in towers],
+                _variable_bytes(model.variables) if from_home else 0,
+                examples * example_bytes if device != HOST else 0,
+                up[device] if from_home else 0,
+                examples * prediction_bytes if from_home else 0,
+            )
+        )
+    return rows
+
+
+def table(rows: Sequence[Traffic], shares_memory: bool = False) -> list[str]:
+    """The transfers as lines of aligned columns, "-" where nothing moves; and their sum.
+
+    Args:
+        rows: of each device.
+        shares_memory: say that the transfers are those of as many GPUs: see `Policy`.
+    """
+    into, out = ("parameters in", "examples in"), ("gradients out", "predictions out")
+    cells = [["device", "towers", "examples", *into, *out]]
+    for row in rows:
+        low, high = min(row.examples), max(row.examples)
+        each = f"{high:,}" if low == high else f"{low:,}-{high:,}"
+        count = f"{len(row.examples)} x {each}" if len(row.examples) > 1 else each
+        cells.append(
+            [row.device, tower_range(*row.towers), count, *map(_moved, row[3:])]
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+    down = format_bytes(sum(row.parameters + row.inputs for row in rows))
+    up = format_bytes(sum(row.gradients + row.predictions for row in rows))
+    lines.append(f"Each step moves {down} to the devices and {up} back.")
+    if shares_memory:
+        lines.append("Counted as on GPUs: logical CPU devices share one memory.")
+    return lines
+
+
+def _moved(count: int) -> str:
+    return format_bytes(count) if count else "-"
+
+
+def _bytes_up(step: TowerStep) -> dict[str, int]:
+    """Sums of gradients and BatchNorm statistics, and tower 0's other state, by device."""
+    model = step.model
+    averaged = batch_norm_indices(model) if step.batch_norm == "average" else []
+    statistics = [model.non_trainable_variables[i] for i in averaged]
+    summed = _variable_bytes([*model.trainable_variables, *statistics])
+    counts = dict.fromkeys(step.tower_devices, 0)
+    first = 0
+    for num_towers in _subtrees(step.tower_devices):
+        counts[step.tower_devices[first]] += summed
+        first += num_towers
+    kept = _variable_bytes(model.non_trainable_variables) - _variable_bytes(statistics)
+    counts[step.tower_devices[0]] += kept
+    return counts
+
+
+def _subtrees(tower_devices: Sequence[str]) -> list[int]:
+    """How many towers each sum that leaves a device holds, in order.
+
+    Adds ones instead of gradients: the same tree.
+    """
+    tree = partial_sums([[1] for _ in tower_devices], tower_devices, add_on_devices=True)
+    return [int(count) for count in tf.nest.flatten(tree)]
+
+
+def _prediction_bytes(model: keras.Model, x: tf.TensorSpec) -> int:
+    """Of one example's outputs."""
+    outputs: Any = model.compute_output_spec(keras.KerasTensor((1, *x.shape), x.dtype.name))
+    return sum(_num_bytes(v.shape, tf.as_dtype(v.dtype)) for v in tf.nest.flatten(outputs))
+
+
+def _variable_bytes(variables: Sequence[keras.Variable]) -> int:
+    return sum(_num_bytes(v.shape, tf.as_dtype(v.dtype)) for v in variables)
+
+
+def _num_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
+    return math.prod(shape) * dtype.size

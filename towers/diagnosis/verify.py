@@ -1,0 +1,123 @@
+"""Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch."""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import all_layers
+from towers.step import TowerStep
+from towers.step.state import seed_states
+from towers.step.synchronized import synchronized_layers
+
+# Float rounding: 2^-24 and 2^-8 or 2^-11 an operation, over the sums of a whole batch.
+_TOLERANCES = {"float32": 1e-3, "mixed_float16": 2e-2, "mixed_bfloat16": 2e-1}
+
+# A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
+# nothing: differences are measured against at least this part of the largest gradient of all.
+_NEGLIGIBLE = 1e-2
+
+
+class Verification(NamedTuple):
+    """What the comparison found.
+
+    difference: max|a - b| / max|b| of the variable where it is largest; b: the large batch's.
+        Where b is nearly zero, see `_NEGLIGIBLE`.
+    variable: its path.
+    random_layers: layers that draw other random numbers in each tower, such as Dropout.
+    batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
+    tolerance: what float rounding may amount to.
+    """
+
+    difference: float
+    variable: str
+    random_layers: list[str]
+    batch_norm_layers: list[str]
+    tolerance: float
+
+    def __str__(self) -> str:
+        found = f"largest relative difference {self.difference:.1e} ({self.variable}): "
+        if self.random_layers or self.batch_norm_layers:
+            return f"{found}by design, {' and '.join(self._reasons())}"
+        if self.difference <= self.tolerance:
+            return f"{found}the averaged gradient is the large-batch gradient"
+        return f"{found}MORE than float rounding ({self.tolerance:.0e}) explains"
+
+    def _reasons(self) -> list[str]:
+        reasons = []
+        if self.random_layers:
+            names = ", ".join(self.random_layers)
+            reasons.append(f"each tower draws its own random numbers in {names}")
+        if self.batch_norm_layers:
+            names = ", ".join(self.batch_norm_layers)
+            reasons.append(f"each tower normalizes by its own shard in {names}")
+        return reasons
+
+
+def verify_gradients(step: TowerStep, loss: Any, x: tf.Tensor, y: tf.Tensor) -> Verification:
+    """Computes both gradients on one batch; changes no variable, no state, no seed.
+
+    Args:
+        step: the towers.
+        loss: what `step` was made with.
+        x: the global batch's inputs [N, ...].
+        y: its labels [N].
+    """
+    one_tower = TowerStep(
+        step.model, "sgd", loss, devices=step.devices[:1], num_towers=1, policy=step.policy
+    )
+    _, averaged = step.gradients(x, y)
+    _, expected = one_tower.gradients(x, y)
+    pairs = [
+        (tf.convert_to_tensor(a), tf.convert_to_tensor(b), v.path)
+        for a, b, v in zip(averaged, expected, step.model.trainable_variables, strict=True)
+        if b is not None
+    ]
+    least = _NEGLIGIBLE * max((_largest(b) for _, b, _ in pairs), default=0.0)
+    difference, variable = max(
+        ((_relative_difference(a, b, least), path) for a, b, path in pairs), default=(0.0, "none")
+    )
+    several = step.num_towers > 1
+    return Verification(
+        difference,
+        variable,
+        _random_layers(step.model) if several else [],
+        _batch_norm_layers(step.model, step.batch_norm) if several else [],
+        _TOLERANCES[keras.config.dtype_policy().name],
+    )
+
+
+def _relative_difference(actual: tf.Tensor, expected: tf.Tensor, least: float) -> float:
+    largest = max(_largest(expected), least)
+    return _largest(actual - expected) / largest if largest else 0.0
+
+
+def _largest(tensor: tf.Tensor) -> float:
+    return float(tf.reduce_max(tf.abs(tensor)))
+
+
+def _random_layers(model: keras.Model) -> list[str]:
+    """The layers that draw random numbers; recurrent cells hold a generator without need."""
+    names = []
+    for layer in all_layers(model):
+        rates = [getattr(layer, name, None) for name in ("rate", "dropout", "recurrent_dropout")]
+        known = [rate for rate in rates if rate is not None]
+        if _draws_itself(layer) and (any(known) or not known):
+            names.append(layer.name)
+    return names
+
+
+def _draws_itself(layer: keras.layers.Layer) -> bool:
+    """Whether a layer holds a seed that none of the layers inside of it holds."""
+    _, *inner = all_layers(layer)
+    return bool(seed_states(layer) - {state for each in inner for state in seed_states(each)})
+
+
+def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
+    """The layers that normalize by one tower's shard."""
+    synchronized = {id(layer) for layer in synchronized_layers(model, batch_norm)}
+    return [
+        layer.name
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized
+    ]

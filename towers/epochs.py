@@ -1,0 +1,137 @@
+"""Epochs of steps, each with its validation; and who is told of each."""
+
+from collections.abc import Callable
+from typing import Any
+
+from towers.build import Run
+from towers.datasets.batches import ordered_batches, shuffled_batches
+from towers.listener import Listener
+from towers.machine.signals import Pending
+from towers.pace import Pace
+from towers.saving.position import Position
+from towers.saving.run_dir import Result
+from towers.step.nonfinite import NonFiniteError
+from towers.step.prefetch import Batch, prefetched
+
+
+def num_steps(run: Run) -> int:
+    """The updates of a run, the limit of --max_steps included."""
+    steps = run.config.epochs * run.steps_an_epoch
+    return steps if run.config.max_steps is None else min(steps, run.config.max_steps)
+
+
+class Epochs:
+    """What is left of a run."""
+
+    def __init__(
+        self, run: Run, position: Position, pace: Pace, listener: Listener, pending: Pending
+    ) -> None:
+        """
+        Args:
+            run: what is trained.
+            position: where the run stands; it moves with each step and each epoch.
+            pace: is told when steps and epochs end.
+            listener: is told of every moment.
+            pending: the signal that waits for the end of a step.
+        """
+        self._run, self._position, self._pace = run, position, pace
+        self._listener, self._pending = listener, pending
+
+    def train(self) -> None:
+        """Trains until the steps are done, or a callback sets `model.stop_training`."""
+        try:
+            self._train()
+        except BaseException:
+            self._listener.stop()
+            raise
+
+    def _train(self) -> None:
+        position, model = self._position, self._run.step.model
+        patience = self._run.config.early_stopping
+        self._listener.begin()
+        model.stop_training = position.is_stopped(patience)
+        while position.epoch_step > 0 or (
+            position.step < num_steps(self._run) and not model.stop_training
+        ):
+            self._train_epoch()
+            model.stop_training = position.is_stopped(patience)
+            self._pending.check()
+        self._listener.end()
+
+    def _train_epoch(self) -> None:
+        """One epoch, or what is left of it, and its validation."""
+        run, position = self._run, self._position
+        self._listener.begin_epoch()
+        self._pace.start_epoch()
+        self._train_steps()
+        logs = {name: float(value) for name, value in position.logs.items()}
+        self._listener.begin_validation()
+        logs |= {f"val_{k}": value for k, value in evaluate(run, self._pending.check).items()}
+        self._pace.end_epoch()
+        result = _result(position.epoch + 1, logs, self._pace)
+        position.end_epoch(result, logs, run.config.monitor)
+        self._listener.end_epoch(result, logs)
+
+    def _train_steps(self) -> None:
+        """The epoch's steps that are left."""
+        run, position = self._run, self._position
+        if position.epoch_step == 0:
+            run.step.reset_metrics()
+        batches = shuffled_batches(
+            run.train, run.batch_size, run.config.seed, position.epoch, position.epoch_step
+        )
+        count = min(run.steps_an_epoch, num_steps(run) - position.epoch * run.steps_an_epoch)
+        left = 0 if run.step.model.stop_training else count - position.epoch_step
+        ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
+        for _, batch in zip(range(left), ahead, strict=False):
+            self._listener.begin_step()
+            self._train_step(batch)
+            self._listener.end_step()
+            if run.step.model.stop_training:
+                break
+            self._pending.check()
+            if position.epoch_step < count:
+                self._listener.between_steps()
+
+    def _train_step(self, batch: Batch) -> None:
+        """One update."""
+        position = self._position
+        position.in_step = True
+        try:
+            logs = self._run.step.train_batch(batch.x, batch.y, placed=batch.placed)
+        except NonFiniteError:
+            position.in_step = False  # nothing has changed
+            raise
+        position.add_step(logs)
+        self._pace.add_step(batch.y.shape[0])
+
+
+def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, float]:
+    """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
+
+    Args:
+        run: the run.
+        check: called before each batch; may raise.
+    """
+    run.step.reset_metrics()
+    logs: dict[str, Any] = {}
+    batches = ordered_batches(run.test, run.batch_size)
+    for x, y, placed in prefetched(
+        run.step, batches, to_devices=run.config.prefetch_to_devices
+    ):
+        if check is not None:
+            check()
+        logs = run.step.test_batch(x, y, placed=placed)
+    return {name: float(value) for name, value in logs.items()}
+
+
+def _result(epoch: int, logs: dict[str, float], pace: Pace) -> Result:
+    return Result(
+        epoch=epoch,
+        loss=logs["loss"],
+        accuracy=logs["accuracy"],
+        val_loss=logs["val_loss"],
+        val_accuracy=logs["val_accuracy"],
+        seconds=pace.epoch_seconds,
+        examples_per_second=pace.examples_per_second,
+    )

@@ -1,0 +1,147 @@
+"""What there is to run on, and which device runs each tower.
+
+    tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device t * D // T
+"""
+
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+HOST = "/cpu:0"  # whose memory holds the global batches
+DEVICE_CHOICES = ("auto", "gpu", "cpu")
+
+
+def has_gpus() -> bool:
+    """Whether TensorFlow sees a GPU; does not start its runtime."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str]:
+    """The devices that towers run on, in order.
+
+    Args:
+        num_gpus: how many devices; None means all that there are.
+        device: "gpu", "cpu" (logical CPU devices, see `logical.py`), or "auto": the GPUs when
+            the machine has any, else the CPU.
+
+    Returns:
+        Device names such as ["/gpu:0", "/gpu:1"].
+
+    Raises:
+        ValueError: there are fewer devices than asked for, or the request makes no sense.
+    """
+    kind = _device_kind(device)
+    present = device_names(kind)
+    if num_gpus is None:
+        return present
+    if num_gpus < 1:
+        raise ValueError(f"num_gpus ({num_gpus}) must be at least 1.")
+    if num_gpus > len(present):
+        raise ValueError(_too_many(num_gpus, kind, present))
+    return present[:num_gpus]
+
+
+def device_names(kind: str) -> list[str]:
+    """All logical devices of a kind ("gpu" or "cpu"), such as ["/cpu:0", "/cpu:1"]."""
+    count = len(tf.config.list_logical_devices(kind.upper()))
+    return [f"/{kind}:{index}" for index in range(count)]
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """Raises ValueError when a device is absent: soft placement would silently use the CPU."""
+    if not devices:
+        raise ValueError("devices is empty: name at least one, such as ['/cpu:0'].")
+    present = {_canonical(d.name): d.name for d in tf.config.list_logical_devices()}
+    for name in devices:
+        if _canonical(name) not in present:
+            short = ", ".join(sorted(present.keys()))
+            raise ValueError(f"device {name!r} is not on this machine. It has: {short}.")
+    canonical = [_canonical(name) for name in devices]
+    if len(set(canonical)) < len(canonical):
+        raise ValueError(
+            f"devices {list(devices)} names a device twice. For more towers than devices, "
+            "name each device once and give num_towers."
+        )
+
+
+def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
+    """The device of each tower: tower t of T runs on device t * D // T (contiguous ranges).
+
+    Raises:
+        ValueError: `num_towers` is below 1.
+    """
+    if num_towers < 1:
+        raise ValueError(f"num_towers ({num_towers}) must be at least 1.")
+    return [devices[t * len(devices) // num_towers] for t in range(num_towers)]
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a device name such as "/gpu:0" or "/device:GPU:0" is a GPU's."""
+    return "gpu" in device.lower()
+
+
+def count_cores() -> int:
+    """The processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_threads(num_towers: int, num_cores: int | None = None) -> tuple[int, int]:
+    """Threads for towers on a CPU: (intra-op, inter-op).
+
+    One thread per tower, and the cores shared among the towers: towers side by side scale better
+    than threads inside each operation. The intra-op count changes the bits of a CPU's results, so
+    it follows from the tower count and the cores, never from the device count.
+    """
+    cores = num_cores or count_cores()
+    return max(1, cores // num_towers), cores
+
+
+def intra_op_threads() -> int:
+    """The threads of each operation on the CPU; TensorFlow's own default is one a core."""
+    return tf.config.threading.get_intra_op_parallelism_threads() or count_cores()
+
+
+def set_graph_optimizer(is_on: bool) -> None:
+    """Sets grappler, TensorFlow's graph optimizer, up for towers.
+
+    Its arithmetic optimization rewrites additions that share a device: with it, the bits of a sum
+    would depend on how towers share devices.
+    """
+    tf.config.optimizer.set_experimental_options(
+        {"arithmetic_optimization": False, "disable_meta_optimizer": not is_on}
+    )
+
+
+def _device_kind(device: str) -> str:
+    if device not in DEVICE_CHOICES:
+        raise ValueError(f"device ({device!r}) must be one of {', '.join(DEVICE_CHOICES)}.")
+    if device == "auto":
+        return "gpu" if has_gpus() else "cpu"
+    if device == "gpu" and not has_gpus():
+        raise ValueError(
+            "device=gpu: TensorFlow sees no GPU on this machine. Use device=auto or "
+            "device=cpu to run the towers on logical CPU devices."
+        )
+    return device
+
+
+def _too_many(num_gpus: int, kind: str, present: list[str]) -> str:
+    has = f"{len(present)} ({', '.join(present)})"
+    if kind == "cpu":
+        return (
+            f"num_gpus ({num_gpus}) is more than the logical CPU devices here: {has}. "
+            f"Call towers.logical_cpus({num_gpus}) before TensorFlow starts, or ask for "
+            f"{len(present)}."
+        )
+    return (
+        f"num_gpus ({num_gpus}) is more than this machine has: {has}. Use "
+        f"num_gpus={len(present)}, or num_gpus={len(present)} num_towers={num_gpus}."
+    )
+
+
+def _canonical(name: str) -> str:
+    spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+    return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"

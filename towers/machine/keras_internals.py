@@ -1,0 +1,138 @@
+"""What Keras has no public name for, and towers cannot do without. No other module knows it.
+
+Each part says which need it serves and why no public way does. "Since" is the oldest version of
+Keras that it was found in, among the sources of 3.0.5, 3.4.1, 3.10 and 3.15; TensorFlow 2.20 asks
+for 3.10 or newer. The tests of this module name the part that a new version breaks.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+# Layers.
+
+
+def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """A model or layer and all layers inside of it, each once, however deep.
+
+    `model.layers` has those of the first level alone, and a layer that is no model (Bidirectional,
+    RNN, MultiHeadAttention) has no such attribute. Since 3.0.5.
+    """
+    return layer._flatten_layers()
+
+
+def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
+    """Gives a built layer the `seed_generator` that it lacks; its state is tracked in the layer.
+
+    A built layer takes no new state, and `build` makes none that its `__init__` would have made.
+    Since 3.4.1.
+    """
+    layer._tracker.unlock()
+    layer.seed_generator = keras.random.SeedGenerator(seed)
+    layer._tracker.lock()
+
+
+@contextmanager
+def moments_replaced(
+    layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+) -> Iterator[None]:
+    """Within, a BatchNormalization takes its batch's mean and variance from `moments`.
+
+    Keras' `call` computes them, updates the statistics and normalizes in one: there is no way in
+    but to repeat all of it. Since 3.0.5.
+
+    Args:
+        layer: the layer.
+        moments: (inputs [n, ...], mask) -> mean and variance, [channels] each.
+    """
+    vars(layer)["_moments"] = moments  # not through setattr, which would track it
+    try:
+        yield
+    finally:
+        del vars(layer)["_moments"]
+
+
+# Masks.
+
+
+def keras_mask(tensor: Any) -> tf.Tensor | None:
+    """The mask that a layer, or a loss with `ignore_class`, has left on its output, or None.
+
+    Keras' losses and metrics look for it there; `layer.compute_mask` computes a layer's, but not
+    which one arrived at the end of a model. Since 3.0.5.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Leaves a mask on a tensor, where losses and metrics find it. Since 3.0.5."""
+    tensor._keras_mask = mask
+
+
+# Losses and metrics.
+
+# The class of all losses that are made of a function; it is exported under no name of its own.
+# Since 3.0.5.
+_LossFunctionWrapper = keras.losses.MeanSquaredError.__base__
+
+
+def function_loss(function: Callable) -> keras.losses.Loss:
+    """The Loss that Keras makes of a function (y_true, y_pred): a mean over examples.
+
+    `keras.losses.get` hands a function back as it is, and a Loss of one's own would have to repeat
+    how Keras brings labels and predictions to the same rank.
+    """
+    return _LossFunctionWrapper(function)
+
+
+class CompiledLoss(NamedTuple):
+    """What `compile` was given, as it was given."""
+
+    loss: Any
+    loss_weights: Any
+
+
+def compiled_loss(model: keras.Model) -> CompiledLoss | None:
+    """The loss and the weights that a model was compiled with; None where it was without a loss.
+
+    `model.loss` may be an attribute of the user's, and there is no public way to the weights but
+    serialized ones. Since 3.0.5.
+    """
+    compiled = model._compile_loss
+    if compiled is None:
+        return None
+    return CompiledLoss(compiled._user_loss, compiled._user_loss_weights)
+
+
+def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Feeds the running means of each output's loss, which Keras shows beside the total.
+
+    `model.compute_loss` would add what layers have added, which is in another graph. Since 3.4.1,
+    where Keras has these means at all.
+
+    Args:
+        model: compiled with a loss.
+        y, y_pred, sample_weight: of the global batch.
+    """
+    model._compile_loss(y, y_pred, sample_weight)
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """What computes the metrics that a model was compiled with; None where there are none.
+
+    It is one of `model.metrics`, where nothing tells it from the others; its `build(y, y_pred)`
+    makes their variables without a batch. Since 3.0.5.
+    """
+    return model._compile_metrics
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """The running mean of a compiled model's loss.
+
+    The first of what Keras lists as the metrics, also where the user's class lists others. The
+    property is public, but its order is written down nowhere. Since 3.0.5.
+    """
+    return keras.Model.metrics.fget(model)[0]

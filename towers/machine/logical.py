@@ -1,0 +1,208 @@
+"""What there is, split into logical devices before TensorFlow starts.
+
+    the CPU   ->  /cpu:0 ... /cpu:7     to rehearse without GPUs, and one tower beside the other
+    the GPUs  ->  /gpu:0 ... /gpu:7     to rehearse with fewer: real kernels and copies
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.machine import nvidia
+from towers.machine.devices import HOST, cpu_threads
+from towers.machine.policy import policy_of
+from towers.machine.words import plural
+
+# TensorFlow itself leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory
+# in its gpu_device.cc), but nothing where memory is divided; each logical GPU's streams take some.
+_RESERVED_MIB = 2048
+# Not much more than cuBLAS' and cuDNN's workspaces for one tower: below it, small models fail, too.
+_LEAST_MIB = 512
+
+_set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus` set last
+
+
+def logical_cpus(
+    count: int, *, num_towers: int | None = None, set_threads: bool = True
+) -> None:
+    """Splits the CPU into `count` logical devices, /cpu:0 ..., to rehearse without GPUs.
+
+    TensorFlow's threads become those that train.py uses for as many towers, see `cpu_threads`: they
+    make towers faster, and give train.py's bits. What the caller has chosen before through
+    tf.config.threading stays, and so does everything when TensorFlow has started with `count`.
+
+    Args:
+        count: the number of logical devices, at least 1.
+        num_towers: of the step or model to come; None means one for each device.
+        set_threads: False leaves TensorFlow's threads alone, as a rehearsal of GPUs does.
+
+    Raises:
+        ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
+            another count.
+    """
+    for name, value in (("count", count), ("num_towers", num_towers)):
+        if value is not None and value < 1:
+            raise ValueError(f"logical_cpus: {name} ({value}) must be at least 1.")
+    if has_started():
+        present = len(tf.config.list_logical_devices("CPU"))
+        if present != count:
+            raise ValueError(
+                f"logical_cpus: TensorFlow has already started with {present} CPU device(s). "
+                f"Call towers.logical_cpus({count}) before anything else uses TensorFlow."
+            )
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    )
+    if set_threads and policy_of([HOST]).divide_cores:
+        _set_cpu_threads(num_towers or count)
+
+
+def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
+    """Divides the GPUs into `count` logical ones, /gpu:0 ..., of equal memory.
+
+    One GPU then rehearses the run of several, with real kernels and copies; not their speed. GPUs
+    share `count` as evenly as possible, in order. Nothing changes where there are `count` already.
+
+    Args:
+        count: the number of logical GPUs, at least one for each GPU.
+        memory_mib: of each, in MiB; None divides what nvidia-smi says is free, less a reserve.
+
+    Raises:
+        ValueError: there is no GPU, there are more than `count`, their memory is unknown or too
+            little, or TensorFlow has already started with another count.
+    """
+    divide_gpus(count, memory_mib, "logical_gpus: count")
+
+
+def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
+    """Does what `logical_gpus` says; the errors call `count` by this name."""
+    if count < 1:
+        raise ValueError(f"{name} ({count}) must be at least 1.")
+    if memory_mib is not None and memory_mib < 1:
+        raise ValueError(f"logical_gpus: memory_mib ({memory_mib}) must be at least 1.")
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        raise ValueError(
+            f"{name} ({count}): TensorFlow sees no GPU on this machine. Leave it out to run towers "
+            f"on logical CPU devices; in Python, towers.logical_cpus({count}) makes them."
+        )
+    present = sum(logical_gpu_counts())
+    is_late = has_started()
+    if is_late and present != count:
+        raise ValueError(
+            f"{name} ({count}): TensorFlow has already started with {present} GPU(s). Call "
+            f"towers.logical_gpus({count}) before anything else uses TensorFlow."
+        )
+    if is_late or present == count and memory_mib is None:
+        return
+    shares = gpu_shares(count, len(gpus), name)
+    if memory_mib is None:
+        memory_mib = memory_of_each(_free_mib(name), shares, name)
+    for gpu, share in zip(gpus, shares, strict=True):
+        limits = [tf.config.LogicalDeviceConfiguration(memory_mib) for _ in range(share)]
+        tf.config.set_logical_device_configuration(gpu, limits)
+
+
+def gpu_shares(count: int, num_gpus: int, name: str) -> list[int]:
+    """How many logical GPUs each GPU becomes: sizes differ by at most 1.
+
+    Raises:
+        ValueError: a GPU would become none.
+    """
+    if count < num_gpus:
+        raise ValueError(
+            f"{name} ({count}) is less than this machine's GPUs: {num_gpus}. Ask for at least "
+            f"{num_gpus}, or hide GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    return [count * (i + 1) // num_gpus - count * i // num_gpus for i in range(num_gpus)]
+
+
+def memory_of_each(free_mib: Sequence[int], shares: Sequence[int], name: str) -> int:
+    """MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
+
+    nvidia-smi and TensorFlow may order GPUs differently, so that no share is known to be on the GPU
+    with more memory.
+
+    Args:
+        free_mib: of each GPU.
+        shares: the logical GPUs of each.
+        name: what an error calls their number.
+
+    Raises:
+        ValueError: that is too little to train with.
+    """
+    usable = max(0, min(free_mib) - _RESERVED_MIB)
+    memory = usable // max(shares)
+    if memory < _LEAST_MIB:
+        most = usable // _LEAST_MIB * len(shares)
+        way_out = f"Ask for {most}" if most >= len(shares) else "End what else uses the GPU"
+        raise ValueError(
+            f"{name} ({sum(shares)}) is too many for the memory: {memory:,} MiB each, and less "
+            f"than {_LEAST_MIB} hold no training; {most} would fit. {way_out}, or leave it out."
+        )
+    return memory
+
+
+def logical_gpu_counts() -> list[int]:
+    """How many logical GPUs each of the machine's GPUs is divided into, in order."""
+    return [max(1, len(limits)) for limits in _limits_mib(tf.config.get_visible_devices("GPU"))]
+
+
+def shared_gpus() -> str | None:
+    """What a run says of logical GPUs; None where each GPU is one device."""
+    limits = _limits_mib(tf.config.get_visible_devices("GPU"))
+    num_gpus, count = len(limits), sum(map(len, limits))
+    if count <= num_gpus:
+        return None
+    gpus = f"{num_gpus} {plural('GPU', num_gpus)}, {limits[0][0]:,} MiB each"
+    return f"{count} logical GPUs on {gpus}: real kernels and copies, not the speed of {count}"
+
+
+def has_started() -> bool:
+    """Whether TensorFlow has started; it has no public way to ask, but refuses new threads then."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
+
+
+def _limits_mib(gpus: Sequence[Any]) -> list[list[int]]:
+    """For each GPU, the memory of each logical GPU that it is divided into; [] where it is not."""
+    found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
+    return [[logical.memory_limit for logical in limits] for limits in found]
+
+
+def _free_mib(name: str) -> list[int]:
+    """The free memory of each GPU that this process may use."""
+    gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    try:
+        free = [int(gpu.free_memory) for gpu in gpus or []]
+    except ValueError:  # "[N/A]", where a GPU has no memory of its own
+        free = []
+    if not free:
+        raise ValueError(
+            f"{name}: nvidia-smi does not tell how much memory is free on the GPUs. Say in Python "
+            "how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
+        )
+    return free
+
+
+def _set_cpu_threads(num_towers: int) -> None:
+    """Applies `cpu_threads` where nobody else has chosen."""
+    threading = tf.config.threading
+    present = [
+        threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
+    ]
+    chosen = [0, 0] if present == _set_here else present  # 0: nobody has
+    _set_here[:] = [
+        ours or default for ours, default in zip(chosen, cpu_threads(num_towers), strict=True)
+    ]
+    threading.set_intra_op_parallelism_threads(_set_here[0])
+    threading.set_inter_op_parallelism_threads(_set_here[1])

@@ -1,0 +1,89 @@
+"""Policy: all that depends on the kind of device that towers run on, decided in one place.
+
+                                    CPU: one memory          GPU: a memory of its own
+    towers of one device            side by side, on cores   one after another
+    a subtree of gradients          added at home            added on the device that holds it
+    the sum and the update          one program              two programs
+    TensorFlow's graph optimizer    off                      on, without its arithmetic
+    the cores                       divided among towers     left to TensorFlow
+    the next batch's shards         stay where they are      copied ahead of the step
+
+The home is the parameters' device. Towers on GPUs follow `GPU`; TOWERS_REHEARSE_GPUS=1 in the
+environment makes those on logical CPU devices follow it, too: the code for GPUs, without one.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from towers.machine.devices import is_gpu
+
+REHEARSAL = "TOWERS_REHEARSE_GPUS"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a step uses its devices.
+
+    take_turns: a tower waits for the one before it on the same device, so that a device needs the
+        memory of one tower; never for a tower on another device.
+    add_on_devices: a subtree of the sum that lies on one device is added there, and leaves it as
+        one sum instead of one gradient a tower.
+    update_in_one: compile the sum with the update: one pass over memory instead of two. Where
+        devices add, what is left of the tree depends on their number, and the program that holds
+        the update must not: XLA may round a * b + c once in one program and twice in another.
+    optimize_graphs: let grappler work, but for its arithmetic optimization. It pays on GPUs (the
+        layout of images); on a CPU it made no model faster, and took a third of the first step.
+    divide_cores: one thread a tower inside each operation, as far as cores go round.
+    prefetch_to_devices: copy each shard to its device while the step before runs. In one memory a
+        copy has nowhere to go.
+    shares_memory: nothing moves between the devices: `--plan` counts what GPUs would move.
+    """
+
+    take_turns: bool
+    add_on_devices: bool
+    update_in_one: bool
+    optimize_graphs: bool
+    divide_cores: bool
+    prefetch_to_devices: bool
+    shares_memory: bool
+
+
+CPU = Policy(
+    take_turns=False,
+    add_on_devices=False,
+    update_in_one=True,
+    optimize_graphs=False,
+    divide_cores=True,
+    prefetch_to_devices=False,
+    shares_memory=True,
+)
+GPU = Policy(
+    take_turns=True,
+    add_on_devices=True,
+    update_in_one=False,
+    optimize_graphs=True,
+    divide_cores=False,
+    prefetch_to_devices=True,
+    shares_memory=False,
+)
+
+
+def policy_of(devices: Sequence[str]) -> Policy:
+    """`GPU` where any of the devices is one, or is to behave like one; else `CPU`."""
+    return GPU if is_rehearsal() or any(map(is_gpu, devices)) else CPU
+
+
+def is_rehearsal() -> bool:
+    """Whether the environment asks logical CPU devices to follow the GPUs' policy.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(REHEARSAL, "") or "0"
+    if value not in ("0", "1"):
+        raise ValueError(
+            f"{REHEARSAL} ({value!r}) must be 1, for logical CPU devices that follow the GPUs' "
+            "policy, or 0."
+        )
+    return value == "1"

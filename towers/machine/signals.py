@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM end a run between two steps, never within one."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Pending:
+    """The signal that has come and still waits to be obeyed."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Remembers the first one; the second ends the process at once, like an uncaught one."""
+        del frame
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+
+    def check(self) -> None:
+        """Raises StopRequested when a signal has come."""
+        if self.number is not None:
+            raise StopRequested
+
+
+class StopRequested(BaseException):
+    """A signal has come, and no step is under way."""
+
+
+@contextmanager
+def deferred() -> Iterator[Pending]:
+    """Signals wait until `Pending.check`; those that came are sent again at the end.
+
+    Only the main thread receives signals; in others this does nothing.
+    """
+    pending = Pending()
+    if threading.current_thread() is not threading.main_thread():
+        yield pending
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    taken = [n for n, handler in before.items() if handler not in (None, signal.SIG_IGN)]
+    for number in taken:
+        signal.signal(number, pending.receive)
+    stopped = False
+    try:
+        yield pending
+    except StopRequested:
+        stopped = True
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+    if pending.number is not None:
+        signal.raise_signal(pending.number)
+    if stopped:  # a handler of the user's has returned
+        raise KeyboardInterrupt

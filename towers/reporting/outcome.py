@@ -1,0 +1,167 @@
+"""What a run says of how far it came: where it goes on, its best epoch, its end."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from towers.best import best_index
+from towers.build import Run
+from towers.datasets.batches import num_steps
+from towers.machine.words import plural
+from towers.reporting.report import Report, format_seconds, labelled
+from towers.saving.position import Position
+from towers.saving.run_dir import BEST, FINAL
+from towers.saving.saver import Loaded
+
+
+def describe_resumed(loaded: Loaded | None, out: Report) -> None:
+    """Says what a run goes on from; None: from its beginning."""
+    if loaded is None:
+        out.line(resumed_line(None, 0))
+        return
+    for what in loaded.damaged:
+        out.warn(f"{what}; an older one takes its place.")
+    out.line(resumed_line(loaded.path, loaded.position.step))
+
+
+def describe_complete(run: Run, position: Position, out: Report) -> None:
+    """Says that there is nothing to go on with."""
+    monitor = run.config.monitor
+    done = amount(position.step, run.steps_an_epoch)
+    best = best_value(position.history.get(monitor, []), monitor)
+    out.line(complete_line(done, position.is_stopped(run.config.early_stopping), best))
+
+
+def describe_end(run: Run, position: Position, seconds: float, out: Report) -> None:
+    """Says which files hold which weights, and how good the best ones are.
+
+    Args:
+        run: what was trained.
+        position: where it has ended.
+        seconds: how long this process has trained.
+        out: where the lines go.
+    """
+    monitor, best_step = run.config.monitor, position.best.step
+    best_epoch = None if best_step is None else num_steps(best_step, run.steps_an_epoch)
+    done = amount(position.step, run.steps_an_epoch)
+    best = best_value(run.step.model.history.history.get(monitor, []), monitor)
+    out.line(models_line(done, best_epoch, monitor))
+    out.line(done_line(done, seconds, best, num_skipped(run, position), position.step))
+
+
+def num_skipped(run: Run, position: Position) -> int:
+    """The updates that were left out: the optimizer has not counted them."""
+    return position.step - int(run.step.optimizer.iterations)
+
+
+# The lines, each from plain values
+
+
+def resumed_line(path: Path | None, step: int) -> Text:
+    """"Resume    from step 1,502: runs/cnn-mnist-001/checkpoints/epoch-3-step-1502".
+
+    Args:
+        path: of the checkpoint; None where there is none yet.
+        step: the updates that it holds.
+    """
+    if path is None:
+        return labelled("Resume", "no checkpoint yet: from step 0")
+    return labelled("Resume", f"from step {step:,}: {path}")
+
+
+def stopped_line(directory: Path, step: int, is_saved: bool) -> str:
+    """"saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001".
+
+    Args:
+        directory: of the run.
+        step: of the newest checkpoint.
+        is_saved: whether the run stands there.
+    """
+    what = "saved at" if is_saved else "the last checkpoint is that of"
+    command = f"python train.py --resume={shlex.quote(str(directory))}"
+    return f"{what} step {step}. Resume: {command}"
+
+
+def skipped_warning(count: int, loss_scale: float | None) -> str:
+    """How many updates an epoch has left out, and why.
+
+    Args:
+        count: of the updates, at least 1.
+        loss_scale: now; None where there is none.
+    """
+    why = "a NaN or infinite loss or gradient"
+    if loss_scale is not None:
+        why += f"; the loss scale is {loss_scale:,.0f} now"
+    return f"{count:,} {plural('update', count)} left out in this epoch: {why}."
+
+
+def nonfinite_error(reason: str, step: int, directory: Path) -> str:
+    """That a loss or a gradient was NaN or infinite, and the ways out.
+
+    Args:
+        reason: a sentence that names it.
+        step: the update that was not made, from 1.
+        directory: of the run.
+    """
+    return (
+        f"step {step:,}: {reason} The update was not made. Lower --learning_rate, or leave out "
+        f"such updates: python train.py --resume={directory} --nonfinite=skip."
+    )
+
+
+def amount(step: int, steps_an_epoch: int) -> str:
+    """"12 epochs", or "1,500 steps" where the last epoch is not complete."""
+    epochs, rest = divmod(step, steps_an_epoch)
+    return f"{epochs} {plural('epoch', epochs)}" if rest == 0 else f"{step:,} steps"
+
+
+def best_value(values: Sequence[float], monitor: str) -> str:
+    """"best val_accuracy 0.9926 (epoch 9)".
+
+    Args:
+        values: the monitored value of each epoch.
+        monitor: its name.
+    """
+    index = best_index(values, monitor)
+    if index is not None:
+        return f"best {monitor} {values[index]:.4f} (epoch {index + 1})"
+    return f"no finite {monitor}" if len(values) > 0 else "no epoch is complete"
+
+
+def complete_line(done: str, is_stopped: bool, best: str) -> str:
+    """"Already complete: 12 epochs, stopped early, best val_accuracy 0.9926 (epoch 9)".
+
+    Args:
+        done: the `amount` that is done. best: the `best_value`.
+        is_stopped: whether the run has ended before its last step.
+    """
+    early = ", stopped early" if is_stopped else ""
+    return f"Already complete: {done}{early}, {best}"
+
+
+def models_line(done: str, best_epoch: int | None, monitor: str) -> Text:
+    """Which weights are in which file: the last ones are never replaced by the best ones.
+
+    Args:
+        done: the `amount` that is done.
+        best_epoch: from 1; None where there is no best epoch, and no file.
+        monitor: the name of the value by which it is the best.
+    """
+    files = f"{FINAL} holds the weights after {done}"
+    if best_epoch is not None:
+        files += f", {BEST} those of epoch {best_epoch}, the best by {monitor}"
+    return labelled("Models", files)
+
+
+def done_line(done: str, seconds: float, best: str, num_skipped: int, num_steps: int) -> str:
+    """"Done: 12 epochs in 3:06, best val_accuracy 0.9926 (epoch 9)".
+
+    Args:
+        done: the `amount` that is done. best: the `best_value`.
+        seconds: how long this process has trained.
+        num_skipped: updates that were left out, of `num_steps`.
+    """
+    skipped = f"; {num_skipped:,} of {num_steps:,} updates left out" if num_skipped > 0 else ""
+    return f"Done: {done} in {format_seconds(seconds)}, {best}{skipped}"

@@ -1,0 +1,64 @@
+"""The lines of a run's epochs: a bar that moves, two lines after each, updates left out."""
+
+from towers.build import Run
+from towers.listener import Listener
+from towers.pace import Pace
+from towers.reporting.outcome import num_skipped, skipped_warning
+from towers.reporting.report import Progress, Report
+from towers.saving.position import Position
+from towers.saving.run_dir import Result
+
+
+class ProgressLines(Listener):
+    """Shows where the run stands.
+
+    The loss stays where it was computed, and is read back only when it is shown.
+    """
+
+    def __init__(self, out: Report, run: Run, position: Position, pace: Pace) -> None:
+        """
+        Args:
+            out: where the lines go.
+            run: what is trained.
+            position: where the run stands.
+            pace: how fast it goes.
+        """
+        self._out, self._run, self._position, self._pace = out, run, position, pace
+        self._skipped_before = 0
+        self._trained: Progress | None = None
+
+    def begin_epoch(self) -> None:
+        self._skipped_before = num_skipped(self._run, self._position)
+
+    def end_step(self) -> None:
+        if self._out.is_due():
+            self._out.progress(self._progress())
+
+    def begin_validation(self) -> None:
+        """Warns of the epoch's updates that were left out."""
+        self._trained = self._progress()
+        count = num_skipped(self._run, self._position) - self._skipped_before
+        if count > 0:
+            scale = getattr(self._run.step.optimizer, "dynamic_scale", None)
+            self._out.warn(skipped_warning(count, None if scale is None else float(scale)))
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """Shows the epoch's two lines."""
+        assert self._trained is not None
+        progress = self._trained._replace(seconds_left=self._pace.seconds_left)
+        self._out.end_epoch(
+            progress, result.val_loss, result.val_accuracy, self._position.is_best
+        )
+
+    def _progress(self) -> Progress:
+        position = self._position
+        return Progress(
+            position.epoch + 1,
+            self._run.config.epochs,
+            position.epoch_step,
+            self._run.steps_an_epoch,
+            float(position.logs["loss"]),
+            float(position.logs["accuracy"]),
+            self._pace.examples_per_second,
+            self._pace.seconds_left,
+        )

@@ -1,0 +1,285 @@
+"""Everything that a user sees of a run: on a terminal, in a pipe, and in log.txt."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from towers.machine.words import plural
+from towers.step.sharding import shard_sizes
+
+_LABEL_WIDTH = 10
+_BAR_WIDTH = 12
+_SECONDS_BETWEEN_REFRESHES = 0.5  # each reads the loss back from the device
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress(NamedTuple):
+    """Where an epoch stands.
+
+    epoch: from 1, of `epochs`. step: how many of the epoch's `num_steps` are done.
+    loss, accuracy: running means over these steps.
+    seconds_left: of the whole run; None where it has ended, or nothing is timed yet.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    num_steps: int
+    loss: float
+    accuracy: float
+    examples_per_second: float
+    seconds_left: float | None
+
+
+class Report:
+    """Where the lines go: to the terminal in colour, to a pipe as plain lines; all to log.txt.
+
+    A stdout that nobody reads any more, or a full disk, does not end a run.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Args: the stream instead of stdout."""
+        self._stream = sys.stdout if stream is None else stream  # None where stdout is closed
+        self._log: Path | None = None
+        self._live: Live | None = None
+        self._console: Console | None = None
+        if self._stream is not None and self._stream.isatty():
+            self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
+            if self._console.is_dumb_terminal or not self._console.is_terminal:
+                self._console = None
+        self._shown_at = time.monotonic()
+
+    def open_log(self, path: Path) -> None:
+        """From now on lines are appended to this file as well."""
+        self._log = path
+
+    def line(self, text: Text | str) -> None:
+        """Shows one line."""
+        self._stop_live()
+        self._show(Text(text) if isinstance(text, str) else text)
+        self._write_log(str(text))
+
+    def warn(self, message: str) -> None:
+        """Shows a warning."""
+        self.line(labelled("Warning", message, style="bold yellow"))
+
+    def is_due(self) -> bool:
+        """Whether it is time to call `progress` again; asking is cheap."""
+        pause = _SECONDS_BETWEEN_REFRESHES if self._console else _SECONDS_BETWEEN_LINES
+        return time.monotonic() - self._shown_at >= pause
+
+    def progress(self, progress: Progress) -> None:
+        """Shows where an epoch stands: a bar that moves, or a line."""
+        self._shown_at = time.monotonic()
+        if self._console is None:
+            self.line(progress_line(progress, with_steps=True))
+            return
+        try:
+            text = progress_line(progress, with_bar=True)
+            text.no_wrap, text.overflow = True, "ellipsis"
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(text, refresh=True)
+        except (OSError, ValueError):
+            self._leave_stream()
+
+    def end_epoch(
+        self, progress: Progress, val_loss: float, val_accuracy: float, is_best: bool
+    ) -> None:
+        """Shows an epoch's two lines."""
+        self._stop_live()
+        if self._console:
+            self._show(progress_line(progress, with_bar=True))
+        else:
+            self._show(progress_line(progress))
+        self._write_log(progress_line(progress).plain)
+        indent = len(_epoch(progress.epoch, progress.epochs)) + 2
+        self.line(validation_line(val_loss, val_accuracy, is_best, indent))
+        self._shown_at = time.monotonic()
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+        self._stop_live()
+
+    def _show(self, text: Text) -> None:
+        try:
+            if self._console:
+                self._console.print(text)
+            elif self._stream is not None:
+                self._stream.write(text.plain + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):  # a broken pipe; a stream that was closed
+            self._leave_stream()
+
+    def _leave_stream(self) -> None:
+        """Goes on without the stream; Python would fail at its exit to flush what it holds."""
+        if self._stream is sys.stdout:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        self._stream = self._console = self._live = None
+
+    def _stop_live(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            try:
+                live.stop()
+            except (OSError, ValueError):
+                self._leave_stream()
+
+    def _write_log(self, line: str) -> None:
+        if self._log is None:
+            return
+        try:
+            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(line.rstrip() + "\n")
+        except OSError as error:
+            path, self._log = self._log, None
+            self.warn(f"{path} cannot be written any more ({error.strerror}); training goes on.")
+
+
+# The lines, each from plain values.
+
+
+def labelled(label: str, text: str, style: str = "bold") -> Text:
+    """A line that begins with a label, such as "Batch     128 global"."""
+    return Text.assemble((f"{label:<{_LABEL_WIDTH}}", style), text)
+
+
+def title_line(versions: dict[str, str], what: str) -> Text:
+    """"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: runs/cnn-mnist-001"."""
+    short = {name: ".".join(version.split(".")[:2]) for name, version in versions.items()}
+    return Text.assemble(
+        (f"towers {short['towers']}", "bold"),
+        f" | TensorFlow {short['TensorFlow']}, Keras {short['Keras']} | {what}",
+    )
+
+
+def devices_line(home: str, tower_devices: Sequence[str]) -> Text:
+    """Where the parameters are, and which device runs which towers.
+
+    Args:
+        home: the parameters' device.
+        tower_devices: each tower's device, towers on one device side by side.
+    """
+    return labelled("Devices", f"parameters on {home}; {_placement(tower_devices)}")
+
+
+def batch_line(batch_size: int, num_towers: int, num_examples: int) -> Text:
+    """"128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"."""
+    steps, last = -(-num_examples // batch_size), num_examples % batch_size
+    towers = f"{num_towers} {plural('tower', num_towers)}"
+    text = f"{batch_size:,} global = {towers} x {_sizes(batch_size, num_towers)}; "
+    text += f"{steps:,} {plural('step', steps)} an epoch"
+    if last:
+        text += f" (last: {last:,} = {num_towers} x {_sizes(last, num_towers)})"
+    return labelled("Batch", text)
+
+
+def split_warning(batch_size: int, num_towers: int) -> str | None:
+    """What is unusual about the split of a global batch, if anything."""
+    if batch_size < num_towers:
+        return (
+            f"the global batch ({batch_size:,}) is smaller than the {num_towers} towers: "
+            f"{num_towers - batch_size} without an example."
+        )
+    if batch_size % num_towers:
+        largest = max(shard_sizes(batch_size, num_towers))
+        return (
+            f"the global batch ({batch_size:,}) does not divide by the {num_towers} towers: every "
+            f"step waits for those with {largest:,}. The result is exact all the same."
+        )
+    return None
+
+
+def data_line(name: str, num_train: int, num_test: int) -> Text:
+    """"mnist: 60,000 train, 10,000 test"."""
+    return labelled("Data", f"{name}: {num_train:,} train, {num_test:,} test")
+
+
+def model_line(
+    name: str, num_parameters: int, optimizer: str, learning_rate: float, seed: int, precision: str
+) -> Text:
+    """"cnn, 1,199,882 parameters; adam, learning rate 0.001; seed 0"."""
+    text = f"{name}, {num_parameters:,} parameters; {optimizer}, "
+    text += f"learning rate {learning_rate:.4g}; seed {seed}"
+    return labelled("Model", text if precision == "float32" else f"{text}; {precision}")
+
+
+def progress_line(progress: Progress, with_bar: bool = False, with_steps: bool = False) -> Text:
+    """"Epoch  3/12  [=======     ]  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"."""
+    line = Text.assemble((_epoch(progress.epoch, progress.epochs), "bold"))
+    if with_bar:
+        filled = _BAR_WIDTH * progress.step // max(1, progress.num_steps)
+        line.append("  [").append("=" * filled, "green").append(" " * (_BAR_WIDTH - filled) + "]")
+    if with_steps:
+        line.append(f"  step {progress.step:,}/{progress.num_steps:,}")
+    line.append(f"  loss {format_loss(progress.loss)}  accuracy {progress.accuracy:.3f}")
+    line.append(f" | {progress.examples_per_second:,.0f} examples/s")
+    if progress.seconds_left is not None:
+        line.append(f" | {format_seconds(progress.seconds_left)} left")
+    return line
+
+
+def validation_line(val_loss: float, val_accuracy: float, is_best: bool, indent: int = 0) -> Text:
+    """"val_loss 0.0460  val_accuracy 0.985  (best)"."""
+    text = f"val_loss {format_loss(val_loss)}  val_accuracy {val_accuracy:.3f}"
+    return Text.assemble(" " * indent, text, ("  (best)", "green") if is_best else "")
+
+
+def format_seconds(seconds: float) -> str:
+    """41.2 -> "0:41", 3723 -> "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_loss(loss: float) -> str:
+    """Four decimals, or four digits of what they do not show."""
+    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
+
+
+def format_bytes(count: float) -> str:
+    """4799528 -> "4.8 MB"; in powers of 1000."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def tower_range(first: int, last: int) -> str:
+    """"0-7", or "3" for a single tower."""
+    return f"{first}-{last}" if last > first else f"{first}"
+
+
+def _epoch(epoch: int, epochs: int) -> str:
+    return f"Epoch {epoch:>{len(str(epochs))}}/{epochs}"
+
+
+def _sizes(num_examples: int, num_towers: int) -> str:
+    sizes = shard_sizes(num_examples, num_towers)
+    return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
+
+
+def _placement(tower_devices: Sequence[str]) -> str:
+    counts = [(device, len(list(towers))) for device, towers in groupby(tower_devices)]
+    num_towers = len(tower_devices)
+    if len({count for _, count in counts}) == 1:
+        names = [device for device, _ in counts]
+        where = f"{names[0]} ... {names[-1]}" if len(names) > 3 else ", ".join(names)
+        each = f" ({counts[0][1]} each)" if 1 < len(names) < num_towers else ""
+        towers = tower_range(0, num_towers - 1)
+        return f"{plural('tower', num_towers)} {towers} on {where}{each}"
+    parts, first = [], 0
+    for device, count in counts:
+        parts.append(f"{tower_range(first, first + count - 1)} on {device}")
+        first += count
+    return f"towers {', '.join(parts)}"

@@ -1,0 +1,1 @@
+"""What a run leaves and goes on from: its directory, its checkpoints."""

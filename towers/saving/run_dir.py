@@ -1,0 +1,244 @@
+"""The run directory: one directory for each run, made before step 1, written to atomically.
+
+    runs/cnn-mnist-001/
+        config.json   every flag of the run
+        results.csv   one row an epoch
+        results.png   the same as curves
+        best.keras    the model of the epoch with the best --monitor
+        final.keras   the model at the end
+        checkpoints/  what the run continues from (see `checkpoints`)
+        log.txt       what the terminal showed, and TensorFlow's own messages
+        tensorboard/  with --tensorboard: event files
+        profile/      with --profile: traces of steps
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+RUNS = Path("runs")
+CONFIG = "config.json"
+RESULTS = "results.csv"
+BEST = "best.keras"
+FINAL = "final.keras"
+LOG = "log.txt"
+CHECKPOINTS = "checkpoints"
+PROFILE = "profile"
+LOCK = "lock"  # in CHECKPOINTS
+
+
+class Result(NamedTuple):
+    """One epoch, as a row of results.csv.
+
+    epoch: from 1.
+    loss, accuracy: means over the epoch's training batches, while the parameters changed.
+    val_loss, val_accuracy: of the test examples, after the epoch.
+    seconds: the whole epoch, validation included.
+    examples_per_second: of the training steps; the run's first step, which traces, left out.
+    """
+
+    epoch: int
+    loss: float
+    accuracy: float
+    val_loss: float
+    val_accuracy: float
+    seconds: float
+    examples_per_second: float
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> "Result":
+        """The result whose values a row holds, in order."""
+        return cls(int(row[0]), *row[1:])
+
+
+def check(run_dir: str | None) -> None:
+    """Refuses a directory that a new run cannot have, before any time is spent; makes nothing.
+
+    Raises:
+        ValueError: see `create`.
+    """
+    if run_dir is None:
+        return
+    path = Path(run_dir)
+    with _explained(path):
+        if path.is_dir() and any(path.iterdir()):
+            raise _not_empty(path)
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"--run_dir ({path}) is a file; name a directory.")
+
+
+def create(run_dir: str | None, name: str, config: str) -> Path:
+    """Makes the directory of a new run, with its config.json.
+
+    Two processes never get the same directory: a numbered one is made by a single mkdir, and
+    config.json by a single exclusive open.
+
+    Args:
+        run_dir: the directory; None means the next free runs/<name>-001, -002, ...
+        name: of the run, such as "cnn-mnist".
+        config: the text of config.json.
+
+    Raises:
+        ValueError: it is not empty (says how to resume), a file, or cannot be written.
+    """
+    if run_dir is None:
+        path = _create_numbered(file_name(name))
+    else:
+        check(run_dir)
+        path = Path(run_dir)
+        with _explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+    with _explained(path):
+        try:
+            (path / CONFIG).open("x").close()
+        except FileExistsError:
+            raise _not_empty(path) from None
+        write_config(path, config)
+    return path
+
+
+def write_config(path: Path, config: str) -> None:
+    """Replaces config.json.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    with _explained(path):
+        write_atomically(path / CONFIG, lambda file: file.write_text(config, encoding="utf-8"))
+
+
+def remove_temporary_files(path: Path) -> None:
+    """Removes what a process that was killed has left of its `write_atomically`."""
+    for file in path.glob(".*.tmp*"):
+        file.unlink(missing_ok=True)
+
+
+def file_name(name: str) -> str:
+    """`name` with what a file name should not hold replaced: "pkg.mod:fn" -> "pkg.mod_fn"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip(".-")
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file so that `path` holds either its old or its new contents, never a part.
+
+    Args:
+        path: the file.
+        write: writes the contents to the path that it is given: a temporary file in the same
+            directory, with the same suffix.
+    """
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        write(temporary)
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+        flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file, or the names in a directory, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_result(path: Path, result: Result) -> None:
+    """Adds a row to results.csv, and the header to an empty one; on the disk when it returns.
+
+    Raises:
+        OSError: it cannot be written; the file is as it was.
+    """
+    before = path.read_bytes() if path.exists() else b""
+    rows = _table([result])[1 if before else 0:]
+    write_atomically(path, lambda file: file.write_bytes(before + b"".join(rows)))
+
+
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Replaces results.csv by these rows, whatever it held; without any, there is no file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if results:
+        write_atomically(path, lambda file: file.write_bytes(b"".join(_table(results))))
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a run's lock. The system frees it when the process ends, however it ends.
+
+    Raises:
+        ValueError: another process holds it, or it cannot be made.
+    """
+    with _explained(path):
+        (path / CHECKPOINTS).mkdir(exist_ok=True)
+        file = (path / CHECKPOINTS / LOCK).open("a+", encoding="utf-8")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"{path} is in use: process {file.read(20).strip() or 'unknown'} trains there. "
+                "Wait for its end, or stop it."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _table(results: Sequence[Result]) -> list[bytes]:
+    """The lines of results.csv: the header, and one for each result."""
+    rows = [[value if isinstance(value, int) else f"{value:.6g}" for value in r] for r in results]
+    return [f"{','.join(map(str, row))}\n".encode() for row in [Result._fields, *rows]]
+
+
+def _create_numbered(name: str) -> Path:
+    """The next free runs/<name>-NNN; the number after the highest one there."""
+    with _explained(RUNS):
+        RUNS.mkdir(parents=True, exist_ok=True)
+        taken = [
+            int(path.name[len(name) + 1:])
+            for path in RUNS.glob(f"{name}-*")
+            if path.name[len(name) + 1:].isdecimal()
+        ]
+        for number in count(max(taken, default=0) + 1):
+            path = RUNS / f"{name}-{number:03d}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    raise AssertionError("numbers do not end")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns what the operating system refuses into an error that names the flag."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"--run_dir ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
+            "directory that you can write to."
+        ) from error
+
+
+def _not_empty(path: Path) -> ValueError:
+    if (path / CONFIG).exists():
+        return ValueError(
+            f"--run_dir ({path}) holds a run. To continue it: python train.py --resume={path}; for "
+            "a new run, name another directory."
+        )
+    return ValueError(f"--run_dir ({path}) is not empty; name a new directory or an empty one.")

@@ -1,0 +1,109 @@
+"""What a checkpoint takes from the variables and the callbacks, and puts back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from towers.saving.position import plain
+from towers.step import TowerStep
+
+# What Keras' own callbacks remember from epoch to epoch.
+_CALLBACK_FIELDS = ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter")
+_BEST_WEIGHTS = "best_weights"
+
+
+def take_arrays(step: TowerStep) -> dict[str, np.ndarray]:
+    """Copies of all variables on the host: model (with its seeds), optimizer, metrics' sums."""
+    return {
+        f"{group}/{i}/{variable.path}": np.asarray(variable.value.numpy())
+        for group, variables in _groups(step).items()
+        for i, variable in enumerate(variables)
+    }
+
+
+def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Assigns what `take_arrays` copied.
+
+    Variables are matched by their order: paths count the models that a process has made before.
+
+    Raises:
+        ValueError: the first variable that differs, with both shapes; nothing is assigned.
+    """
+    pairs: list[tuple[Any, np.ndarray]] = []
+    for group, variables in _groups(step).items():
+        saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
+        for variable, (name, value) in zip(variables, saved.items(), strict=False):
+            theirs = f"{name.split('/', 2)[-1]} {_kind(value)}"
+            if _kind(value) != _kind(variable):
+                raise _differs(path, group, f"{variable.path} is {_kind(variable)}", theirs)
+            pairs.append((variable, value))
+        if len(saved) != len(variables):
+            raise _differs(path, group, f"{len(variables)} variables", f"{len(saved)}")
+    for variable, value in pairs:
+        variable.assign(value)
+
+
+def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The best weights that `EarlyStopping(restore_best_weights=True)` keeps for the run's end."""
+    return {
+        f"callbacks/{i}/{j}": value
+        for i, callback in enumerate(callbacks)
+        for j, value in enumerate(getattr(callback, _BEST_WEIGHTS, None) or [])
+    }
+
+
+def callbacks_state(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """What each callback remembers, as plain values.
+
+    A callback of the user's takes part with `get_state()` -> JSON values, and `set_state(value)`.
+    """
+    return [
+        {"get_state": c.get_state()}
+        if hasattr(c, "get_state")
+        else {name: plain(getattr(c, name)) for name in _CALLBACK_FIELDS if hasattr(c, name)}
+        for c in callbacks
+    ]
+
+
+def restore_callbacks(
+    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray]
+) -> None:
+    """Gives callbacks back what they remembered; those added since begin anew.
+
+    Args:
+        callbacks: in the order in which they were saved.
+        states: of `callbacks_state`.
+        arrays: of the checkpoint; those of `callbacks_arrays` are among them.
+    """
+    for i, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
+        best_weights = [v for name, v in arrays.items() if name.startswith(f"callbacks/{i}/")]
+        if best_weights and hasattr(callback, _BEST_WEIGHTS):
+            setattr(callback, _BEST_WEIGHTS, best_weights)
+        if "get_state" in state:
+            if hasattr(callback, "set_state"):
+                callback.set_state(state["get_state"])
+            continue
+        for name, value in state.items():
+            if hasattr(callback, name):
+                setattr(callback, name, value)
+
+
+def _groups(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
+    return {
+        "model": step.model.variables,
+        "optimizer": step.optimizer.variables,
+        "metrics": step.metrics_variables,
+    }
+
+
+def _kind(value: Any) -> str:
+    """"float32 [3, 3, 1, 32]", of an array or a variable."""
+    dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
+    return f"{dtype} {[int(size) for size in value.shape]}"
+
+
+def _differs(path: Path, group: str, ours: str, theirs: str) -> ValueError:
+    return ValueError(f"{path} holds another {group}: here {ours}, in the checkpoint {theirs}.")

@@ -1,0 +1,90 @@
+"""T towers' values -> their weighted average: one fixed tree of additions.
+
+    tower:   0   1   2   3   4   5   6   7
+              \\ /     \\ /     \\ /     \\ /
+               +       +       +       +        a subtree that lies on one GPU is added there,
+                \\     /         \\     /         the rest on the parameters' device
+                   +               +
+                      \\         /
+                           +
+
+The shape of the tree depends on the number of towers alone, so the sum has the same bits whichever
+device each tower ran on. Towers multiply their losses by w_i / sum(w_i) before the gradient, which
+makes the weighted average, sum(w_i * g_i) / sum(w_i), a plain sum.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, Union
+
+import tensorflow as tf
+
+Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | None]"  # V of them, of one tower or a sum
+Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
+
+
+def partial_sums(
+    values: Sequence[Values],
+    devices: Sequence[str],
+    *,
+    add_on_devices: bool,
+    leave: Callable[[Values, str], Values] = lambda sums, device: sums,
+) -> Tree:
+    """What leaves the devices of the towers, as the tree of all that is still to be added.
+
+    Args:
+        values: of each of T towers: T x V.
+        devices: the device of each tower.
+        add_on_devices: add a subtree that lies on one device there; else nothing is added yet.
+        leave: (V sums, their device) -> what takes their place in the tree.
+    """
+    is_subtree = len(values) == 1 or add_on_devices and len(set(devices)) == 1
+    if is_subtree:
+        with tf.device(devices[0]):
+            sums = add_tree(_tree(values))
+        return leave(sums, devices[0])
+    middle = _middle(values)
+    left, right = (
+        partial_sums(values[half], devices[half], add_on_devices=add_on_devices, leave=leave)
+        for half in (slice(middle), slice(middle, None))
+    )
+    return left, right
+
+
+def add_tree(tree: Tree) -> Values:
+    """Makes all additions that are left in a tree: V sums."""
+    if isinstance(tree, list):
+        return tree
+    left, right = tree
+    return [add(a, b) for a, b in zip(add_tree(left), add_tree(right), strict=True)]
+
+
+def add(left: Any, right: Any) -> Any:
+    """left + right; IndexedSlices (gradients of embeddings) are joined, None stays None."""
+    if left is None:
+        return None
+    if isinstance(left, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([left.values, right.values], axis=0),
+            tf.concat([left.indices, right.indices], axis=0),
+            left.dense_shape,
+        )
+    return left + right
+
+
+def times_share(values: Sequence[tf.Tensor | None], share: tf.Tensor) -> list[tf.Tensor | None]:
+    """value * share for each value, in the value's dtype; None stays None."""
+    dtypes = {value.dtype for value in values if value is not None}
+    shares = {dtype: tf.cast(share, dtype) for dtype in dtypes}
+    return [None if value is None else value * shares[value.dtype] for value in values]
+
+
+def _tree(values: Sequence[Values]) -> Tree:
+    """The tree over all towers, with nothing added yet."""
+    if len(values) == 1:
+        return values[0]
+    middle = _middle(values)
+    return _tree(values[:middle]), _tree(values[middle:])
+
+
+def _middle(values: Sequence[Values]) -> int:
+    return (len(values) + 1) // 2

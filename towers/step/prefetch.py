@@ -1,0 +1,74 @@
+"""Global batches -> the same, with every shard already on its tower's device.
+
+    main thread:    [ step 1 ................... ] [ step 2 ................... ] ...
+    one more:       [ batch 2: split, to devices ] [ batch 3: split, to devices ] ...
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.step.sharding import BatchValues, Placed, map_tensors, shard_batch
+from towers.step.step import TowerStep
+
+
+class Batch(NamedTuple):
+    """One global batch of N examples, as TowerStep takes it.
+
+    x: inputs [N, ...], y: labels [N], in the CPU's memory.
+    placed: its shards, see `place`; None: the step splits it itself.
+    """
+
+    x: tf.Tensor
+    y: tf.Tensor
+    placed: Placed = None
+
+
+def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
+    """The shard of each of T towers, on the tower's device.
+
+    Args:
+        step: the towers.
+        batch: (x, y, sample_weight), structures of tensors [N, ...] in the CPU's memory; or None.
+    """
+    with tf.device(HOST):
+        shards = shard_batch(batch, step.num_towers)
+    placed = []
+    for device, shard in zip(step.tower_devices, shards, strict=True):
+        with tf.device(device):
+            placed.append(map_tensors(tf.identity, shard.values))
+    return placed
+
+
+def prefetched(
+    step: TowerStep, batches: Iterable[tuple], *, to_devices: bool | None = None
+) -> Iterator[Batch]:
+    """Each batch in order; its shards are copied to their devices while the step before it runs.
+
+    It changes no bit, and takes the memory of one more shard a tower on each device.
+
+    Args:
+        step: the towers.
+        batches: (x, y), what `step` is to be called with.
+        to_devices: None: as the step's policy has it.
+    """
+    if to_devices is None:
+        to_devices = step.policy.prefetch_to_devices
+    if not to_devices:
+        yield from (Batch(x, y) for x, y in batches)
+        return
+    iterator = iter(batches)
+
+    def place_next() -> Batch | None:
+        for x, y in iterator:
+            return Batch(x, y, place(step, (x, y, None)))
+        return None
+
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(place_next)
+        while (batch := ahead.result()) is not None:
+            ahead = thread.submit(place_next)
+            yield batch

@@ -1,0 +1,123 @@
+"""A model's state: what goes into each tower, and how the towers' new states become one.
+
+| state                 | into tower t                           | after the step              |
+| --------------------- | -------------------------------------- | --------------------------- |
+| BatchNorm statistics  | as they are                            | weighted mean, or tower 0's |
+| random seeds          | tower 0: as they are; t: folded with t | tower 0's: advanced once    |
+| integers and the rest | as they are                            | tower 0's                   |
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import all_layers
+
+BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
+
+
+def seed_states(layer: keras.layers.Layer) -> set[int]:
+    """The ids of the variables that are states of a `keras.random.SeedGenerator`.
+
+    Those in a model or layer and in all layers inside of it: what sets its `variables` apart from
+    its `weights`.
+    """
+    return set(map(id, layer.variables)) - set(map(id, layer.weights))
+
+
+def seed_indices(model: keras.Model) -> list[int]:
+    """Which of `model.non_trainable_variables` are states of a `keras.random.SeedGenerator`."""
+    states = seed_states(model)
+    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in states]
+
+
+def batch_norm_indices(
+    model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
+) -> list[int]:
+    """Which of `model.non_trainable_variables` are statistics of a BatchNormalization layer.
+
+    Args:
+        synchronized: layers whose statistics are the same in all towers, and left out.
+    """
+    statistics = {
+        id(variable)
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
+        for variable in layer.non_trainable_weights
+    }
+    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in statistics]
+
+
+def tower_state(
+    state: Sequence[tf.Tensor], seeds: Sequence[int], tower_index: int
+) -> list[tf.Tensor]:
+    """The state that tower `tower_index` starts from: its own seeds, the rest as it is.
+
+    Tower 0 keeps the seeds as they are, so that one tower computes what Keras does.
+
+    Args:
+        state: the values of `model.non_trainable_variables`.
+        seeds: which of them are random seeds: int64 vectors [seed, counter].
+        tower_index: 0 ... T - 1.
+    """
+    values = list(state)
+    if tower_index > 0:
+        for i in seeds:
+            seed = tf.cast(values[i], tf.int32)
+            folded = tf.random.experimental.stateless_fold_in(seed, tower_index)
+            values[i] = tf.cast(folded, values[i].dtype)
+    return values
+
+
+def assign_state(
+    model: keras.Model,
+    state: Sequence[tf.Tensor | None],
+    averaged: Sequence[int],
+    statistics: Sequence[tf.Tensor],
+) -> None:
+    """Stores the new values of `model.non_trainable_variables`.
+
+    Args:
+        model: the model.
+        state: tower 0's new values; None leaves a variable as it is.
+        averaged: which of them are averaged over the towers instead.
+        statistics: the averages.
+    """
+    merged = list(state)
+    for i, value in zip(averaged, statistics, strict=True):
+        merged[i] = value
+    for variable, value in zip(model.non_trainable_variables, merged, strict=True):
+        if value is not None:
+            variable.assign(value)
+
+
+def check_model(model: keras.Model) -> None:
+    """Raises ValueError for a model that towers cannot compute."""
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} is not built: its variables do not exist yet. Give it a "
+            "keras.Input, or call it on a batch first."
+        )
+    for layer in all_layers(model):
+        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+            raise ValueError(
+                f"layer {layer.name!r} is stateful=True: its state belongs to the rows of one "
+                "batch, which towers divide. Use stateful=False."
+            )
+
+
+def check_batch_norm(batch_norm: str) -> None:
+    """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
+    if batch_norm not in BATCH_NORM_CHOICES:
+        raise ValueError(
+            f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
+        )
+
+
+def variables_device(model: keras.Model) -> str:
+    """The device of the model's parameters, such as "/cpu:0"; "/cpu:0" where it has none."""
+    if not model.variables:
+        return "/cpu:0"
+    spec = tf.DeviceSpec.from_string(model.variables[0].value.device)
+    return f"/{spec.device_type.lower()}:{spec.device_index}"

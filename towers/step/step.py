@@ -1,0 +1,400 @@
+"""TowerStep: one synchronous data-parallel update, as one TensorFlow graph.
+
+                    global batch
+                 shard 0   shard 1  ...          1. split, in order, sizes differ by at most 1
+                    |         |
+                /gpu:0     /gpu:1                2. tower -> device
+                [tower 0]  [tower 1]             3. fresh parameters in; loss, gradients, state out
+                     \\        |
+                      gradients, state           4. one fixed tree of additions
+                            /cpu:0
+              [parameters] <- one update         5. optimizer.apply, once
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine import devices as devices_lib
+from towers.machine.policy import Policy, policy_of
+from towers.step import scopes, sharding
+from towers.step import state as state_lib
+from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
+from towers.step.metrics import BatchMetrics
+from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
+from towers.step.sharding import BatchValues, Placed, Shard
+from towers.step.shares import SHARES_SPEC, Shares, tower_shares
+from towers.step.synchronized import TowerGroup, check_synchronized, synchronized_layers
+from towers.step.tower import (
+    LOSS_SCALE_SPEC,
+    Tower,
+    TowerInput,
+    TowerOutput,
+    check_compilable,
+    join_predictions,
+    run_on_devices,
+)
+from towers.step.traced import TracedGraphs
+from towers.step.transfers import move
+from towers.step.update import update
+
+
+class _Computed(NamedTuple):
+    """1 to 4 of the diagram, before the one update.
+
+    shards: of the global batch. outputs: of the T towers on them.
+    tree: the partial sums of [loss, gradients ..., BatchNorm statistics ...].
+    """
+
+    shards: list[Shard]
+    outputs: list[TowerOutput]
+    tree: Tree
+
+
+class TowerStep:
+    """Trains a Keras model with towers; the parameters stay where they were created.
+
+    ```python
+    step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
+    ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: Any,
+        loss: Any,
+        *,
+        loss_weights: Any = None,
+        metrics: Any = (),
+        devices: Sequence[str] | None = None,
+        num_towers: int | None = None,
+        batch_norm: str = "average",
+        nonfinite: str = "apply",
+        jit_compile: bool = False,
+        inline_towers: bool = False,
+        pack_transfers: bool = False,
+        policy: Policy | None = None,
+    ) -> None:
+        """
+        Args:
+            model: any built Keras 3 model.
+            optimizer: a Keras optimizer or its name. It is called once, on the averaged gradients.
+            loss: a Keras loss, its name, a function, or a list or dict of these; None where layers
+                add all the losses.
+            loss_weights: a factor, or a list or dict of factors, for several outputs.
+            metrics: Keras metrics, as `compile` takes them.
+            devices: device names; None means `tower_devices()`.
+            num_towers: None means one tower per device.
+            batch_norm: how BatchNormalization's statistics of T towers become one: "average"
+                (weighted by examples), "tower0", or "synchronized": one mean and variance over
+                the examples of all towers, which equals the large batch's and needs one device
+                for each tower. Layers with `synchronized=True` always do that.
+            nonfinite: what a NaN or infinite loss or gradient of a tower does: "apply" it, as
+                Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
+                last two changes anything but counts no update in `optimizer.iterations` either.
+                With `LossScaleOptimizer` gradients are its own to check.
+            jit_compile: compile each tower with XLA, anew for each shard size.
+            inline_towers: hand all towers to the graph optimizer as one graph: gradients may then
+                leave a device while the backward pass goes on, but the first step takes longer.
+            pack_transfers: move parameters and gradients between devices as one tensor a dtype.
+            policy: how the devices are used; None means as suits their kind, see `policy_of`.
+
+        Raises:
+            ValueError: an argument makes no sense, a device is absent, the model is not built.
+        """
+        state_lib.check_model(model)
+        state_lib.check_batch_norm(batch_norm)
+        check_choice(nonfinite)
+        self.devices = list(devices_lib.tower_devices() if devices is None else devices)
+        devices_lib.check_devices(self.devices)
+        self.num_towers = len(self.devices) if num_towers is None else num_towers
+        self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
+        self.policy = policy_of(self.devices) if policy is None else policy
+        devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
+        self.model = model
+        self.optimizer = keras.optimizers.get(optimizer)
+        self.batch_norm = batch_norm
+        self.home = state_lib.variables_device(model)
+        with tf.device(self.home):
+            self.optimizer.build(model.trainable_variables)
+        synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
+        check_synchronized(synchronized, self.num_towers, len(self.devices), jit_compile)
+        if jit_compile:
+            check_compilable(model)
+        self._nonfinite = nonfinite
+        self._pack_transfers = pack_transfers
+        self._tower = Tower(
+            model,
+            loss,
+            loss_weights,
+            group=TowerGroup(self.num_towers, synchronized) if synchronized else None,
+            checked=checked(nonfinite, self.optimizer),
+            jit_compile=jit_compile,
+            inline=inline_towers,
+        )
+        self._metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
+        self._seeds = state_lib.seed_indices(model)
+        self._statistics = (
+            state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
+        )
+        self._graphs = TracedGraphs()
+
+    # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
+
+    def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
+        """One synchronous update, finite or not; returns (loss, predictions)."""
+        return self._update(self._compute((x, y, sample_weight)))
+
+    def test_graph(
+        self, x: Any, y: Any, sample_weight: Any, placed: Placed = None
+    ) -> tuple[tf.Tensor, Any]:
+        """Inference mode; returns (loss, predictions)."""
+        shards = self._split((x, y, sample_weight), placed)
+        outputs = self._run_towers("test", shards)
+        (loss,) = self._add(self._partial_sums(outputs, shards))
+        return loss, self._predictions(outputs, shards)
+
+    def predict_graph(self, x: Any) -> Any:
+        """Inference mode; returns the predictions."""
+        shards = self._split((x, None, None))
+        return self._predictions(self._run_towers("predict", shards), shards)
+
+    def _gradients(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Values]:
+        computed = self._compute((x, y, sample_weight), scale_loss=False)
+        loss, *gradients = self._add(computed.tree)
+        return loss, gradients[: len(self.model.trainable_variables)]
+
+    # The diagram, an arrow each.
+
+    def _compute(
+        self, batch: BatchValues, placed: Placed = None, *, scale_loss: bool = True
+    ) -> _Computed:
+        """1 to 4: all that comes before the update."""
+        with tf.device(self.home):  # LossScaleOptimizer's factor before the gradients; else 1
+            scale = self.optimizer.scale_loss(tf.ones([])) if scale_loss else tf.ones([])
+        shards = self._split(batch, placed)
+        outputs = self._run_towers("train", shards, tf.cast(scale, tf.float32))
+        return _Computed(shards, outputs, self._partial_sums(outputs, shards))
+
+    def _split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
+        """1. The shards of the global batch; `placed` ones already lie on their devices."""
+        with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
+            return sharding.shard_batch(batch, self.num_towers, placed)
+
+    def _run_towers(self, name: str, shards: list[Shard], *options: tf.Tensor) -> list[TowerOutput]:
+        """2 and 3. Calls the one traced tower on every shard, each on its device."""
+        inputs = self._inputs(shards)
+        tower = self._trace(name, inputs[0])
+        shares = self._shares(tower.structured_outputs, inputs, shards)
+        return self._run(tower, inputs, [(share, *options) for share in shares])
+
+    def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
+        """What each tower is fed.
+
+        Every variable is read once, here; TensorFlow sends a value once to each device that needs
+        it, however many of the device's towers do.
+        """
+        model = self.model
+        with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
+            parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+            state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+            on_device = {d: self._move(parameters, self.home, d) for d in self.devices}
+            states = [state_lib.tower_state(state, self._seeds, t) for t in range(self.num_towers)]
+            return [
+                TowerInput(on_device[device], own_state, *shard.values)
+                for device, own_state, shard in zip(
+                    self.tower_devices, states, shards, strict=True
+                )
+            ]
+
+    def _shares(
+        self, output: TowerOutput, inputs: list[TowerInput], shards: list[Shard]
+    ) -> list[Shares]:
+        """What each tower's losses count; `output`: a traced tower's."""
+        losses = self._tower.losses
+        with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
+            if losses.have_masks(inputs[0].y, output.predictions, output.masks):
+                weigh = self._tower.trace("weigh_masked", inputs[0], shards[0].size)
+                weights = self._run(weigh, inputs, [(shard.size,) for shard in shards])
+            else:
+                weights = [losses.weigh(shard.values[2], shard.size) for shard in shards]
+            return tower_shares(losses.each, weights, shards)
+
+    def partial_sums(self, values: list[Values]) -> Tree:
+        """4. What leaves the towers' devices of T x V values, and is still to be added."""
+        return partial_sums(
+            values,
+            self.tower_devices,
+            add_on_devices=self.policy.add_on_devices,
+            leave=lambda sums, device: self._move(sums, device, self.home),
+        )
+
+    def _partial_sums(self, outputs: list[TowerOutput], shards: list[Shard]) -> Tree:
+        """4. Of all that the towers' outputs are averaged for."""
+        values = []
+        with tf.name_scope(scopes.SUM):
+            for output, shard, device in zip(outputs, shards, self.tower_devices, strict=True):
+                statistics = [output.state[i] for i in self._statistics] if output.state else []
+                with tf.device(device):
+                    statistics = times_share(statistics, shard.share)
+                values.append([output.loss, *output.gradients, *statistics])
+            return self.partial_sums(values)
+
+    def _add(self, tree: Tree) -> Values:
+        """4. The rest of the additions, where no update follows."""
+        with tf.device(self.home):
+            return add_tree(tree)
+
+    def _update(self, computed: _Computed) -> tuple[tf.Tensor, Any]:
+        """5. Parameters, optimizer and state take the towers' results; (loss, predictions)."""
+        shards, outputs, tree = computed
+        variables, in_one = self.model.trainable_variables, self.policy.update_in_one
+        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            loss, statistics = update(tree, self.optimizer, variables, in_one=in_one)
+            state_lib.assign_state(self.model, outputs[0].state, self._statistics, statistics)
+        return loss, self._predictions(outputs, shards)
+
+    # What the arrows need.
+
+    def _trace(self, name: str, inputs: TowerInput) -> Any:
+        """The tower, traced once; `inputs`: one tower's, or specs of them."""
+        options = (LOSS_SCALE_SPEC,) if name == "train" else ()
+        return self._tower.trace(name, inputs, SHARES_SPEC, *options)
+
+    def _run(
+        self, function: Callable, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """A traced function, once for each tower on its device."""
+        turns = self.policy.take_turns
+        return run_on_devices(function, inputs, options, self.tower_devices, take_turns=turns)
+
+    def _move(self, values: Values, source: str, target: str) -> Values:
+        """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
+        if not self._pack_transfers or source == target:
+            return values
+        return move(values, source, target)
+
+    def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Any:
+        """The model's outputs for the global batch, in order, with their masks."""
+        with tf.device(self.home):
+            joined = join_predictions(outputs, shards)
+        return tf.nest.pack_sequence_as(self._tower.losses.outputs, joined)
+
+    # What a user calls.
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """One synchronous update.
+
+        Args:
+            x: the global batch's inputs: a tensor or array [N, ...], or a structure of these.
+            y: its labels: [N, ...], or one for each output as a list, tuple or dict.
+            sample_weight: [N] or [N, ...], or one for each output.
+
+        Returns:
+            {"loss": scalar, metric name: scalar} of this batch alone.
+        """
+        self.reset_metrics()
+        return self.train_batch(x, y, sample_weight)
+
+    def train_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """One synchronous update; returns the running means since `reset_metrics`.
+
+        Args:
+            x, y, sample_weight: as for a call.
+            placed: their shards as `prefetch.place` returns them; None: the step splits them.
+
+        Raises:
+            NonFiniteError: with nonfinite="stop"; nothing has changed.
+        """
+        logs, finite = self._graphs.run(
+            self._train, x, y, sample_weight, placed,
+            prepare=lambda *specs: self.build_metrics("train", *specs[:3]),
+        )
+        if self._nonfinite == "stop" and not finite.numpy().all():
+            raise NonFiniteError(
+                f"{culprit(finite.numpy(), self.tower_devices, self.model.trainable_variables)} is "
+                "NaN or infinite."
+            )
+        return logs
+
+    def test_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        return self._graphs.run(
+            self._test, x, y, sample_weight, placed,
+            prepare=lambda *specs: self.build_metrics("test", *specs[:3]),
+        )
+
+    def predict_batch(self, x: Any) -> Any:
+        """The model's outputs for one global batch, in the model's structure, rows in order."""
+        return self._graphs.run(self.predict_graph, x)
+
+    def gradients(
+        self, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> tuple[tf.Tensor, Values]:
+        """(loss, [gradient]): averaged, in trainable-variable order, without an update.
+
+        Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
+        """
+        return self._graphs.run(self._gradients, x, y, sample_weight)
+
+    def reset_metrics(self) -> None:
+        """Starts the running means of the loss and the metrics anew."""
+        self._metrics.reset()
+
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        """The running sums of the loss and the metrics."""
+        return self._metrics.variables
+
+    def update_graph(self) -> tf.compat.v1.GraphDef | None:
+        """The graph of one update as it was traced, nodes with their devices; None before that."""
+        return self._graphs.find(self._train)
+
+    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+        """Makes `metrics_variables`, for which the tower's outputs must be known.
+
+        Args: those of `trace_tower`. The first batch does it too, unless it is done already.
+        """
+        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight))
+
+    def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
+        """Traces the tower ahead of `train_graph` or `test_graph`; returns symbolic predictions.
+
+        Args:
+            name: "train" or "test".
+            x, y, sample_weight: a batch, or the TensorSpecs of one.
+        """
+        values = self.model.trainable_variables, self.model.non_trainable_variables
+        tower = self._trace(name, TowerInput(*values, x, y, sample_weight))
+        predictions = tower.structured_outputs.predictions
+        return tf.nest.pack_sequence_as(self._tower.losses.outputs, predictions)
+
+    # What of it is traced.
+
+    def _train(
+        self, x: Any, y: Any, sample_weight: Any, placed: Placed
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
+        """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
+        computed = self._compute((x, y, sample_weight), placed)
+
+        def update_all() -> dict[str, tf.Tensor]:
+            loss, predictions = self._update(computed)
+            return self._metrics.update(loss, x, y, predictions)
+
+        if self._nonfinite == "apply":
+            return update_all(), None
+        with tf.device(self.home):
+            finite = tf.stack([output.finite for output in computed.outputs])
+            return tf.cond(tf.reduce_all(finite), update_all, self._metrics.result), finite
+
+    def _test(self, x: Any, y: Any, sample_weight: Any, placed: Placed) -> dict[str, tf.Tensor]:
+        loss, predictions = self.test_graph(x, y, sample_weight, placed)
+        return self._metrics.update(loss, x, y, predictions)

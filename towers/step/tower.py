@@ -1,0 +1,318 @@
+"""One tower: (parameters, state, shard) -> TowerOutput, no side effects.
+
+A tower is traced once, without a device. The step calls it once for each shard under `tf.device`,
+and the operations follow the caller's device.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
+from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.step import scopes
+from towers.step.averaging import Values
+from towers.step.bias_gradients import keep_biases_apart
+from towers.step.nonfinite import are_finite
+from towers.step.output_losses import OutputLosses
+from towers.step.sharding import Shard, concat_shards, map_tensors
+from towers.step.shares import Shares
+from towers.step.synchronized import TowerGroup
+
+
+class TowerInput(NamedTuple):
+    """What one tower is fed, but for what its losses count.
+
+    parameters: the values of the V trainable variables.
+    state: the values of the non-trainable variables.
+    x: inputs, y: labels, sample_weight: structures of tensors [n, ...] or None.
+    """
+
+    parameters: list[tf.Tensor]
+    state: list[tf.Tensor]
+    x: Any
+    y: Any
+    sample_weight: Any
+
+
+class TowerOutput(NamedTuple):
+    """What one tower hands back.
+
+    loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
+    gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
+    state: one for each non-trainable variable: its new value, None where nothing changed.
+    predictions: the flattened outputs of the model, each [n, ...].
+    masks: the outputs' Keras masks, each [n, ...] or None.
+    finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
+    """
+
+    loss: tf.Tensor
+    gradients: Values
+    state: list[tf.Tensor | None]
+    predictions: list[tf.Tensor]
+    masks: list[tf.Tensor | None]
+    finite: tf.Tensor | None = None
+
+
+LOSS_SCALE_SPEC = tf.TensorSpec([], tf.float32)
+
+
+class Tower:
+    """The computation that every tower repeats on its own shard.
+
+    losses: of the model's outputs, known once a method has been traced.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        loss: Any,
+        loss_weights: Any,
+        *,
+        group: TowerGroup | None = None,
+        checked: Sequence[str] = (),
+        jit_compile: bool = False,
+        inline: bool = False,
+    ) -> None:
+        """
+        Args:
+            model: a built model.
+            loss: as `keras.Model.compile` takes it, or a ModelLoss.
+            loss_weights: as `compile` takes them.
+            group: the towers that synchronize their BatchNormalization; None where none do.
+            checked: what must be finite: "loss", "gradients".
+            jit_compile: compile with XLA, once for each shard size.
+            inline: let the graph optimizer work on all towers and their sum at once.
+        """
+        self._model = model
+        self._group = group
+        self._checked = checked
+        self._options = {
+            "jit_compile": jit_compile or None,
+            "experimental_attributes": None if inline or group else KEEP_WHOLE,
+        }
+        self._traced: dict[str, Any] = {}
+        self.losses = OutputLosses(loss, loss_weights, getattr(model, "output_names", None))
+
+    def train(self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor) -> TowerOutput:
+        """Forward and backward pass on one shard.
+
+        Args:
+            inputs: of the tower.
+            shares: what the shard's losses count in the global batch's.
+            loss_scale: scalar float32, what `LossScaleOptimizer` wants in front of the gradients,
+                else 1.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(inputs.parameters)
+            is_real = shares.examples > 0
+            with self._group.synchronize(is_real) if self._group else nullcontext():
+                predictions, new_state, added = self._forward(inputs, training=True)
+            loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
+            scaled = loss * tf.cast(loss_scale, loss.dtype)
+        gradients = tape.gradient(scaled, inputs.parameters)
+        keep_biases_apart(loss.graph)
+        finite = None
+        if self._checked:
+            finite = are_finite(loss, gradients if "gradients" in self._checked else [])
+        return TowerOutput(loss, gradients, new_state, predictions, _masks(predictions), finite)
+
+    def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
+        """Forward pass and loss on one shard, in inference mode."""
+        predictions, _, added = self._forward(inputs, training=False)
+        loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
+        return TowerOutput(loss, [], [], predictions, _masks(predictions))
+
+    def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
+        """Forward pass on one shard, in inference mode; the loss is 0."""
+        del shares
+        predictions, _, _ = self._forward(inputs, training=False, compute_losses=False)
+        return TowerOutput(tf.zeros([]), [], [], predictions, _masks(predictions))
+
+    def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
+        """`OutputLosses.weigh` where masks take part in it, at the cost of a forward pass.
+
+        Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
+        """
+        predictions, _, _ = self._forward(inputs, training=True, compute_losses=False)
+        masks = self.losses.masks(inputs.y, predictions)
+        return self.losses.weigh(inputs.sample_weight, size, masks)
+
+    def trace(self, name: str, inputs: TowerInput, *options: Any) -> Any:
+        """One of the methods above as a function traced once for all towers and all shard sizes.
+
+        Kept whole unless asked otherwise: the graph optimizer then works on each tower apart.
+        Towers that synchronize never are: their collective operations would wait for each other
+        for ever.
+
+        Args:
+            name: the method.
+            inputs, options: its arguments, of the structure and the dtypes to come; or their specs.
+
+        Raises:
+            ValueError: the model reads a variable that is not one of its own.
+        """
+        parameters, state, *shard = inputs
+        specs = map_tensors(_any_size, (shard, options))
+        key = name + str(specs)
+        if key not in self._traced:
+            values = tf.nest.map_structure(_same_size, (parameters, state))
+            function = tf.function(
+                getattr(self, name), autograph=False, **self._options
+            ).get_concrete_function(TowerInput(*values, *specs[0]), *specs[1])
+            _check_closed(function, self._model)
+            self._traced[key] = function
+        return self._traced[key]
+
+    def _forward(
+        self, inputs: TowerInput, *, training: bool, compute_losses: bool = True
+    ) -> "_Forward":
+        """What `model(x)` does at these values; without losses, where nobody asks for them."""
+        model = self._model
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        mapping = list(zip(variables, [*inputs.parameters, *inputs.state], strict=True))
+        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+        if self.losses.model_loss:
+            mapping += trackers
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = model(inputs.x, training=training)
+            if not compute_losses:
+                added = []
+            elif self.losses.model_loss:
+                compute = self.losses.model_loss.compute
+                added = [compute(inputs.x, inputs.y, outputs, inputs.sample_weight, training)]
+                _check_trackers(trackers, scope)
+            else:
+                added = [tf.reduce_sum(value) for value in model.losses]
+        after = [scope.get_current_value(v) for v in model.non_trainable_variables]
+        changed = [None if a is b else a for a, b in zip(after, inputs.state, strict=True)]
+        self.losses.bind(outputs)
+        return _Forward(tf.nest.flatten(outputs), changed, added)
+
+
+class _Forward(NamedTuple):
+    """A forward pass.
+
+    predictions: the flattened outputs.
+    state: one for each non-trainable variable: its new value, None where nothing changed.
+    added: the batch-mean losses that layers, or a `compute_loss`, have added.
+    """
+
+    predictions: list[tf.Tensor]
+    state: list[tf.Tensor | None]
+    added: list[tf.Tensor]
+
+
+def run_on_devices(
+    function: Callable,
+    inputs: Sequence[TowerInput],
+    options: Sequence[Sequence[Any]],
+    devices: Sequence[str],
+    *,
+    take_turns: bool,
+) -> list[Any]:
+    """Calls what was traced once for each tower, on the tower's device.
+
+    Args:
+        function: what `Tower.trace` returned.
+        inputs, options: its arguments, of each of T towers.
+        devices: of each tower, in contiguous ranges.
+        take_turns: let a tower wait for the one before it on the same device. Never for one on
+            another device: their towers would wait for each other in a row.
+
+    Returns:
+        The T results.
+    """
+    results: list[Any] = []
+    ends: dict[str, tf.Operation] = {}  # by device: of its last tower
+    for device, fed, others in zip(devices, inputs, options, strict=True):
+        with tf.name_scope(scopes.tower(len(results))), tf.device(device):
+            if device in ends:
+                fed = fed._replace(parameters=_after(ends[device], fed.parameters))
+            results.append(function(fed, *others))
+            if take_turns:
+                ends[device] = _end(results[-1])
+    return results
+
+
+def _after(end: tf.Operation, parameters: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The parameters, not before another tower's end.
+
+    The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
+    """
+    with tf.control_dependencies([end]):
+        return [tf.identity(value) for value in parameters]
+
+
+def _end(result: Any) -> tf.Operation:
+    """Comes after all numbers of a result: over identities, as inlining forgets who waits for a
+    call."""
+    tensors = [v for v in tf.nest.flatten(result, expand_composites=True) if v is not None]
+    return tf.group([tf.identity(tensor) for tensor in tensors if tensor.dtype.is_floating])
+
+
+def join_predictions(
+    outputs: Sequence[TowerOutput], shards: Sequence[Shard]
+) -> list[tf.Tensor]:
+    """The model's flattened outputs for the global batch, rows in order, with their masks."""
+    joined = []
+    for i, mask in enumerate(outputs[0].masks):
+        y_pred = concat_shards([output.predictions[i] for output in outputs], shards)
+        if mask is not None:
+            set_keras_mask(y_pred, concat_shards([o.masks[i] for o in outputs], shards))
+        joined.append(y_pred)
+    return joined
+
+
+def check_compilable(model: keras.Model) -> None:
+    """Raises ValueError where a layer uses operations that XLA does not know.
+
+    Such as cuDNN's, which recurrent layers take on a machine with a GPU, and say so.
+    """
+    for layer in all_layers(model):
+        if not layer.supports_jit:
+            raise ValueError(
+                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
+                f"{type(layer).__name__}. Use jit_compile=False."
+            )
+
+
+def _any_size(tensor: tf.Tensor) -> tf.TensorSpec:
+    """The tensor's spec with a free first dimension: shards differ by one example."""
+    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
+
+
+def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _masks(predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+    return [keras_mask(y_pred) for y_pred in predictions]
+
+
+def _check_trackers(
+    trackers: Sequence[tuple[keras.Variable, tf.Tensor]], scope: keras.StatelessScope
+) -> None:
+    """What a compute_loss tracks is not a tower's to keep: Keras' loop runs it on all predictions.
+
+    Losses that layers add exist in the towers alone, and would be missing there.
+    """
+    if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
+        raise ValueError(
+            "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
+            "miss them. Update the metric in compute_metrics instead."
+        )
+
+
+def _check_closed(function: Any, model: keras.Model) -> None:
+    """A variable that is neither a parameter nor state would be shared by all towers, unseen."""
+    if function.variables:
+        names = ", ".join(sorted({v.name for v in function.variables}))
+        raise ValueError(
+            f"model {model.name!r} uses variables that Keras does not track in it: {names}. Create "
+            "weights with add_weight or keras.Variable, and give random operations "
+            "seed=keras.random.SeedGenerator(...) of the layer's own."
+        )

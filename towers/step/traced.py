@@ -1,0 +1,54 @@
+"""A step's graphs: each traced once for batches of one structure, whatever their number of rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.step.sharding import map_tensors
+
+
+class TracedGraphs:
+    """Runs methods as TensorFlow graphs, traced as they are first called."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Any] = {}  # by method and structure
+
+    def run(
+        self, method: Callable, *batch: Any, prepare: Callable[..., None] | None = None
+    ) -> Any:
+        """What `method(*batch)` returns.
+
+        Args:
+            method: a bound method; it runs in Python only to be traced.
+            batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
+            prepare: called before a trace, with the batch's TensorSpecs.
+
+        Raises:
+            ValueError: N is 0.
+        """
+        with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
+            tensors = map_tensors(tf.convert_to_tensor, batch)
+        if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
+            raise ValueError("the global batch has no examples.")
+        specs = map_tensors(_any_batch, tensors)
+        key = method.__name__ + str(specs)
+        if key not in self.functions:
+            if prepare:
+                prepare(*specs)
+            function = tf.function(method, autograph=False)
+            self.functions[key] = function.get_concrete_function(*specs)
+        return self.functions[key](*tensors)
+
+    def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:
+        """The graph of a method, each node with its device; None before it has run."""
+        for key, traced in self.functions.items():
+            if key.startswith(method.__name__):
+                return traced.graph.as_graph_def()
+        return None
+
+
+def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
+    """The spec of a tensor with any number of examples, so that a partial batch needs no trace."""
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

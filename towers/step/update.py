@@ -1,0 +1,62 @@
+"""The last two steps of the diagram: what is left of the tree of additions, and one update."""
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.step import scopes
+from towers.step.averaging import Tree, Values, add_tree
+
+
+def update(
+    tree: Tree,
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    *,
+    in_one: bool,
+) -> tuple[tf.Tensor, Values]:
+    """Makes the additions that are left and calls the optimizer, once.
+
+    Args:
+        tree: of [loss, V gradients ..., S statistics ...], as `partial_sums` returns it.
+        optimizer: built for the variables.
+        variables: the V trainable variables.
+        in_one: compile the sum and the update as one program, see `Policy.update_in_one`.
+
+    Returns:
+        (loss, S statistics) of the global batch.
+    """
+    num_gradients = len(variables)
+
+    def sum_program(tree: Tree) -> Values:
+        with tf.name_scope(scopes.SUM):
+            return add_tree(tree)
+
+    def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
+        loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
+        optimizer.apply(gradients, variables)
+        return loss, statistics
+
+    def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
+        return update_program(sum_program(tree))
+
+    is_dense = not any(
+        isinstance(value, tf.IndexedSlices)
+        for value in tf.nest.flatten(tree)
+    )
+    with custom_gradients_forgotten():
+        if in_one:
+            return _compiled(sum_and_update_program, is_dense)(tree)
+        sums = _compiled(sum_program, is_dense)(tree)
+        return _compiled(update_program, is_dense)(sums)
+
+
+def _compiled(function: Callable, is_dense: bool) -> Callable:
+    """One program of XLA, which knows no IndexedSlices: with these, plain TensorFlow.
+
+    Its name is one of `scopes`: kernels on a GPU carry no other.
+    """
+    assert scopes.program(f"_{function.__name__}_0") == function.__name__
+    return tf.function(function, autograph=False, jit_compile=is_dense)
