@@ -67,14 +67,12 @@ class Trainer(NamedTuple):
 class LimitStep(towers.TowerStep):
     """The same towers without averaging and without update: what no step can exceed."""
 
-    def _update(self, computed: Any) -> tuple[tf.Tensor, Any]:
+    def _update(self, computed: Any) -> tf.Tensor:
         outputs, touched = computed.outputs, []  # nobody needs the sums: the graph drops them
         for output, device in zip(outputs, self.tower_devices, strict=True):
             with tf.device(device):  # else the graph drops the gradients, too
                 touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
-        return tf.add_n([*touched, *[output.loss for output in outputs]]), self._predictions(
-            outputs, computed.shards
-        )
+        return tf.add_n([*touched, *[output.loss for output in outputs]])
 
 
 def tower_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:

@@ -10,7 +10,8 @@ from towers import datasets, models
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.machine import devices as devices_lib
-from towers.machine.logical import divide_gpus, has_started, logical_cpus
+from towers.machine.devices import has_started
+from towers.machine.logical import divide_gpus, logical_cpus
 from towers.models.dropout import set_dropout
 from towers.step import TowerStep
 

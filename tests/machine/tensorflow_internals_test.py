@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import re
 import weakref
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.machine.canary import canary
+from tests.workers import run_all
 from towers.machine import tensorflow_internals
 from towers.machine.devices import has_gpus
 
@@ -68,6 +70,18 @@ def _details(plane, event):
 def host_events(planes):
     lines = planes[tensorflow_internals.HOST_PLANE].values()
     return [event for line in lines for event in line]
+
+
+def test_workers():
+    ended = run_all(2, "-m", "tests.machine.worker", "between_steps")
+    said = [errors for _, _, errors in ended]
+    with (
+        keeps("start_collectives", "lets operations of several processes meet over gRPC"),
+        keeps("task_name", "calls workers so"),
+        keeps("answers", "tells whether a worker's server is there"),
+    ):
+        assert [code for code, _, _ in ended] == [0, 0], said
+        assert all(json.loads(out)["answers"] for _, out, _ in ended)
 
 
 def test_keep_whole():

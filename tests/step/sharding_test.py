@@ -39,10 +39,3 @@ def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
 def test_shares_are_fractions_of_the_examples():
     shards = sharding.shard_batch(tf.range(5), 8)
     assert [float(shard.share) for shard in shards] == [0.2] * 5 + [0.0] * 3
-
-
-def test_placed_values_are_taken_with_the_sizes_and_shares_of_the_batch():
-    batch, placed = (tf.range(5), None), [("here", None), ("there", None)]
-    shards = sharding.shard_batch(batch, 2, placed)
-    assert [shard.values for shard in shards] == placed
-    assert [(int(shard.size), float(shard.share)) for shard in shards] == [(3, 0.6), (2, 0.4)]

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers
+from towers.machine.cluster import ALONE
 from towers.step import TowerStep
 from towers.step.state import seed_states
 from towers.step.synchronized import synchronized_layers
@@ -64,7 +65,8 @@ def verify_gradients(step: TowerStep, loss: Any, x: tf.Tensor, y: tf.Tensor) -> 
         y: its labels [N].
     """
     one_tower = TowerStep(
-        step.model, "sgd", loss, devices=step.devices[:1], num_towers=1, policy=step.policy
+        step.model, "sgd", loss,
+        devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
     )
     _, averaged = step.gradients(x, y)
     _, expected = one_tower.gradients(x, y)

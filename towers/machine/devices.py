@@ -104,6 +104,17 @@ def intra_op_threads() -> int:
     return tf.config.threading.get_intra_op_parallelism_threads() or count_cores()
 
 
+def has_started() -> bool:
+    """Whether TensorFlow has started; it has no public way to ask, but refuses new threads then."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
+
+
 def set_graph_optimizer(is_on: bool) -> None:
     """Sets grappler, TensorFlow's graph optimizer, up for towers.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine import nvidia
-from towers.machine.devices import HOST, cpu_threads
+from towers.machine import nvidia, workers
+from towers.machine.devices import HOST, cpu_threads, has_started
 from towers.machine.policy import policy_of
 from towers.machine.words import plural
 
@@ -35,13 +35,14 @@ def logical_cpus(
 
     Args:
         count: the number of logical devices, at least 1.
-        num_towers: of the step or model to come; None means one for each device.
+        num_towers: of the step or model to come; None means one for each device of each worker.
         set_threads: False leaves TensorFlow's threads alone, as a rehearsal of GPUs does.
 
     Raises:
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
             another count.
     """
+    cluster = workers.join()
     for name, value in (("count", count), ("num_towers", num_towers)):
         if value is not None and value < 1:
             raise ValueError(f"logical_cpus: {name} ({value}) must be at least 1.")
@@ -58,7 +59,7 @@ def logical_cpus(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     )
     if set_threads and policy_of([HOST]).divide_cores:
-        _set_cpu_threads(num_towers or count)
+        _set_cpu_threads(num_towers or count * cluster.num_workers)
 
 
 def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
@@ -160,17 +161,6 @@ def shared_gpus() -> str | None:
         return None
     gpus = f"{num_gpus} {plural('GPU', num_gpus)}, {limits[0][0]:,} MiB each"
     return f"{count} logical GPUs on {gpus}: real kernels and copies, not the speed of {count}"
-
-
-def has_started() -> bool:
-    """Whether TensorFlow has started; it has no public way to ask, but refuses new threads then."""
-    threads = tf.config.threading.get_inter_op_parallelism_threads()
-    try:
-        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
-    except RuntimeError:
-        return True
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
-    return False
 
 
 def _limits_mib(gpus: Sequence[Any]) -> list[list[int]]:

@@ -62,6 +62,72 @@ def custom_gradients_forgotten() -> Iterator[None]:
                 del registry[name]
 
 
+# Workers.
+
+
+def start_collectives(addresses: Sequence[str], index: int) -> None:
+    """Lets this process's collective operations meet those of other processes, over gRPC.
+
+    Before TensorFlow starts: its server begins to listen when it does. tf.distribute's strategies
+    are the public way; they bring the coordination service with them, which waits for minutes for
+    a worker that never starts and swallows SIGTERM, and scopes that towers do not live in.
+    """
+    from tensorflow.python.eager import context
+
+    context.context().configure_collective_ops(
+        collective_leader=task_name(0), scoped_allocator_enabled_ops=(),
+        device_filters=(f"/job:{_JOB}/task:{index}",),
+    )
+    context.context().enable_collective_ops(_Server(list(addresses), index))
+
+
+class _Server:
+    """Stands for the ServerDef that TensorFlow writes out when it starts.
+
+    Made only then: it holds the logical devices and the threads, which may still be chosen.
+    """
+
+    job_name = property(lambda self: _JOB)
+
+    def __init__(self, addresses: list[str], index: int) -> None:
+        self._addresses, self.task_index = addresses, index
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  (the message's own name)
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+        from tensorflow.python.eager import context
+
+        config = context.context().config
+        config.device_filters[:] = [f"/job:{_JOB}/task:{self.task_index}"]
+        server: bytes = tensorflow_server_pb2.ServerDef(
+            cluster=tf.train.ClusterSpec({_JOB: self._addresses}).as_cluster_def(),
+            default_session_config=config,
+            job_name=_JOB,
+            task_index=self.task_index,
+            protocol="grpc",
+        ).SerializeToString()
+        return server
+
+
+def answers(index: int, timeout: float) -> bool:
+    """Whether a worker's TensorFlow answers within `timeout` seconds; not whether it computes."""
+    from tensorflow.python.eager import context
+
+    try:
+        context.context().check_collective_ops_peer_health(
+            task_name(index), timeout_in_ms=round(1000 * timeout)
+        )
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def task_name(index: int) -> str:
+    """How TensorFlow calls a worker in its messages."""
+    return f"/job:{_JOB}/replica:0/task:{index}"
+
+
+_JOB = "worker"
+
 # Kernels.
 
 

@@ -42,10 +42,10 @@ def partial_sums(
         with tf.device(devices[0]):
             sums = add_tree(_tree(values))
         return leave(sums, devices[0])
-    middle = _middle(values)
+    half_way = middle(len(values))
     left, right = (
         partial_sums(values[half], devices[half], add_on_devices=add_on_devices, leave=leave)
-        for half in (slice(middle), slice(middle, None))
+        for half in (slice(half_way), slice(half_way, None))
     )
     return left, right
 
@@ -82,9 +82,10 @@ def _tree(values: Sequence[Values]) -> Tree:
     """The tree over all towers, with nothing added yet."""
     if len(values) == 1:
         return values[0]
-    middle = _middle(values)
-    return _tree(values[:middle]), _tree(values[middle:])
+    half_way = middle(len(values))
+    return _tree(values[:half_way]), _tree(values[half_way:])
 
 
-def _middle(values: Sequence[Values]) -> int:
-    return (len(values) + 1) // 2
+def middle(num_towers: int) -> int:
+    """How many of a tree's towers are in its left half."""
+    return (num_towers + 1) // 2

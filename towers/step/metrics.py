@@ -30,7 +30,7 @@ class BatchMetrics:
             self._holder.output_names = list(output_names)
         with tf.device(device):
             self._holder.compile(metrics=metrics or None)
-        self._wanted = bool(metrics)
+        self.need_predictions = bool(metrics)
         self._is_built = False
 
     def update(
@@ -42,11 +42,12 @@ class BatchMetrics:
             loss: the global batch's loss, a scalar.
             x: its inputs; only their number counts.
             y: its labels.
-            predictions: the model's outputs for it, carrying their masks.
+            predictions: the model's outputs for it, carrying their masks; None where no metric
+                needs them.
         """
         with tf.device(self._device):
             loss_tracker(self._holder).update_state(loss, sample_weight=batch_size(x))
-            if not self._wanted:
+            if not self.need_predictions:
                 return self._holder.get_metrics_result()
             return self._holder.compute_metrics(None, y, predictions)
 
@@ -63,7 +64,7 @@ class BatchMetrics:
         Args:
             y, predictions: what `update` will be given, or specs of it.
         """
-        if self._wanted and not self._is_built:
+        if self.need_predictions and not self._is_built:
             with tf.device(self._device):
                 self._holder.compute_metrics(None, *tf.nest.map_structure(_row, (y, predictions)))
                 self.reset()

@@ -56,19 +56,19 @@ def _at_least_float32(dtype: tf.DType) -> tf.DType:
 
 
 def culprit(
-    finite: Sequence[Sequence[bool]], devices: Sequence[str], variables: Sequence[keras.Variable]
+    finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> str:
-    """"the loss of tower 3 on /gpu:3", or "the gradient of dense/kernel in tower 3 on /gpu:3".
+    """"the loss of tower 3 on /gpu:3", or "the gradient of dense/kernel in tower 3 on worker 1".
 
     Args:
         finite: [T, 1 + V], not all true: see `are_finite`.
-        devices: the device of each tower.
+        places: the device, or the worker, of each tower.
         variables: the V trainable variables.
     """
-    for tower, (row, device) in enumerate(zip(finite, devices, strict=True)):
+    for tower, (row, where) in enumerate(zip(finite, places, strict=True)):
         if not all(row):
             index = list(row).index(False)
             what = f"the gradient of {variables[index - 1].path}" if index else "the loss"
-            place = f"tower {tower} on {device}"
+            place = f"tower {tower} on {where}"
             return f"{what} in {place}" if index else f"{what} of {place}"
     raise AssertionError("everything is finite")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.sharding import BatchValues, Placed, map_tensors, shard_batch
+from towers.step.sharding import BatchValues, Placed, map_tensors, one_shard
 from towers.step.step import TowerStep
 
 
@@ -28,16 +28,16 @@ class Batch(NamedTuple):
 
 
 def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
-    """The shard of each of T towers, on the tower's device.
+    """The shard of each of this worker's towers, on the tower's device.
 
     Args:
         step: the towers.
         batch: (x, y, sample_weight), structures of tensors [N, ...] in the CPU's memory; or None.
     """
-    with tf.device(HOST):
-        shards = shard_batch(batch, step.num_towers)
     placed = []
-    for device, shard in zip(step.tower_devices, shards, strict=True):
+    for tower, device in zip(step.mine, step.tower_devices, strict=True):
+        with tf.device(HOST):
+            shard = one_shard(batch, step.num_towers, tower)
         with tf.device(device):
             placed.append(map_tensors(tf.identity, shard.values))
     return placed

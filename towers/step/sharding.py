@@ -10,7 +10,7 @@ import tensorflow as tf
 
 # (x, y, sample_weight): structures of tensors [n, ...], or None.
 BatchValues: TypeAlias = tuple[Any, Any, Any]
-Placed: TypeAlias = Sequence[BatchValues] | None  # the T shards, where they have been split already
+Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
 
 
 class Shard(NamedTuple):
@@ -34,35 +34,28 @@ def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
     return [quotient + (t < remainder) for t in range(num_towers)]
 
 
-def shard_batch(
-    batch: Any, num_towers: int, placed: Sequence[Any] | None = None
-) -> list[Shard]:
+def shard_batch(batch: Any, num_towers: int) -> list[Shard]:
     """Splits a batch along its first axis.
 
     Args:
         batch: a structure of tensors [N, ...] with a common N >= 1, static or not; None stays.
         num_towers: T.
-        placed: the T shards' values, where they have been split already.
 
     Returns:
         T shards, in order.
     """
+    return [one_shard(batch, num_towers, t) for t in range(num_towers)]
+
+
+def one_shard(batch: Any, num_towers: int, tower: int) -> Shard:
+    """The shard of one of T towers; for the others' nothing is copied."""
     num_examples = batch_size(batch)
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
-    shards = []
-    for t in range(num_towers):
-        size = quotient + tf.cast(t < remainder, tf.int32)
-        begin = tf.minimum(t * quotient + tf.minimum(t, remainder), num_examples - 1)
-        values = _rows(batch, begin, size) if placed is None else placed[t]
-        share = tf.cast(size, tf.float64) / tf.cast(num_examples, tf.float64)
-        shards.append(Shard(values, size, share))
-    return shards
-
-
-def _rows(batch: Any, begin: tf.Tensor, size: tf.Tensor) -> Any:
-    """The rows of a shard, at least one."""
+    size = quotient + tf.cast(tower < remainder, tf.int32)
+    begin = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
     end = begin + tf.maximum(size, 1)
-    return map_tensors(lambda v: v[begin:end], batch)
+    values = map_tensors(lambda v: v[begin:end], batch)
+    return Shard(values, size, tf.cast(size, tf.float64) / tf.cast(num_examples, tf.float64))
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:

@@ -18,10 +18,13 @@ import keras
 import tensorflow as tf
 
 from towers.machine import devices as devices_lib
+from towers.machine import workers
+from towers.machine.cluster import Cluster
 from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
+from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.step.sharding import BatchValues, Placed, Shard
@@ -44,13 +47,15 @@ from towers.step.update import update
 class _Computed(NamedTuple):
     """1 to 4 of the diagram, before the one update.
 
-    shards: of the global batch. outputs: of the T towers on them.
+    shards: of the global batch. outputs: of this worker's towers on theirs.
     tree: the partial sums of [loss, gradients ..., BatchNorm statistics ...].
+    state: tower 0's new values of the non-trainable variables; None where nothing changed.
     """
 
     shards: list[Shard]
     outputs: list[TowerOutput]
     tree: Tree
+    state: Sequence[tf.Tensor | None]
 
 
 class TowerStep:
@@ -78,6 +83,7 @@ class TowerStep:
         inline_towers: bool = False,
         pack_transfers: bool = False,
         policy: Policy | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """
         Args:
@@ -87,8 +93,8 @@ class TowerStep:
                 add all the losses.
             loss_weights: a factor, or a list or dict of factors, for several outputs.
             metrics: Keras metrics, as `compile` takes them.
-            devices: device names; None means `tower_devices()`.
-            num_towers: None means one tower per device.
+            devices: this worker's device names; None means `tower_devices()`.
+            num_towers: of all workers together; None means one tower per device.
             batch_norm: how BatchNormalization's statistics of T towers become one: "average"
                 (weighted by examples), "tower0", or "synchronized": one mean and variance over
                 the examples of all towers, which equals the large batch's and needs one device
@@ -102,6 +108,9 @@ class TowerStep:
                 leave a device while the backward pass goes on, but the first step takes longer.
             pack_transfers: move parameters and gradients between devices as one tensor a dtype.
             policy: how the devices are used; None means as suits their kind, see `policy_of`.
+            cluster: the workers that share the towers; None means all that the environment names,
+                see `towers.machine.cluster`: each makes the same step and calls it on the same
+                global batches.
 
         Raises:
             ValueError: an argument makes no sense, a device is absent, the model is not built.
@@ -111,8 +120,13 @@ class TowerStep:
         check_choice(nonfinite)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
-        self.num_towers = len(self.devices) if num_towers is None else num_towers
-        self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
+        self.cluster = workers.join() if cluster is None else cluster
+        if num_towers is None:
+            num_towers = self.cluster.num_workers * len(self.devices)
+        self.num_towers = num_towers
+        self._exchange = make_exchange(self.cluster, num_towers)
+        self.mine = self._exchange.mine
+        self.tower_devices = devices_lib.place_towers(len(self.mine), self.devices)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
@@ -122,7 +136,7 @@ class TowerStep:
         with tf.device(self.home):
             self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        check_synchronized(synchronized, self.num_towers, len(self.devices), jit_compile)
+        check_synchronized(synchronized, len(self.mine), len(self.devices), jit_compile)
         if jit_compile:
             check_compilable(model)
         self._nonfinite = nonfinite
@@ -141,27 +155,26 @@ class TowerStep:
         self._statistics = (
             state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
         )
-        self._graphs = TracedGraphs()
+        self._graphs = TracedGraphs(self.cluster)
 
     # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
 
     def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
-        return self._update(self._compute((x, y, sample_weight)))
+        computed = self._compute((x, y, sample_weight))
+        return self._update(computed), self._predictions(computed)
 
     def test_graph(
         self, x: Any, y: Any, sample_weight: Any, placed: Placed = None
     ) -> tuple[tf.Tensor, Any]:
         """Inference mode; returns (loss, predictions)."""
-        shards = self._split((x, y, sample_weight), placed)
-        outputs = self._run_towers("test", shards)
-        (loss,) = self._add(self._partial_sums(outputs, shards))
-        return loss, self._predictions(outputs, shards)
+        computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
+        (loss,) = self._add(computed.tree)
+        return loss, self._predictions(computed)
 
     def predict_graph(self, x: Any) -> Any:
         """Inference mode; returns the predictions."""
-        shards = self._split((x, None, None))
-        return self._predictions(self._run_towers("predict", shards), shards)
+        return self._predictions(self._run_towers("predict", self._split((x, None, None))))
 
     def _gradients(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Values]:
         computed = self._compute((x, y, sample_weight), scale_loss=False)
@@ -176,21 +189,26 @@ class TowerStep:
         """1 to 4: all that comes before the update."""
         with tf.device(self.home):  # LossScaleOptimizer's factor before the gradients; else 1
             scale = self.optimizer.scale_loss(tf.ones([])) if scale_loss else tf.ones([])
-        shards = self._split(batch, placed)
-        outputs = self._run_towers("train", shards, tf.cast(scale, tf.float32))
-        return _Computed(shards, outputs, self._partial_sums(outputs, shards))
+        return self._run_towers("train", self._split(batch, placed), tf.cast(scale, tf.float32))
 
     def _split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """1. The shards of the global batch; `placed` ones already lie on their devices."""
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
-            return sharding.shard_batch(batch, self.num_towers, placed)
+            self._exchange.check_same_batch(batch)
+            shards = sharding.shard_batch(batch, self.num_towers)
+        for tower, values in zip(self.mine, placed or []):
+            shards[tower] = shards[tower]._replace(values=values)
+        return shards
 
-    def _run_towers(self, name: str, shards: list[Shard], *options: tf.Tensor) -> list[TowerOutput]:
-        """2 and 3. Calls the one traced tower on every shard, each on its device."""
+    def _run_towers(self, name: str, shards: list[Shard], *options: tf.Tensor) -> _Computed:
+        """2 to 4. Calls the one traced tower on every shard, each on its device."""
         inputs = self._inputs(shards)
         tower = self._trace(name, inputs[0])
         shares = self._shares(tower.structured_outputs, inputs, shards)
-        return self._run(tower, inputs, [(share, *options) for share in shares])
+        outputs = self._run(tower, inputs, [(shares[t], *options) for t in self.mine])
+        with tf.name_scope(scopes.SUM), tf.device(self.home):
+            state = self._exchange.of_tower_0(outputs[0].state)
+        return _Computed(shards, outputs, self._partial_sums(outputs, shards), state)
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """What each tower is fed.
@@ -203,44 +221,57 @@ class TowerStep:
             parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
             on_device = {d: self._move(parameters, self.home, d) for d in self.devices}
-            states = [state_lib.tower_state(state, self._seeds, t) for t in range(self.num_towers)]
             return [
-                TowerInput(on_device[device], own_state, *shard.values)
-                for device, own_state, shard in zip(
-                    self.tower_devices, states, shards, strict=True
+                TowerInput(
+                    on_device[device],
+                    state_lib.tower_state(state, self._seeds, tower),
+                    *shards[tower].values,
                 )
+                for tower, device in zip(self.mine, self.tower_devices, strict=True)
             ]
 
     def _shares(
         self, output: TowerOutput, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
-        """What each tower's losses count; `output`: a traced tower's."""
+        """What each of the T towers' losses count; `output`: a traced tower's."""
         losses = self._tower.losses
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
             if losses.have_masks(inputs[0].y, output.predictions, output.masks):
                 weigh = self._tower.trace("weigh_masked", inputs[0], shards[0].size)
-                weights = self._run(weigh, inputs, [(shard.size,) for shard in shards])
+                own = self._run(weigh, inputs, [(shards[t].size,) for t in self.mine])
+                weights = self._exchange.one_a_tower(own)
             else:
                 weights = [losses.weigh(shard.values[2], shard.size) for shard in shards]
             return tower_shares(losses.each, weights, shards)
 
     def partial_sums(self, values: list[Values]) -> Tree:
-        """4. What leaves the towers' devices of T x V values, and is still to be added."""
-        return partial_sums(
-            values,
-            self.tower_devices,
-            add_on_devices=self.policy.add_on_devices,
-            leave=lambda sums, device: self._move(sums, device, self.home),
-        )
+        """4. What leaves the devices of this worker's towers, and is still to be added.
+
+        Args:
+            values: of each of these towers, V values.
+        """
+        trees = []
+        for subtree in self._exchange.my_subtrees:
+            towers = slice(*(t - self.mine.start for t in (subtree.start, subtree.stop)))
+            trees.append(
+                partial_sums(
+                    values[towers],
+                    self.tower_devices[towers],
+                    add_on_devices=self.policy.add_on_devices,
+                    leave=lambda sums, device: self._move(sums, device, self.home),
+                )
+            )
+        with tf.device(self.home):
+            return self._exchange.sums(trees)
 
     def _partial_sums(self, outputs: list[TowerOutput], shards: list[Shard]) -> Tree:
         """4. Of all that the towers' outputs are averaged for."""
         values = []
         with tf.name_scope(scopes.SUM):
-            for output, shard, device in zip(outputs, shards, self.tower_devices, strict=True):
+            for tower, output, device in zip(self.mine, outputs, self.tower_devices, strict=True):
                 statistics = [output.state[i] for i in self._statistics] if output.state else []
                 with tf.device(device):
-                    statistics = times_share(statistics, shard.share)
+                    statistics = times_share(statistics, shards[tower].share)
                 values.append([output.loss, *output.gradients, *statistics])
             return self.partial_sums(values)
 
@@ -249,14 +280,13 @@ class TowerStep:
         with tf.device(self.home):
             return add_tree(tree)
 
-    def _update(self, computed: _Computed) -> tuple[tf.Tensor, Any]:
-        """5. Parameters, optimizer and state take the towers' results; (loss, predictions)."""
-        shards, outputs, tree = computed
+    def _update(self, computed: _Computed) -> tf.Tensor:
+        """5. Parameters, optimizer and state take the towers' results; the loss."""
         variables, in_one = self.model.trainable_variables, self.policy.update_in_one
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            loss, statistics = update(tree, self.optimizer, variables, in_one=in_one)
-            state_lib.assign_state(self.model, outputs[0].state, self._statistics, statistics)
-        return loss, self._predictions(outputs, shards)
+            loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
+            state_lib.assign_state(self.model, computed.state, self._statistics, statistics)
+        return loss
 
     # What the arrows need.
 
@@ -272,16 +302,23 @@ class TowerStep:
         turns = self.policy.take_turns
         return run_on_devices(function, inputs, options, self.tower_devices, take_turns=turns)
 
+    def _places(self) -> list[str]:
+        """Where each of the T towers is: its device, or another worker."""
+        own = dict(zip(self.mine, self.tower_devices, strict=True))
+        return [own.get(t) or f"worker {self._exchange.owner(t)}" for t in range(self.num_towers)]
+
     def _move(self, values: Values, source: str, target: str) -> Values:
         """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
         if not self._pack_transfers or source == target:
             return values
         return move(values, source, target)
 
-    def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Any:
+    def _predictions(self, computed: _Computed) -> Any:
         """The model's outputs for the global batch, in order, with their masks."""
         with tf.device(self.home):
-            joined = join_predictions(outputs, shards)
+            joined = join_predictions(
+                computed.outputs, lambda values: self._exchange.rows(values, computed.shards)
+            )
         return tf.nest.pack_sequence_as(self._tower.losses.outputs, joined)
 
     # What a user calls.
@@ -317,10 +354,8 @@ class TowerStep:
             prepare=lambda *specs: self.build_metrics("train", *specs[:3]),
         )
         if self._nonfinite == "stop" and not finite.numpy().all():
-            raise NonFiniteError(
-                f"{culprit(finite.numpy(), self.tower_devices, self.model.trainable_variables)} is "
-                "NaN or infinite."
-            )
+            found = culprit(finite.numpy(), self._places(), self.model.trainable_variables)
+            raise NonFiniteError(f"{found} is NaN or infinite.")
         return logs
 
     def test_batch(
@@ -384,15 +419,15 @@ class TowerStep:
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
         computed = self._compute((x, y, sample_weight), placed)
+        predictions = self._predictions(computed) if self._metrics.need_predictions else None
 
         def update_all() -> dict[str, tf.Tensor]:
-            loss, predictions = self._update(computed)
-            return self._metrics.update(loss, x, y, predictions)
+            return self._metrics.update(self._update(computed), x, y, predictions)
 
         if self._nonfinite == "apply":
             return update_all(), None
         with tf.device(self.home):
-            finite = tf.stack([output.finite for output in computed.outputs])
+            finite = tf.stack(self._exchange.one_a_tower([o.finite for o in computed.outputs]))
             return tf.cond(tf.reduce_all(finite), update_all, self._metrics.result), finite
 
     def _test(self, x: Any, y: Any, sample_weight: Any, placed: Placed) -> dict[str, tf.Tensor]:

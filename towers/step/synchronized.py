@@ -16,9 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.collectives import next_group_key
 from towers.machine.keras_internals import all_layers, moments_replaced
 
-_GROUP_KEYS = itertools.count(1)
 _INSTANCE_KEYS = itertools.count(1)
 
 
@@ -40,7 +40,7 @@ class TowerGroup:
         """Args: T, at least 2 towers, each on a device of its own; the layers."""
         self._num_towers = num_towers
         self._layers = layers
-        self._key = next(_GROUP_KEYS)
+        self._key = next_group_key()
 
     @contextmanager
     def synchronize(self, is_real: tf.Tensor) -> Iterator[None]:

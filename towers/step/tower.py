@@ -18,7 +18,7 @@ from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
-from towers.step.sharding import Shard, concat_shards, map_tensors
+from towers.step.sharding import map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import TowerGroup
 
@@ -114,6 +114,9 @@ class Tower:
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
+        for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
+            if isinstance(gradient, tf.Tensor):  # that of a masked recurrent layer has no shape
+                gradient.set_shape(parameter.shape)
         keep_biases_apart(loss.graph)
         finite = None
         if self._checked:
@@ -255,14 +258,19 @@ def _end(result: Any) -> tf.Operation:
 
 
 def join_predictions(
-    outputs: Sequence[TowerOutput], shards: Sequence[Shard]
+    outputs: Sequence[TowerOutput], join: Callable[[list[tf.Tensor]], tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The model's flattened outputs for the global batch, rows in order, with their masks."""
+    """The model's flattened outputs for the global batch, rows in order, with their masks.
+
+    Args:
+        outputs: of the towers.
+        join: of one tensor of each tower makes the global batch's rows.
+    """
     joined = []
     for i, mask in enumerate(outputs[0].masks):
-        y_pred = concat_shards([output.predictions[i] for output in outputs], shards)
+        y_pred = join([output.predictions[i] for output in outputs])
         if mask is not None:
-            set_keras_mask(y_pred, concat_shards([o.masks[i] for o in outputs], shards))
+            set_keras_mask(y_pred, join([output.masks[i] for output in outputs]))
         joined.append(y_pred)
     return joined
 

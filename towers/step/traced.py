@@ -5,14 +5,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
+from towers.machine.workers import watched
 from towers.step.sharding import map_tensors
 
 
 class TracedGraphs:
     """Runs methods as TensorFlow graphs, traced as they are first called."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        """Args: the workers that run the graphs together."""
+        self._cluster = cluster
         self.functions: dict[str, Any] = {}  # by method and structure
 
     def run(
@@ -39,7 +43,8 @@ class TracedGraphs:
                 prepare(*specs)
             function = tf.function(method, autograph=False)
             self.functions[key] = function.get_concrete_function(*specs)
-        return self.functions[key](*tensors)
+        with watched(self._cluster, f"a {method.__name__.strip('_')} step"):
+            return self.functions[key](*tensors)
 
     def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:
         """The graph of a method, each node with its device; None before it has run."""

@@ -1,0 +1,84 @@
+"""python -m tests.machine.worker WHAT: one worker that meets those that TF_CONFIG names."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import tensorflow as tf
+
+from towers.machine import tensorflow_internals, workers
+from towers.machine.collectives import Collectives
+from towers.machine.logical import logical_cpus
+
+
+def collectives(cluster):
+    """Prints what each operation gives."""
+    made = Collectives(cluster.num_workers, cluster.index)
+
+    @tf.function(autograph=False)
+    def meet(count):
+        own = tf.range(count) + 100 * cluster.index
+        row = tf.range(cluster.num_workers, dtype=tf.int64) + 100 * cluster.index
+        return {
+            "gather": made.gather(tf.cast(own, tf.float64), varies=count),
+            "bool": made.gather(tf.constant([cluster.index == 0])),
+            "bfloat16": tf.cast(made.gather(tf.constant(0.5, tf.bfloat16)), tf.float32),
+            "all_to_all": made.all_to_all(row),
+            "broadcast": made.broadcast(tf.constant([cluster.index + 0.5])),
+        }
+
+    with tf.device("/cpu:0"):
+        for count in (3, 2, 3):
+            found = meet(tf.constant(count))
+    say({name: value.numpy().tolist() for name, value in found.items()})
+
+
+def between_steps(cluster):
+    """Prints what workers tell each other."""
+    told = workers.Workers(cluster)
+    data = b"\xff" * cluster.index + bytes([cluster.index])
+    say({
+        "any": [told.any(False), told.any(cluster.index == 1)],
+        "everyones": [list(row) for row in told.everyones(data)],
+        "chiefs": list(told.chiefs(bytes(range(9 + cluster.index)))),
+        "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
+    })
+    told.any(False)  # nobody leaves before all have asked
+
+
+def steps(cluster):
+    """Meets the others again and again; prints "begun" once."""
+    workers.set_timeout(float(os.environ.get("TIMEOUT", "60")))
+    told = workers.Workers(cluster)
+    for count in range(10**9):
+        told.any(False)
+        if count == 20:
+            say("begun")
+        time.sleep(0.01)
+
+
+def hang(cluster):
+    """Worker 1 stops coming after a while; its process lives."""
+    if cluster.index == 1:
+        signal.signal(signal.SIGALRM, lambda *_: time.sleep(1000))
+        signal.alarm(6)
+    steps(cluster)
+
+
+def say(what):
+    print(json.dumps(what), flush=True)
+
+
+def main(what):
+    logical_cpus(2)
+    try:
+        what(workers.join())
+    except workers.LostWorkerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(workers.EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main({f.__name__: f for f in (collectives, between_steps, steps, hang)}[sys.argv[1]])

@@ -1,0 +1,97 @@
+"""The plan of the tree over workers; what is exchanged is in conformance/workers_test.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towers.machine.cluster import ALONE, Cluster
+from towers.step.averaging import add_tree, partial_sums
+from towers.step.exchange import (
+    Subtree,
+    fingerprint,
+    make_exchange,
+    make_plan,
+    subtrees,
+    towers_of,
+)
+
+counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
+
+
+@given(counts)
+def test_every_tower_is_one_workers_in_order_and_sizes_differ_by_at_most_1(sizes):
+    num_workers, num_towers = sizes
+    owned = [towers_of(w, num_workers, num_towers) for w in range(num_workers)]
+    assert [t for towers in owned for t in towers] == list(range(num_towers))
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+
+
+@given(counts)
+def test_a_plan_makes_the_additions_of_the_one_tree(sizes):
+    """In float32, where another order of additions gives other bits."""
+    num_workers, num_towers = sizes
+    values = np.random.default_rng(num_towers).normal(size=num_towers).astype("float32")
+
+    def add(plan):
+        if isinstance(plan, Subtree):
+            chosen = [[tf.constant(values[t])] for t in plan.towers]
+            return add_tree(partial_sums(chosen, ["/cpu:0"] * len(chosen), add_on_devices=True))[0]
+        return add(plan[0]) + add(plan[1])
+
+    alone = [[tf.constant(value)] for value in values]
+    (expected,) = add_tree(partial_sums(alone, ["/cpu:0"] * num_towers, add_on_devices=False))
+    assert add(make_plan(num_workers, num_towers)) == expected
+
+
+@given(counts)
+def test_a_subtree_lies_on_the_worker_that_has_its_towers(sizes):
+    num_workers, num_towers = sizes
+    found = subtrees(make_plan(num_workers, num_towers))
+    for worker in range(num_workers):
+        own = [s for s in found if s.worker == worker]
+        assert [s.slot for s in own] == list(range(len(own)))
+        assert [t for s in own for t in s.towers] == list(
+            towers_of(worker, num_workers, num_towers)
+        )
+
+
+def test_two_workers_of_four_towers_have_one_subtree_each():
+    assert make_plan(2, 8) == (Subtree(0, 0, range(4)), Subtree(1, 0, range(4, 8)))
+
+
+def test_three_workers_of_two_towers_have_four_subtrees_between_them():
+    """The tree over 6 towers is ((0 1) 2) ((3 4) 5), and worker 1 has towers 2 and 3."""
+    assert [tuple(s.towers) for s in subtrees(make_plan(3, 6))] == [(0, 1), (2,), (3,), (4,), (5,)]
+
+
+def test_each_worker_needs_a_tower():
+    workers = Cluster(("a:1", "b:1", "c:1"), 0)
+    with pytest.raises(ValueError, match=r"num_towers \(2\) must be at least .* workers, 3"):
+        make_exchange(workers, 2)
+
+
+def test_who_is_alone_hands_on_what_it_has():
+    exchange = make_exchange(ALONE, 3)
+    values = [tf.constant(1.0), None]
+    assert (exchange.mine, exchange.my_subtrees, exchange.owner(2)) == (range(3), [range(3)], 0)
+    assert exchange.of_tower_0(values) is values
+    assert exchange.sums(["tree"]) == "tree"
+    assert exchange.one_a_tower(values) == values
+
+
+X = np.arange(600, dtype="float32").reshape(6, 100)
+
+
+@pytest.mark.parametrize("other", [
+    X[::-1], X[:5], X + 1, np.where(X == 96, 7, X).astype("float32"),
+], ids=["order", "fewer", "values", "one_value"])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "string"])
+def test_another_batch_has_another_fingerprint(other, dtype):
+    def batch(x):
+        values = x.astype(str) if dtype == "string" else x.astype(dtype)
+        return {"x": tf.constant(values)}, tf.range(len(x)), None
+
+    assert np.array_equal(fingerprint(batch(X)), fingerprint(batch(X.copy())))
+    assert not np.array_equal(fingerprint(batch(X)), fingerprint(batch(other)))

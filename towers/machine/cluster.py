@@ -1,0 +1,137 @@
+"""Which worker of how many this process is: read from TF_CONFIG, or from Slurm's variables.
+
+    TF_CONFIG = {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]},
+                 "task": {"type": "worker", "index": 1}}
+
+Worker 0 is the chief: it alone writes the run's directory. In a cluster with a job "chief", as
+Kubeflow makes it, that one is worker 0, and the job "worker" comes after it.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TF_CONFIG = "TF_CONFIG"
+_SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # what `srun` sets, and `sbatch` alone does not
+_SLURM_PORT = 8888  # of the first task on a machine; the SlurmClusterResolver's default
+_JOBS = ("chief", "worker")
+_EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", ...]}, "task": {"type": "worker", "index": 0}}'
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a run.
+
+    addresses: of each, "host:port"; one, or none, where this process is alone.
+    index: of this one; 0 is the chief.
+    """
+
+    addresses: tuple[str, ...] = ()
+    index: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        return max(1, len(self.addresses))
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
+
+
+ALONE = Cluster()
+
+
+def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
+    """What the environment says; `ALONE` where it says nothing, or names one worker.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    if environment.get(TF_CONFIG):
+        cluster = _from_tf_config(environment[TF_CONFIG])
+    elif int(environment.get(_SLURM_TASKS, 1)) > 1:
+        cluster = _from_slurm()
+    else:
+        return ALONE
+    return cluster if cluster.num_workers > 1 else ALONE
+
+
+def _from_tf_config(text: str) -> Cluster:
+    try:
+        config = json.loads(text)
+        jobs: Any = config.get("cluster", {})
+        task: Any = config.get("task", {})
+        named = {job: list(jobs[job]) for job in jobs}
+        kind, index = task.get("type", "worker"), task.get("index", 0)
+    except (ValueError, AttributeError, TypeError):
+        raise _malformed("is not JSON of the form") from None
+    if not named:
+        return ALONE
+    others = sorted({*named, kind} - {*_JOBS})
+    if others:
+        raise _malformed(
+            f"names the job {others[0]!r}: every worker trains and evaluates, there are only "
+            "worker and chief. It must look like"
+        )
+    addresses = [address for job in _JOBS for address in named.get(job, [])]
+    _check_addresses(addresses)
+    count = len(named.get(kind, []))
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        raise _malformed(
+            f"says that this is {kind} {index!r}, and names {count} of these: indices go from 0 to "
+            f"{count - 1}. It must look like"
+        )
+    return Cluster(tuple(addresses), index + (kind == "worker") * len(named.get("chief", [])))
+
+
+def _from_slurm() -> Cluster:
+    """What TensorFlow's resolver makes of Slurm's variables; GPUs are left to Slurm.
+
+    It orders machines as text, Slurm by their numbers: node2 comes before node10.
+    """
+    import tensorflow as tf
+
+    try:
+        count = int(os.environ[_SLURM_TASKS])
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=_SLURM_PORT, gpus_per_node=count, gpus_per_task=1, auto_set_gpu=False
+        )
+        addresses = sorted(resolver.cluster_spec().as_dict()["worker"], key=_by_numbers)
+        index = resolver.task_id
+    except (RuntimeError, ValueError, KeyError, OSError) as error:
+        raise _no_slurm(str(error)) from None
+    here = os.environ.get("SLURMD_NODENAME")
+    if here is not None and addresses[index].rpartition(":")[0] != here:
+        raise _no_slurm(f"task {index} is on {here}, and should be at {addresses[index]}")
+    return Cluster(tuple(addresses), index)
+
+
+def _by_numbers(address: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part)
+            for part in re.split(r"(\d+)", address)]
+
+
+def _no_slurm(reason: str) -> ValueError:
+    return ValueError(
+        f"Slurm's variables name no workers that can be found ({reason}). Give {TF_CONFIG} instead,"
+        f" or {TF_CONFIG}={{}} for a worker that is alone."
+    )
+
+
+def _check_addresses(addresses: list[Any]) -> None:
+    for address in addresses:
+        host, _, port = str(address).rpartition(":")
+        if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+            raise _malformed(f"has {address!r}, which is no host:port. It must look like")
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ValueError(
+                f"{TF_CONFIG} has the address {address} twice: each worker needs one of its own."
+            )
+
+
+def _malformed(what: str) -> ValueError:
+    return ValueError(f"{TF_CONFIG} {what} {_EXAMPLE}")

@@ -1,0 +1,113 @@
+"""TensorFlow's collective operations between workers, on the CPU: over gRPC, one order everywhere.
+
+    gather         worker w gives a row         ->  every worker has all rows, in order
+    all_to_all     worker w gives W rows        ->  worker w has row w of every worker
+    broadcast      the chief gives a value      ->  every worker has it
+
+Operations meet by their keys: every worker makes the same ones in the same order. An operation that
+meets one of another shape ends both; those whose shape varies say by what.
+"""
+
+import itertools
+
+import tensorflow as tf
+
+_GROUP_KEYS = itertools.count(1)
+_MOST_ROWS = 2**20  # of an operation's keys; the rest of 31 bits counts operations
+_KNOWN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_NARROW = {
+    tf.bfloat16: tf.float32, tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32,
+    tf.int16: tf.int32, tf.uint16: tf.int32,
+}
+_HINT = "ring"  # the only implementation between CPUs
+
+
+class Collectives:
+    """A group of all workers, in which operations meet: for one step, or for one purpose.
+
+    num_workers: W.
+    """
+
+    def __init__(self, num_workers: int, index: int) -> None:
+        """
+        Args: W, at least 2; which of them this is.
+        """
+        self.num_workers = num_workers
+        self._index = index
+        self._group_key = next_group_key()
+        self._count = itertools.count(1)
+        # Members are ordered by their names: from 11 workers on, 10 comes before 2.
+        names = sorted(range(num_workers), key=str)
+        self._positions = [names.index(worker) for worker in range(num_workers)]
+
+    def gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
+        """[n, ...] of the same shape in every worker -> [W, n, ...], in the workers' order.
+
+        Args:
+            value: bool or a number.
+            varies: scalar int32 that follows from the shape, where that is another in each step.
+        """
+        wire = _on_the_wire(value)
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=wire[tf.newaxis], instance_key=self._key(varies), **self._group()
+        )
+        gathered = tf.ensure_shape(gathered, [self.num_workers, *value.shape])
+        return tf.cast(self._in_order(gathered), value.dtype)
+
+    def all_to_all(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
+        """[W, ...]: row w for worker w -> [W, ...]: row w from worker w. A number of any kind."""
+        sent = self._in_members_order(_on_the_wire(value))
+        received = tf.raw_ops.CollectiveAllToAllV2(
+            input=sent, instance_key=self._key(varies), **self._group()
+        )
+        received = tf.ensure_shape(received, value.shape)
+        return tf.cast(self._in_order(received), value.dtype)
+
+    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """The chief's value, of a shape that every worker knows."""
+        wire = _on_the_wire(value)
+        group = {k: v for k, v in self._group().items() if k != "ordering_token"}
+        if self._index == 0:
+            sent = tf.raw_ops.CollectiveBcastSendV2(
+                input=wire, instance_key=self._key(None), **group
+            )
+        else:
+            sent = tf.raw_ops.CollectiveBcastRecvV2(
+                T=wire.dtype, shape=tf.shape(wire), instance_key=self._key(None), **group
+            )
+        return tf.cast(tf.ensure_shape(sent, value.shape), value.dtype)
+
+    def _group(self) -> dict[str, object]:
+        return {
+            "group_size": self.num_workers,
+            "group_key": self._group_key,
+            "ordering_token": [],
+            "communication_hint": _HINT,
+        }
+
+    def _key(self, varies: tf.Tensor | None) -> tf.Tensor:
+        key = next(self._count) * _MOST_ROWS
+        return tf.constant(key) if varies is None else key + varies % _MOST_ROWS
+
+    def _in_order(self, rows: tf.Tensor) -> tf.Tensor:
+        """[W, ...] in the members' order -> in the workers'."""
+        return rows if self.num_workers <= 10 else tf.gather(rows, self._positions)
+
+    def _in_members_order(self, rows: tf.Tensor) -> tf.Tensor:
+        if self.num_workers <= 10:
+            return rows
+        return tf.gather(rows, sorted(range(self.num_workers), key=str))
+
+
+def next_group_key() -> int:
+    """The same for every worker, as they make the same groups in the same order."""
+    return next(_GROUP_KEYS)
+
+
+def _on_the_wire(value: tf.Tensor) -> tf.Tensor:
+    """The value, exactly, in one of the dtypes that the operations know."""
+    if value.dtype in _KNOWN:
+        return value
+    if value.dtype in _NARROW:
+        return tf.cast(value, _NARROW[value.dtype])
+    return tf.cast(value, tf.int64)

@@ -1,0 +1,236 @@
+"""The workers of a run: joined before TensorFlow starts, watched while they wait for each other.
+
+    a worker is killed             TensorFlow's operations fail in the others: LostWorkerError
+    stopped, or never started      it answers nobody: after the timeout the others end, naming it
+    waits itself for ever          it answers; after the timeout, or 10 times the longest phase so
+                                   far, the others end
+"""
+
+import functools
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from towers.machine.cluster import ALONE, Cluster, find_cluster
+from towers.machine.collectives import Collectives
+from towers.machine.devices import HOST, has_started
+from towers.machine.tensorflow_internals import answers, start_collectives
+from towers.machine.words import plural
+
+EXIT_CODE = 3  # of a process that ends because another worker is lost
+DEFAULT_TIMEOUT = 60.0
+_ANSWER_SECONDS = 3.0
+_PATIENCE = 10  # times the longest phase so far
+_ABOUT_WORKERS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
+
+
+class LostWorkerError(RuntimeError):
+    """Another worker has ended or does not answer; this process can compute no step any more."""
+
+
+@functools.cache
+def join() -> Cluster:
+    """The workers that the environment names; from now on this process is one of them.
+
+    Before TensorFlow starts: then it listens at this worker's address.
+
+    Raises:
+        ValueError: the environment makes no sense, TensorFlow has started already, the port is
+            taken.
+    """
+    cluster = find_cluster()
+    if cluster is not ALONE:
+        if has_started():
+            raise ValueError(
+                f"the environment names {cluster.num_workers} workers, but TensorFlow has started "
+                "already. Import towers before anything uses TensorFlow, or unset TF_CONFIG."
+            )
+        _check_port(cluster.addresses[cluster.index])
+        start_collectives(cluster.addresses, cluster.index)
+    return cluster
+
+
+def _check_port(address: str) -> None:
+    """Raises ValueError where another process listens at this worker's port.
+
+    TensorFlow would end with "Could not start gRPC server" and no reason.
+    """
+    host, _, port = address.rpartition(":")
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise ValueError(
+                f"this worker's address is {address}, and port {port} cannot be used: "
+                f"{error.strerror}. Is another worker of this index running? Name another port "
+                f"for {host}."
+            ) from None
+
+
+class Workers:
+    """What the workers tell each other between steps. Every worker makes the same calls.
+
+    cluster: who they are.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._is_alone = cluster.num_workers == 1
+        if not self._is_alone:
+            self._collectives = Collectives(cluster.num_workers, cluster.index)
+            self._count = tf.function(
+                lambda flag: tf.reduce_sum(self._collectives.gather(flag)), autograph=False
+            )
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any worker."""
+        if self._is_alone:
+            return flag
+        with watched(self.cluster, "the end of a step"), tf.device(HOST):
+            return bool(self._count(tf.constant(int(flag))).numpy())
+
+    def everyones(self, data: bytes) -> list[bytes]:
+        """What each worker gives, in order."""
+        if self._is_alone:
+            return [data]
+        with watched(self.cluster, "the start"), tf.device(HOST):
+            sizes = self._collectives.gather(tf.constant(len(data), tf.int64)).numpy()
+            padded = np.zeros(max(sizes), np.int32)
+            padded[: len(data)] = np.frombuffer(data, np.uint8)
+            rows = self._collectives.gather(tf.constant(padded)).numpy().astype(np.uint8)
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def chiefs(self, data: bytes) -> bytes:
+        """What the chief gives, in every worker."""
+        if self._is_alone:
+            return data
+        with watched(self.cluster, "the start"), tf.device(HOST):
+            size = int(self._collectives.broadcast(tf.constant(len(data), tf.int64)).numpy())
+            words = np.zeros(-(-size // 8), np.int64)
+            if self.cluster.is_chief:
+                words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
+            return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
+
+
+@contextmanager
+def watched(cluster: Cluster, phase: str) -> Iterator[None]:
+    """Within, this process computes with the others, and may wait for them.
+
+    Raises:
+        LostWorkerError: one of them is gone. Where one is silent, the process ends by itself with
+            `EXIT_CODE` and one line: nothing else ends an operation that waits.
+    """
+    if cluster.num_workers == 1:
+        yield
+        return
+    watch = _watch(cluster)
+    watch.begin(phase)
+    try:
+        yield
+    except _ABOUT_WORKERS as error:
+        if not _is_about_workers(error):
+            raise
+        raise LostWorkerError(_lost_text(cluster, phase, str(error))) from None
+    finally:
+        watch.end()
+
+
+def set_timeout(seconds: float) -> None:
+    """After how many seconds a worker that does not answer is lost; `DEFAULT_TIMEOUT` else."""
+    _Watch.timeout = seconds
+
+
+@functools.cache
+def _watch(cluster: Cluster) -> "_Watch":
+    return _Watch(cluster)
+
+
+class _Watch:
+    """A thread that ends the process when it waits for a worker that will not come."""
+
+    timeout = DEFAULT_TIMEOUT
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._phase, self._begun, self._longest = "", 0.0, 0.0
+        self._is_first = True
+        threading.Thread(target=self._run, daemon=True, name="towers-watch").start()
+
+    def begin(self, phase: str) -> None:
+        self._phase, self._begun = phase, time.monotonic()
+
+    def end(self) -> None:
+        if self._is_first:  # traces and waits for workers to start
+            self._is_first = False
+        else:
+            self._longest = max(self._longest, time.monotonic() - self._begun)
+        self._begun = 0.0
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(1.0, self.timeout / 4))
+            begun = self._begun
+            seconds = time.monotonic() - begun if begun else 0.0
+            if seconds >= self.timeout:
+                text = self._verdict(seconds)
+                if text and self._begun == begun:
+                    print(f"error: {text}", file=sys.stderr, flush=True)
+                    os._exit(EXIT_CODE)
+
+    def _verdict(self, seconds: float) -> str | None:
+        """What is wrong, after so many seconds of one phase."""
+        silent = _silent(self._cluster)
+        if silent:
+            return _silent_text(self._cluster, silent, self._phase, seconds)
+        if self._is_first or seconds < _PATIENCE * self._longest:
+            return None
+        return (
+            f"the workers answer, but not all of them came to {self._phase} within {seconds:.0f} "
+            "seconds: one of them waits, or computes something else."
+        )
+
+
+def _silent(cluster: Cluster) -> list[int]:
+    others = [w for w in range(cluster.num_workers) if w != cluster.index]
+    return [w for w in others if not answers(w, _ANSWER_SECONDS)]
+
+
+def _silent_text(cluster: Cluster, silent: list[int], phase: str, seconds: float) -> str:
+    names = ", ".join(f"{w} ({cluster.addresses[w]})" for w in silent)
+    return (
+        f"{plural('worker', len(silent))} {names} did not answer for {seconds:.0f} seconds in "
+        f"{phase}. Start the run again with --resume, on any number of workers."
+    )
+
+
+def _is_about_workers(error: tf.errors.OpError) -> bool:
+    text = str(error)
+    return "ollective" in text or "/job:worker" in text
+
+
+def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
+    named = [int(task) for task in re.findall(r"task:(\d+)", text)]
+    lost = next((w for w in reversed(named) if w != cluster.index), None)
+    if lost is None:
+        lost = next(iter(_silent(cluster)), None)
+    if lost is None:
+        return f"the workers lost each other in {phase}: {' '.join(text.split())[-600:]}"
+    return (
+        f"worker {lost} ({cluster.addresses[lost]}) was lost in {phase}. Start the run again with "
+        "--resume, on any number of workers."
+    )

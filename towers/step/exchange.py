@@ -1,0 +1,278 @@
+"""What workers tell each other in a step; what one process computes needs none of it.
+
+    tower:     0   1   2   3   4   5            6 towers on 3 workers
+               worker 0  worker 1  worker 2
+                \\ /      |   |     |   |
+                 +        |   |     |   |      a subtree that lies on one worker is added there
+                  \\      /     \\   /    |
+                     +           +    /        the rest by all of them: each adds one slice of all
+                       \\          \\ /          values (all-to-all), and hands the sum of its slice
+                        \\          +           to the others (gather)
+                         \\        /
+                             +
+
+The tree is the one of `averaging`: its shape follows from the number of towers alone, so that the
+sum has the same bits on any number of workers. Every worker knows the global batch; of the others'
+shards it needs nothing but their sizes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, Union
+
+import tensorflow as tf
+
+from towers.machine.cluster import Cluster
+from towers.machine.collectives import Collectives
+from towers.step.averaging import Tree, Values, add, add_tree, middle
+from towers.step.sharding import Shard, concat_shards
+
+
+class Subtree(NamedTuple):
+    """Towers of one worker that the tree adds before any other; as many as possible.
+
+    worker: whose. slot: which of that worker's subtrees. towers: which.
+    """
+
+    worker: int
+    slot: int
+    towers: range
+
+
+Plan: TypeAlias = Union[Subtree, tuple["Plan", "Plan"]]
+
+
+def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
+    """The towers of worker w: w * T // W ... (w + 1) * T // W - 1."""
+    begin, end = (index * num_towers // num_workers for index in (worker, worker + 1))
+    return range(begin, end)
+
+
+def make_plan(num_workers: int, num_towers: int) -> Plan:
+    """The tree over T towers, down to the subtrees that lie on one worker."""
+    owners = [w for w in range(num_workers) for _ in towers_of(w, num_workers, num_towers)]
+    used = [0] * num_workers
+
+    def plan(towers: range) -> Plan:
+        worker = owners[towers[0]]
+        if owners[towers[-1]] == worker:
+            used[worker] += 1
+            return Subtree(worker, used[worker] - 1, towers)
+        half_way = middle(len(towers))
+        return plan(towers[:half_way]), plan(towers[half_way:])
+
+    return plan(range(num_towers))
+
+
+def subtrees(plan: Plan) -> list[Subtree]:
+    """A plan's subtrees, in the order of their towers."""
+    if isinstance(plan, Subtree):
+        return [plan]
+    return [subtree for half in plan for subtree in subtrees(half)]
+
+
+def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
+    """For one step.
+
+    Raises:
+        ValueError: a worker would have no tower.
+    """
+    if cluster.num_workers == 1:
+        return Exchange(num_towers)
+    if num_towers < cluster.num_workers:
+        raise ValueError(
+            f"num_towers ({num_towers}) must be at least the number of workers, "
+            f"{cluster.num_workers}: it counts the towers of all of them."
+        )
+    return WorkersExchange(cluster, num_towers)
+
+
+class Exchange:
+    """Of a process that is alone: there is nothing to exchange.
+
+    mine: the towers of this worker. my_subtrees: the same, see `Subtree`.
+    """
+
+    def __init__(self, num_towers: int) -> None:
+        """Args: T."""
+        self.mine = range(num_towers)
+        self.my_subtrees = [self.mine]
+
+    def owner(self, tower: int) -> int:
+        """The worker of a tower."""
+        return 0
+
+    def sums(self, trees: Sequence[Tree]) -> Tree:
+        """What is to be added of all T towers.
+
+        Args:
+            trees: of each of this worker's subtrees, V values of its towers.
+        """
+        return trees[0]
+
+    def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
+        """The rows of all towers' shards, in order, without those of empty shards.
+
+        Args:
+            values: of each tower of this worker, [max(n, 1), ...].
+            shards: of all T towers.
+        """
+        return concat_shards(values, shards)
+
+    def one_a_tower(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """What each of the T towers has, of one shape.
+
+        Args:
+            values: of each tower of this worker.
+        """
+        return list(values)
+
+    def of_tower_0(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
+        """Tower 0's values, where each worker has those of its first tower; None stays None."""
+        return values
+
+    def check_same_batch(self, batch: Any) -> None:
+        """Lets the step fail, in every worker, where one has another global batch than another."""
+
+
+class WorkersExchange(Exchange):
+    """Between several workers, in the step's graph."""
+
+    def __init__(self, cluster: Cluster, num_towers: int) -> None:
+        """Args: at least 2 workers; T, at least one for each."""
+        self._num_workers = cluster.num_workers
+        self._num_towers = num_towers
+        self._plan = make_plan(cluster.num_workers, num_towers)
+        self.mine = self._towers_of(cluster.index)
+        self.my_subtrees = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
+        self._collectives = Collectives(cluster.num_workers, cluster.index)
+
+    def owner(self, tower: int) -> int:
+        return next(s.worker for s in subtrees(self._plan) if tower in s.towers)
+
+    def sums(self, trees: Sequence[Tree]) -> Values:
+        """All additions are made: V sums over all T towers."""
+        added = [add_tree(tree) for tree in trees]
+        sums = list(added[0])
+        for i, value in enumerate(added[0]):
+            if isinstance(value, tf.IndexedSlices):
+                sums[i] = self._join_slices([values[i] for values in added])
+        for chosen, shapes in _by_dtype(added[0]):
+            packed = [_pack([values[i] for i in chosen]) for values in added]
+            total = self._sum_packed(tf.stack(packed))
+            for i, part in zip(chosen, _unpack(total, shapes), strict=True):
+                sums[i] = part
+        return sums
+
+    def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
+        own = [v[: shards[t].size] for t, v in zip(self.mine, values, strict=True)]
+        sizes = [
+            tf.add_n([shards[t].size for t in self._towers_of(w)])
+            for w in range(self._num_workers)
+        ]
+        return self._join(tf.concat(own, axis=0), tf.stack(sizes))
+
+    def one_a_tower(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        counts = [len(self._towers_of(w)) for w in range(self._num_workers)]
+        joined = self._join(tf.stack(list(values)), tf.constant(counts))
+        return tf.unstack(joined, num=self._num_towers)
+
+    def of_tower_0(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        received = list(values)
+        for chosen, shapes in _by_dtype(values):
+            packed = self._collectives.broadcast(_pack([values[i] for i in chosen]))
+            for i, part in zip(chosen, _unpack(packed, shapes), strict=True):
+                received[i] = part
+        return received
+
+    def check_same_batch(self, batch: Any) -> None:
+        found = self._collectives.gather(fingerprint(batch))
+        tf.debugging.assert_equal(
+            found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
+        )
+
+    def _towers_of(self, worker: int) -> range:
+        return towers_of(worker, self._num_workers, self._num_towers)
+
+    def _sum_packed(self, packed: tf.Tensor) -> tf.Tensor:
+        """[K, S], the packed values of this worker's K subtrees -> [S], summed over all."""
+        num_workers, size = self._num_workers, packed.shape[1]
+        most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
+        slice_size = -(-size // num_workers)
+        padding = [[0, most - packed.shape[0]], [0, num_workers * slice_size - size]]
+        slices = tf.reshape(tf.pad(packed, padding), [most, num_workers, slice_size])
+        received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
+        total = _add_plan(self._plan, lambda subtree: received[subtree.worker, subtree.slot])
+        return tf.reshape(self._collectives.gather(total), [-1])[:size]
+
+    def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+        """Gradients of embeddings, joined in the order of the towers, as `averaging.add` does."""
+        own = values[0]
+        for value in values[1:]:
+            own = add(own, value)
+        sizes = self._collectives.gather(tf.shape(own.indices)[0])
+        return tf.IndexedSlices(
+            self._join(own.values, sizes), self._join(own.indices, sizes), own.dense_shape
+        )
+
+    def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+        """[n_w, ...] of each worker -> [sum(n_w), ...] in the workers' order; sizes: n_w, int32."""
+        most = tf.reduce_max(sizes)
+        missing = most - tf.shape(value)[0]
+        padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
+        gathered = self._collectives.gather(padded, varies=most)
+        return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
+
+
+ANOTHER_BATCH = "the workers have different global batches"
+
+
+def fingerprint(batch: Any) -> tf.Tensor:
+    """int64 [1 + number of tensors]: N, and a sum over some of each tensor's values.
+
+    At most 64 of each row, times the row's number: other rows, or another order of them, give
+    another sum.
+    """
+    tensors = [value for value in tf.nest.flatten(batch) if value is not None]
+    num_examples = tf.cast(tf.shape(tensors[0])[0], tf.int64)
+    return tf.stack([num_examples, *map(_row_sum, tensors)])
+
+
+_VALUES_A_ROW = 64
+
+
+def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
+    num_rows = tf.shape(tensor)[0]
+    flat = tf.reshape(tensor, [num_rows, -1]) if tensor.shape.rank > 1 else tensor[:, tf.newaxis]
+    some = flat[:, :: tf.maximum(1, tf.shape(flat)[1] // _VALUES_A_ROW)]
+    if some.dtype == tf.string:
+        numbers = tf.strings.to_hash_bucket_fast(some, 2**31 - 1)
+    elif some.dtype.is_floating:
+        numbers = tf.cast(tf.bitcast(tf.cast(some, tf.float32), tf.int32), tf.int64)
+    else:
+        numbers = tf.cast(some, tf.int64)
+    weights = tf.range(1, tf.cast(num_rows, tf.int64) + 1)[:, tf.newaxis]
+    return tf.reduce_sum(numbers * weights)
+
+
+def _add_plan(plan: Plan, value: Callable[[Subtree], tf.Tensor]) -> tf.Tensor:
+    if isinstance(plan, Subtree):
+        return value(plan)
+    left, right = plan
+    return _add_plan(left, value) + _add_plan(right, value)
+
+
+def _by_dtype(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
+    """Which values are tensors of one dtype, and their shapes; for each dtype."""
+    tensors = [i for i, value in enumerate(values) if isinstance(value, tf.Tensor)]
+    for dtype in dict.fromkeys(values[i].dtype for i in tensors):
+        chosen = [i for i in tensors if values[i].dtype == dtype]
+        yield chosen, [values[i].shape for i in chosen]
+
+
+def _pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+
+
+def _unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    parts = tf.split(packed, [shape.num_elements() for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
