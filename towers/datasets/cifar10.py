@@ -67,11 +67,11 @@ def _find(path: Path) -> Path:
         return path / ARCHIVE
     if path.name in _PYTHON_VERSION or any((path / name).exists() for name in _PYTHON_VERSION):
         raise ValueError(
-            f"--data_dir ({path}) holds CIFAR-10's Python version, which is pickled and never "
+            f"data_dir ({path}) holds CIFAR-10's Python version, which is pickled and never "
             f"loaded (that can run code from the file); fetch {ORIGIN}{ARCHIVE} instead."
         )
     kind = f"holds neither {ARCHIVE} nor {TRAIN_FILES[0]}" if path.exists() else "does not exist"
-    raise ValueError(f"--data_dir ({path}) {kind}; put {ORIGIN}{ARCHIVE} there.")
+    raise ValueError(f"data_dir ({path}) {kind}; put {ORIGIN}{ARCHIVE} there.")
 
 
 def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, tuple]:
@@ -137,6 +137,6 @@ def _download() -> str:
         )
     except Exception as error:  # get_file raises bare Exception when there is no network
         raise ValueError(
-            f"--dataset=cifar10: cannot download {ORIGIN}{ARCHIVE}: {one_line(error)}. Put it into "
-            "a directory by hand and use --data_dir=DIR."
+            f"dataset=cifar10: cannot download {ORIGIN}{ARCHIVE}: {one_line(error)}. Put it into "
+            "a directory by hand and use data_dir=DIR."
         ) from None

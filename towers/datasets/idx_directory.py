@@ -36,7 +36,7 @@ def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int
     if not directory.is_dir():
         kind = "is not a directory" if directory.exists() else "does not exist"
         raise ValueError(
-            f"--data_dir ({data_dir}) {kind}; it must be a directory that holds "
+            f"data_dir ({data_dir}) {kind}; it must be a directory that holds "
             f"{', '.join(FILE_NAMES)}, gzipped or not."
         )
     train_images, train_labels, test_images, test_labels = [
@@ -59,7 +59,7 @@ def _find(directory: Path, file_name: str) -> Path:
         if os.path.isfile(directory / candidate):
             return directory / candidate
     raise ValueError(
-        f"--data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
+        f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
         "there."
     )
 

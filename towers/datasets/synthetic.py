@@ -41,9 +41,9 @@ def load(
         ("num_test", num_test),
     ):
         if value < 1:
-            raise ValueError(f"--dataset=synthetic: {argument} ({value}) must be at least 1.")
+            raise ValueError(f"dataset=synthetic: {argument} ({value}) must be at least 1.")
     if seed < 0:
-        raise ValueError(f"--dataset=synthetic: seed ({seed}) must be at least 0.")
+        raise ValueError(f"dataset=synthetic: seed ({seed}) must be at least 0.")
     prototypes = np.random.default_rng((seed, 0)).random((num_classes, *input_shape), np.float32)
     train = _split(prototypes, num_train, np.random.default_rng((seed, 1)))
     test = _split(prototypes, num_test, np.random.default_rng((seed, 2)))

@@ -26,11 +26,11 @@ def load(spec: str) -> Dataset:
     Raises:
         ValueError: it cannot be imported, or returns something else.
     """
-    function = named.import_function(spec, "--dataset")
-    num_classes = getattr(named.import_module(spec, "--dataset"), "NUM_CLASSES", None)
+    function = named.import_function(spec, "dataset")
+    num_classes = getattr(named.import_module(spec, "dataset"), "NUM_CLASSES", None)
     if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
         raise ValueError(
-            f"--dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            f"dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
             "number, at least 1."
         )
     splits = function()
@@ -39,7 +39,7 @@ def load(spec: str) -> Dataset:
     if _is_pair(splits) and all(_is_pair(split) for split in splits):
         where = (f"{spec} (x_train, y_train)", f"{spec} (x_test, y_test)")
         return from_arrays(spec, tuple(splits[0]), tuple(splits[1]), where, num_classes)
-    raise ValueError(f"--dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+    raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
 
 
 def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:

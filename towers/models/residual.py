@@ -15,7 +15,7 @@ def check_is_image(input_shape: tuple[int, ...], name: str) -> None:
     """Raises ValueError for examples that are no images."""
     if len(input_shape) != 3:
         raise ValueError(
-            f"--model={name} needs images (height, width, channels), but the examples have shape "
+            f"model={name} needs images (height, width, channels), but the examples have shape "
             f"{tuple(input_shape)}; choose another model or data set."
         )
 

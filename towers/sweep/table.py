@@ -126,7 +126,7 @@ def read_table(path: Path) -> list[Row]:
         return [_row(line) for line in lines]
     except ValueError as error:
         raise ValueError(
-            f"{path} is not what a sweep wrote ({error}); name another --out_dir."
+            f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
         ) from None
 
 
