@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from towers.datasets.arrays import from_arrays
-from towers.datasets.dataset import Dataset
+from towers.datasets.dataset import Arrays, Dataset
 from towers.datasets.idx import read_idx
 
 FILE_NAMES = (
@@ -64,7 +64,7 @@ def _find(directory: Path, file_name: str) -> Path:
     )
 
 
-def _read_pair(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_pair(images_path: Path, labels_path: Path) -> Arrays:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim == 1 and labels.ndim == 3:
         raise ValueError(

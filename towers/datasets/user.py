@@ -1,7 +1,5 @@
 """A data set of the user's own: `package.module:function` returns (train, test)."""
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -42,7 +40,9 @@ def load(spec: str) -> Dataset:
     raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
 
 
-def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+def _from_tf_data(
+    spec: str, train: tf.data.Dataset, test: tf.data.Dataset, num_classes: int | None
+) -> Dataset:
     shape = _element_shape(train, f"{spec} (train)")
     test_shape = _element_shape(test, f"{spec} (test)")
     if shape != test_shape:
@@ -61,7 +61,7 @@ def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> 
     return Dataset(spec, train, test, num_classes, shape)
 
 
-def _element_shape(split: Any, where: str) -> tuple[int, ...]:
+def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
     spec = split.element_spec
     if not _is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
         raise ValueError(f"{where}: its elements must be (x, y), not {_describe(spec)}.")
@@ -76,7 +76,7 @@ def _element_shape(split: Any, where: str) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _count_labels(split: Any, where: str) -> int:
+def _count_labels(split: tf.data.Dataset, where: str) -> int:
     labels = split.map(lambda x, y: tf.cast(y, tf.int64))
     smallest, largest = labels.reduce(
         (np.int64(0), np.int64(0)),

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.sharding import map_tensors
+from towers.step.sharding import Structure, map_tensors
 
 
 class TracedGraphs:
@@ -16,7 +16,7 @@ class TracedGraphs:
         self.functions: dict[str, Any] = {}  # by method and structure
 
     def run(
-        self, method: Callable, *batch: Any, prepare: Callable[..., None] | None = None
+        self, method: Callable, *batch: Structure, prepare: Callable[..., None] | None = None
     ) -> Any:
         """What `method(*batch)` returns.
 

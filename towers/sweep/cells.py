@@ -95,7 +95,7 @@ def cell_name(label: str, batch_size: int, num_gpus: int) -> str:
 
 def _parsed(
     argument: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
-) -> list:
+) -> list[Any]:
     given = ",".join(texts)
     if not texts:
         raise ValueError(f"`{argument}` is empty; give a list such as {argument}={example}.")
