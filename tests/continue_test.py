@@ -105,7 +105,7 @@ def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
 def test_what_would_be_another_run_is_refused_with_the_differences(values, message):
     interrupted()
     if message is None:
-        with pytest.raises(ValueError, match="`run_dir`"):
+        with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
             continued_config("run", values)
     else:
         refused(message, **values)

@@ -102,17 +102,17 @@ def _given_split(directory: Path, folders: Sequence[str]) -> tuple[list[str], _S
 
 def _hashed_split(directory: Path, classes: Sequence[str]) -> tuple[_Split, _Split]:
     images = _all_images(directory, "", classes)
-    splits = _Split([], []), _Split([], [])
+    train, test = _Split([], []), _Split([], [])
     for name, label in zip(*images, strict=True):
-        split = splits[_is_test(name)]
+        split = test if _is_test(name) else train
         split.names.append(name)
         split.labels.append(label)
-    if not all(split.names for split in splits):
+    if not (train.names and test.names):
         raise ValueError(
             f"{directory}: {len(images.names)} images are too few to set every fifth aside for "
             f"testing; add some, or divide them yourself: {_FORMS}."
         )
-    return splits
+    return train, test
 
 
 def _is_test(name: str) -> bool:

@@ -53,8 +53,10 @@ def set_dropout(model: keras.Model, rate: float) -> None:
     for layer in dropouts:
         _set_rate(layer, rate)
     for cell in cells:
-        cell.dropout = cell.dropout and rate
-        cell.recurrent_dropout = cell.recurrent_dropout and rate
+        if cell.dropout:
+            cell.dropout = rate
+        if cell.recurrent_dropout:
+            cell.recurrent_dropout = rate
 
 
 def _set_rate(layer: keras.layers.Layer, rate: float) -> None:

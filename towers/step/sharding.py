@@ -33,7 +33,7 @@ class Shard(NamedTuple):
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
     """How many examples each tower gets: the first `num_examples % num_towers` get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
-    return [quotient + (t < remainder) for t in range(num_towers)]
+    return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
 
 
 def shard_batch(
