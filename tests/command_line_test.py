@@ -1,6 +1,8 @@
 """The frame of a command: one `error:` line, and an exit code that says how it ended."""
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,16 @@ from towers import command_line
 from towers.command_line import Terminated, exit_code, is_verbose
 
 ROOT = Path(__file__).parents[1]
+# Modules whose texts may hold --flags, each with the reason; no ValueError of theirs, though.
+SPEAK_OF_FLAGS = {
+    "loop.py": "says at the end of a run what the command has done",
+    "diagnosis/anatomy_report.py": "advice, printed by train.py --profile",
+    "machine/nvidia.py": "the flags of nvidia-smi; a line of train.py --devices",
+    "sweep/cells.py": "makes command lines of train.py",
+    "sweep/child.py": "makes command lines of train.py",
+    "sweep/run.py": "a line of sweep.py",
+}
+A_FLAG = re.compile(r"--[\w{]")
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +54,56 @@ def defined():
     ("batch_norm ('x') must be one of average", "--batch_norm ('x') must be one of average"),
     ("--num_gpus (0) must be at least 1.", "--num_gpus (0) must be at least 1."),
     ("my.num_gpus=2 and max_num_gpus (3)", "my.num_gpus=2 and max_num_gpus (3)"),
+    ("python train.py --resume=num_gpus=2 of runs/num_gpus=2 (num_gpus=2)",
+     "python train.py --resume=num_gpus=2 of runs/num_gpus=2 (num_gpus=2)"),
     ("num_gpus alone is a word", "num_gpus alone is a word"),
-    ("undefined_flag=2", "undefined_flag=2"),
+    ("`num_gpus`, or a larger `num_towers`", "--num_gpus, or a larger --num_towers"),
+    ("undefined_flag=2 and `undefined_flag`", "undefined_flag=2 and `undefined_flag`"),
 ])
-def test_a_librarys_argument_becomes_a_flag_where_it_is_given_a_value(text, expected, defined):
+def test_a_librarys_argument_becomes_a_flag_where_it_has_a_value_or_backquotes(
+    text, expected, defined
+):
     assert command_line.as_flags(text) == expected
+
+
+def texts(tree):
+    """(literal, whether it stands in an Error) of a module, without docstrings; values are {}."""
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    errors = [call for call in calls if ast.unparse(call.func).endswith("Error")]
+    in_errors = {part for error in errors for part in ast.walk(error)}
+    joined = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            parts = [p.value if isinstance(p, ast.Constant) else "{}" for p in node.values]
+            yield "".join(parts), node in in_errors
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node not in joined and node not in docstrings:
+                yield node.value, node in in_errors
+
+
+def flags_in(path):
+    """The texts of a module that speak of --flags, but for those that name a whole command."""
+    tree = ast.parse((ROOT / "towers" / path).read_text(encoding="utf-8"))
+    return [
+        (text, is_error)
+        for text, is_error in texts(tree)
+        if A_FLAG.search(text) and "python train.py" not in text
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(
+    path.relative_to(ROOT / "towers").as_posix()
+    for path in (ROOT / "towers").rglob("*.py") if path.name != "command_line.py"
+))
+def test_the_librarys_texts_speak_of_arguments_not_of_flags(path):
+    assert [t for t, is_error in flags_in(path) if is_error or path not in SPEAK_OF_FLAGS] == []
+
+
+@pytest.mark.parametrize("path", sorted(SPEAK_OF_FLAGS))
+def test_no_exception_to_that_outlives_its_reason(path):
+    assert flags_in(path)
 
 
 def raises(error):

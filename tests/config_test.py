@@ -11,35 +11,36 @@ from towers.config import TrainConfig
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_gpus": 0}, r"--num_gpus \(0\) must be at least 1\."),
-        ({"num_gpus": -1}, r"--num_gpus \(-1\) must be at least 1\."),
-        ({"num_gpus": "two"}, r"--num_gpus \('two'\) must be a whole number\."),
-        ({"num_gpus": True}, r"--num_gpus \(True\) must be a whole number\."),
-        ({"logical_gpus": 0}, r"--logical_gpus \(0\) must be at least 1\."),
-        ({"logical_gpus": 8, "device": "cpu"}, r"--logical_gpus \(8\) divides GPUs, and --device"),
-        ({"num_towers": 0}, r"--num_towers \(0\) must be at least 1\."),
-        ({"batch_size": 0}, r"--batch_size \(0\) must be at least 1\."),
-        ({"batch_size_per_gpu": 0}, r"--batch_size_per_gpu \(0\) must be at least 1\."),
-        ({"batch_size": 8, "batch_size_per_gpu": 8}, "give only one of them"),
-        ({"epochs": -1}, r"--epochs \(-1\) must be at least 0\."),
-        ({"epochs": None}, r"--epochs \(None\) must be a whole number\."),
-        ({"max_steps": 0}, r"--max_steps \(0\) must be at least 1\."),
-        ({"seed": -1}, r"--seed \(-1\) must be at least 0\."),
-        ({"seed": 2**32}, r"--seed \(4294967296\) must be at most 4294967295\."),
-        ({"learning_rate": 0.0}, r"--learning_rate \(0\.0\) must be above 0"),
-        ({"learning_rate": -0.1}, r"--learning_rate \(-0\.1\) must be above 0"),
-        ({"learning_rate": math.nan}, r"--learning_rate \(nan\) must be above 0"),
-        ({"learning_rate": math.inf}, r"--learning_rate \(inf\) must be above 0"),
-        ({"learning_rate": "fast"}, r"--learning_rate \('fast'\) must be a number\."),
-        ({"device": "tpu"}, r"--device \('tpu'\) must be one of auto, gpu, cpu\."),
-        ({"precision": "int8"}, r"--precision \('int8'\) must be one of float32, "),
-        ({"batch_norm": "sum"}, r"--batch_norm \('sum'\) must be one of average, "),
-        ({"model": ""}, "--model is empty"),
-        ({"run_dir": ""}, "--run_dir is empty"),
+        ({"num_gpus": 0}, r"num_gpus \(0\) must be at least 1\."),
+        ({"num_gpus": -1}, r"num_gpus \(-1\) must be at least 1\."),
+        ({"num_gpus": "two"}, r"num_gpus \('two'\) must be a whole number\."),
+        ({"num_gpus": True}, r"num_gpus \(True\) must be a whole number\."),
+        ({"logical_gpus": 0}, r"logical_gpus \(0\) must be at least 1\."),
+        ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device"),
+        ({"num_towers": 0}, r"num_towers \(0\) must be at least 1\."),
+        ({"batch_size": 0}, r"batch_size \(0\) must be at least 1\."),
+        ({"batch_size_per_gpu": 0}, r"batch_size_per_gpu \(0\) must be at least 1\."),
+        ({"batch_size": 8, "batch_size_per_gpu": 8}, ".* give only one of them"),
+        ({"epochs": -1}, r"epochs \(-1\) must be at least 0\."),
+        ({"epochs": None}, r"epochs \(None\) must be a whole number\."),
+        ({"max_steps": 0}, r"max_steps \(0\) must be at least 1\."),
+        ({"seed": -1}, r"seed \(-1\) must be at least 0\."),
+        ({"seed": 2**32}, r"seed \(4294967296\) must be at most 4294967295\."),
+        ({"learning_rate": 0.0}, r"learning_rate \(0\.0\) must be above 0"),
+        ({"learning_rate": -0.1}, r"learning_rate \(-0\.1\) must be above 0"),
+        ({"learning_rate": math.nan}, r"learning_rate \(nan\) must be above 0"),
+        ({"learning_rate": math.inf}, r"learning_rate \(inf\) must be above 0"),
+        ({"learning_rate": "fast"}, r"learning_rate \('fast'\) must be a number\."),
+        ({"device": "tpu"}, r"device \('tpu'\) must be one of auto, gpu, cpu\."),
+        ({"precision": "int8"}, r"precision \('int8'\) must be one of float32, "),
+        ({"batch_norm": "sum"}, r"batch_norm \('sum'\) must be one of average, "),
+        ({"histograms": True}, "`histograms` needs `tensorboard`"),
+        ({"model": ""}, "`model` is empty"),
+        ({"run_dir": ""}, "`run_dir` is empty"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_its_flag(values, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_value_that_makes_no_sense_is_refused_by_its_name(values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         TrainConfig(**values)
 
 
@@ -69,7 +70,7 @@ def test_json_brings_back_the_same_configuration():
         ("{", "config.json is not JSON"),
         ("[]", "must hold an object"),
         ('{"colour": "red"}', "colour, which this version of towers does not know"),
-        ('{"epochs": "twelve"}', r"--epochs \('twelve'\) must be a whole number\."),
+        ('{"epochs": "twelve"}', r"epochs \('twelve'\) must be a whole number\."),
     ],
 )
 def test_json_of_something_else_is_refused(text, message):

@@ -91,20 +91,20 @@ SEED = "When determinism is enabled, random ops must have a seed specified."
 
 @pytest.mark.parametrize("message, line", [
     (f"Graph execution error:\n\n{GPU}\n\t [[{{{{node a/b_1/Adjust}}}}]] [Op:__inference_f_1]",
-     f"a/b_1/Adjust refuses: {GPU} Leave --deterministic out, or replace that layer."),
+     f"a/b_1/Adjust refuses: {GPU} Leave `deterministic` out, or replace that layer."),
     (f"{{{{function_node __wrapped__Dilation}}}} {UNSUPPORTED} [Op:Dilation2D] name: ",
-     f"Dilation2D refuses: {UNSUPPORTED} Leave --deterministic out, or replace that layer."),
+     f"Dilation2D refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer."),
     (f"Exception encountered when calling Noise.call().\n\n\x1b[1m{{{{function_node __w}}}} {SEED} "
      "[Op:RandomStandardNormal] name: \x1b[0m\n\nArguments received",
-     f"RandomStandardNormal in Noise refuses: {SEED} Leave --deterministic out, or replace that "
+     f"RandomStandardNormal in Noise refuses: {SEED} Leave `deterministic` out, or replace that "
      "layer."),
     (f"W0000 00:00:1.2 3 op_kernel.cc:1834] OP_REQUIRES failed at r.cc:69 : INVALID_ARGUMENT: "
      f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
-     f"an operation refuses: {SEED} Leave --deterministic out, or replace that layer, which "
-     "--num_gpus=1 may name."),
+     f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer, which "
+     "num_gpus=1 may name."),
 ])
 def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):
-    assert deterministic.explanation(message) == f"--deterministic: {line}"
+    assert deterministic.explanation(message) == f"`deterministic`: {line}"
 
 
 def unimplemented(message):
@@ -130,7 +130,7 @@ def test_a_gpus_refusal_is_explained_and_other_errors_are_not(tmp_path):
 
 def test_a_cancelled_transfer_is_explained_by_the_log(tmp_path):
     (tmp_path / "log.txt").write_text(f"Data  x\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\n")
-    with pytest.raises(ValueError, match="--deterministic: an operation refuses: A determ"):
+    with pytest.raises(ValueError, match="`deterministic`: an operation refuses: A determ"):
         with deterministic.refusals_explained(True, tmp_path / "log.txt"):
             raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled")
 
@@ -139,7 +139,7 @@ def test_resuming_cannot_change_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir.create("run", "n", TrainConfig(deterministic=True).to_json())
     assert continued_config("run", {}).deterministic
-    with pytest.raises(ValueError, match=r"--deterministic \(False, the run has True\)"):
+    with pytest.raises(ValueError, match=r" deterministic \(False, the run has True\)"):
         continued_config("run", {"deterministic": False})
 
 

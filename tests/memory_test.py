@@ -20,7 +20,7 @@ def explained(error, log):
 def test_the_per_tower_batch_and_two_ways_out_are_named(tmp_path):
     with pytest.raises(ValueError) as caught:
         explained(EXHAUSTED, tmp_path / "log.txt")
-    for words in ("1,025 examples a tower", "--batch_size than 2,050", "--num_towers=4"):
+    for words in ("1,025 examples a tower", "`batch_size` than 2,050", " num_towers=4"):
         assert words in str(caught.value)
     assert caught.value.__cause__ is EXHAUSTED
 

@@ -27,32 +27,32 @@ def module(tmp_path, monkeypatch):
 
 def refusal(spec):
     with pytest.raises(ValueError) as caught:
-        named.import_function(spec, "--model")
+        named.import_function(spec, "model")
     message = str(caught.value)
-    assert message.startswith(f"--model ({spec!r})") and "\n" not in message
+    assert message.startswith(f"model ({spec!r})") and "\n" not in message
     return message
 
 
 def test_function_is_found_in_the_current_directory(module):
     module("named_a", "def build(): return 'built'")
-    assert named.import_function("named_a:build", "--model")() == "built"
+    assert named.import_function("named_a:build", "model")() == "built"
 
 
 def test_function_is_found_in_a_package(module):
     module("named_package.inner", "def build(): return 'inner'")
-    assert named.import_function("named_package.inner:build", "--model")() == "inner"
+    assert named.import_function("named_package.inner:build", "model")() == "inner"
 
 
 def test_function_may_import_its_neighbours_when_it_is_called(module):
     module("named_b", "def build():\n import named_neighbour\n return named_neighbour.VALUE")
     module("named_neighbour", "VALUE = 7")
-    assert named.import_function("named_b:build", "--model")() == 7
+    assert named.import_function("named_b:build", "model")() == 7
 
 
 def test_current_directory_comes_last(module):
     sys.modules.pop("colorsys", None)
     module("colorsys", "def rgb_to_hsv(*rgb): return 'shadowed'")
-    assert named.import_function("colorsys:rgb_to_hsv", "--model")(0, 0, 0) == (0, 0, 0)
+    assert named.import_function("colorsys:rgb_to_hsv", "model")(0, 0, 0) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_value_that_is_no_function_is_refused(module):
 
 
 def test_unknown_name_lists_the_names_the_nearest_and_the_form():
-    assert str(named.unknown_name("CNM", "--model", ("cnn", "mlp"))) == (
-        "--model ('CNM') must be one of cnn, mlp, or package.module:function. Did you mean 'cnn'?"
+    assert str(named.unknown_name("CNM", "model", ("cnn", "mlp"))) == (
+        "model ('CNM') must be one of cnn, mlp, or package.module:function. Did you mean 'cnn'?"
     )
 
 
 def test_unknown_name_far_from_all_suggests_nothing():
-    assert "Did you mean" not in str(named.unknown_name("xyz", "--model", ("cnn", "mlp")))
+    assert "Did you mean" not in str(named.unknown_name("xyz", "model", ("cnn", "mlp")))

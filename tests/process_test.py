@@ -129,7 +129,7 @@ def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
     """TensorFlow waits 10 s for each allocation that fails, in case that memory becomes free."""
     monkeypatch.chdir(tmp_path)
     greedy = {"model": "tests.process_test:greedy_model"}
-    message = "too little memory for 8 examples a tower.*smaller --batch_size than 16, .*towers=4"
+    message = "too little memory for 8 examples a tower.*smaller `batch_size` than 16, .*towers=4"
     with pytest.raises(ValueError, match=message) as error:
         towers.train(config(run_dir="run", num_gpus=1, num_towers=2, **greedy))
     assert isinstance(error.value.__cause__, tf.errors.ResourceExhaustedError)

@@ -93,14 +93,14 @@ def build(config: TrainConfig) -> Run:
 def find_devices(config: TrainConfig) -> list[str]:
     """The devices that run towers, at most one for each tower.
 
-    --logical_gpus divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
+    `logical_gpus` divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
     caller has done so, or TensorFlow has started already.
 
     Raises:
         ValueError: there are fewer than asked for.
     """
     if config.logical_gpus is not None:
-        divide_gpus(config.logical_gpus, None, "--logical_gpus")
+        divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
         _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
     return devices_lib.tower_devices(config.num_gpus, config.device)[: config.num_towers]
@@ -128,7 +128,7 @@ def make_optimizer(
         and key not in not_alone
     }
     if name.lower() not in classes:
-        raise ValueError(f"--optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
+        raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
     arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
     optimizer = classes[name.lower()](**arguments)
     if precision == "mixed_float16":
@@ -153,7 +153,7 @@ def _split_cpu(
             logical_cpus(num_devices or min(cores, num_towers or cores), num_towers=num_towers)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
-            f"--cpu_threads ({threads}): TensorFlow has already started with "
+            f"cpu_threads ({threads}): TensorFlow has already started with "
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
 
@@ -161,7 +161,6 @@ def _split_cpu(
 def _variable_device(kind: str) -> str:
     if kind == "gpu" and not devices_lib.has_gpus():
         raise ValueError(
-            "--variable_device=gpu: TensorFlow sees no GPU on this machine. Use "
-            "--variable_device=cpu."
+            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
         )
     return f"/{kind}:0"

@@ -64,9 +64,11 @@ def as_flags(text: str) -> str:
     """A library's error text, its arguments named as the command line's flags.
 
     "num_gpus (8) is too many, use num_gpus=2" -> "--num_gpus (8) is too many, use --num_gpus=2".
+    An argument without a value stands in backquotes: "leave `plan` out" -> "leave --plan out".
     """
     names = "|".join(map(re.escape, flags.FLAGS))
-    return re.sub(rf"(?<![\w.-])({names})(?= \(|=)", r"--\1", text)
+    text = re.sub(rf"`({names})`", r"--\1", text)
+    return re.sub(rf"(?<!\S)({names})(?= \(|=)", r"--\1", text)
 
 
 def is_verbose() -> bool:

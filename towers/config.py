@@ -120,13 +120,13 @@ class TrainConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"--{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
+                    f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
                 )
         for name, smallest in _SMALLEST.items():
             _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
         for name in ("model", "dataset", "run_dir", "resume", "data_dir", "optimizer"):
             if getattr(self, name) == "":
-                raise ValueError(f"--{name} is empty; name one, or leave the flag out.")
+                raise ValueError(f"`{name}` is empty; name one, or leave it out.")
         _check_learning_rate(self.learning_rate)
         _check_dropout(self.dropout)
         self._check_together()
@@ -153,7 +153,7 @@ class TrainConfig:
         except ValueError as error:
             raise ValueError(f"config.json is not JSON: {error}.") from None
         if not isinstance(values, dict):
-            raise ValueError("config.json must hold an object, one entry for each flag.")
+            raise ValueError("config.json must hold an object, one entry for each field.")
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(
@@ -165,18 +165,18 @@ class TrainConfig:
     def _check_together(self) -> None:
         if self.batch_size is not None and self.batch_size_per_gpu is not None:
             raise ValueError(
-                f"--batch_size ({self.batch_size}) is the global batch and --batch_size_per_gpu "
+                f"batch_size ({self.batch_size}) is the global batch and batch_size_per_gpu "
                 f"({self.batch_size_per_gpu}) one device's: give only one of them."
             )
         if self.logical_gpus is not None and self.device == "cpu":
             raise ValueError(
-                f"--logical_gpus ({self.logical_gpus}) divides GPUs, and --device=cpu uses none: "
+                f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: "
                 "give only one of them."
             )
         if self.histograms and not self.tensorboard:
-            raise ValueError("--histograms needs --tensorboard, which shows them.")
+            raise ValueError("`histograms` needs `tensorboard`, which shows them.")
         if self.seed > LARGEST_SEED:
-            raise ValueError(f"--seed ({self.seed}) must be at most {LARGEST_SEED}.")
+            raise ValueError(f"seed ({self.seed}) must be at most {LARGEST_SEED}.")
 
 
 def _may_be_none(name: str) -> bool:
@@ -187,22 +187,22 @@ def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> N
     if value is None and may_be_none:
         return
     if type(value) is not int:
-        raise ValueError(f"--{name} ({value!r}) must be a whole number.")
+        raise ValueError(f"{name} ({value!r}) must be a whole number.")
     if value < smallest:
-        raise ValueError(f"--{name} ({value}) must be at least {smallest}.")
+        raise ValueError(f"{name} ({value}) must be at least {smallest}.")
 
 
 def _check_learning_rate(value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"--learning_rate ({value!r}) must be a number.")
+        raise ValueError(f"learning_rate ({value!r}) must be a number.")
     if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"--learning_rate ({value}) must be above 0 and finite, such as 0.001.")
+        raise ValueError(f"learning_rate ({value}) must be above 0 and finite, such as 0.001.")
 
 
 def _check_dropout(value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"--dropout ({value}) must be a number from 0 to below 1, such as 0.25.")
+        raise ValueError(f"dropout ({value}) must be a number from 0 to below 1, such as 0.25.")

@@ -1,4 +1,4 @@
-"""--deterministic: only kernels that give the same bits twice; and which operation has none."""
+"""`deterministic`: only kernels that give the same bits twice; and which operation has none."""
 
 import re
 from collections.abc import Iterator
@@ -65,10 +65,10 @@ def explanation(message: str) -> str:
     behind = "\n".join(lines[index:])
     node, operation = _find(_NODE, behind), _find(_OPERATION, behind)
     where = node or " in ".join(filter(None, [operation, _find(_LAYER, message)]))
-    way_out = "Leave --deterministic out, or replace that layer"
+    way_out = "Leave `deterministic` out, or replace that layer"
     if not where:
-        where, way_out = "an operation", f"{way_out}, which --num_gpus=1 may name"
-    return f"--deterministic: {where} refuses: {reason}. {way_out}."
+        where, way_out = "an operation", f"{way_out}, which num_gpus=1 may name"
+    return f"`deterministic`: {where} refuses: {reason}. {way_out}."
 
 
 def _find(pattern: re.Pattern, text: str) -> str:

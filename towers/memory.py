@@ -25,8 +25,8 @@ def out_of_memory_explained(run: Run, log: Path) -> Iterator[None]:
         per_tower = math.ceil(run.batch_size / run.step.num_towers)
         raise ValueError(
             f"a device has too little memory for {per_tower:,} examples a tower. Use a smaller "
-            f"--batch_size than {run.batch_size:,}, or more towers than devices, which take turns: "
-            f"--num_towers={2 * run.step.num_towers}."
+            f"`batch_size` than {run.batch_size:,}, or more towers than devices, which take turns: "
+            f"num_towers={2 * run.step.num_towers}."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a built-in, or `package.module:function`."""
+"""What the name of a model or a data set stands for: a built-in, or `package.module:function`."""
 
 import difflib
 import importlib
@@ -9,40 +9,40 @@ from types import ModuleType
 from typing import Any
 
 
-def import_function(spec: str, flag: str) -> Callable[..., Any]:
+def import_function(spec: str, argument: str) -> Callable[..., Any]:
     """The function that `package.module:function` names.
 
     Args:
         spec: "package.module:function". The module is looked for on sys.path and in the current
             directory.
-        flag: the flag that `spec` came from, such as "--model", for the error.
+        argument: the name of the argument that `spec` is, such as "model", for the error.
 
     Raises:
         ValueError: `spec` has another form, its module cannot be imported (the cause is given),
             or the module has no such function.
     """
     module_name, _, function_name = spec.partition(":")
-    module = import_module(spec, flag)
+    module = import_module(spec, argument)
     function = getattr(module, function_name, None)
     if function is None:
         raise ValueError(
-            f"{flag} ({spec!r}): module {module_name} ({_origin(module)}) has no function "
+            f"{argument} ({spec!r}): module {module_name} ({_origin(module)}) has no function "
             f"{function_name!r}.{_nearest(function_name, _function_names(module))}"
         )
     if not callable(function):
         raise ValueError(
-            f"{flag} ({spec!r}): {function_name} in {_origin(module)} is a "
+            f"{argument} ({spec!r}): {function_name} in {_origin(module)} is a "
             f"{type(function).__name__}, not a function."
         )
     return function  # type: ignore[no-any-return]
 
 
-def import_module(spec: str, flag: str) -> ModuleType:
+def import_module(spec: str, argument: str) -> ModuleType:
     """The module of `package.module:function`; Args and Raises as in `import_function`."""
     module_name, _, function_name = spec.partition(":")
     parts = [*module_name.split("."), function_name]
     if not all(part.isidentifier() for part in parts):
-        raise ValueError(f"{flag} ({spec!r}) must have the form package.module:function.")
+        raise ValueError(f"{argument} ({spec!r}) must have the form package.module:function.")
     # `python train.py` has its own directory on sys.path, not the current one. It comes last, and
     # stays: the function may import its neighbours when it is called.
     if not {"", os.getcwd()} & set(sys.path):
@@ -52,15 +52,15 @@ def import_module(spec: str, flag: str) -> ModuleType:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise ValueError(
-            f"{flag} ({spec!r}): cannot import {module_name}: {one_line(error)}. It is looked for "
-            f"on sys.path and in the current directory ({os.getcwd()})."
+            f"{argument} ({spec!r}): cannot import {module_name}: {one_line(error)}. It is looked "
+            f"for on sys.path and in the current directory ({os.getcwd()})."
         ) from error
 
 
-def unknown_name(name: object, flag: str, names: Sequence[str]) -> ValueError:
+def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueError:
     """The error for a name that is none of the built-in `names`: lists them and the nearest."""
     return ValueError(
-        f"{flag} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
+        f"{argument} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
         f"{_nearest(str(name), names)}"
     )
 

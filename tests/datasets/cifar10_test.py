@@ -170,7 +170,7 @@ def test_it_is_downloaded_once(server):
 def test_no_network_says_where_to_put_the_file_by_hand(server):
     server.unlink()
     message = refusal()
-    assert "cannot download" in message and "--data_dir=DIR" in message
+    assert "cannot download" in message and "use data_dir=DIR" in message
 
 
 def test_a_download_with_a_wrong_hash_is_refused(server, monkeypatch):

@@ -14,4 +14,4 @@ def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
 
 @pytest.mark.parametrize("name", ["synthetic", "json:loads"])
 def test_data_dir_where_nothing_is_read_from_it_is_refused(name):
-    assert "--data_dir (somewhere) has no effect" in refusal(load, name, "somewhere")
+    assert "data_dir (somewhere) has no effect" in refusal(load, name, "somewhere")

@@ -36,7 +36,7 @@ def test_fashion_mnist_is_downloaded_once(server):
 def test_no_network_says_where_to_put_the_files_by_hand(server):
     (server / f"{FILE_NAMES[1]}.gz").unlink()
     message = refusal(load, "fashion_mnist")
-    assert "cannot download train-labels-idx1-ubyte.gz" in message and "--data_dir" in message
+    assert "cannot download train-labels-idx1-ubyte.gz" in message and "use data_dir=DIR" in message
     assert "/usr/share/datasets/fashion-mnist" in message
 
 

@@ -32,7 +32,7 @@ def test_directory_of_a_file_name_is_passed_over_for_the_file(idx_dir, tmp_path)
 
 def test_missing_idx_file_is_refused_naming_what_was_looked_for(idx_dir):
     message = refusal(load, "mnist", idx_dir(t10k_labels=None))
-    assert "--data_dir" in message and "t10k-labels-idx1-ubyte.gz" in message
+    assert "data_dir (" in message and "t10k-labels-idx1-ubyte.gz" in message
     assert "t10k-labels.idx1-ubyte" in message and "train" not in message.split("lacks")[1]
 
 

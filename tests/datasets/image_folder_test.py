@@ -145,7 +145,7 @@ def test_a_truncated_image_is_refused(split_folder):
 
 
 def test_no_directory_is_refused_with_the_forms():
-    assert "--dataset=image_folder needs --data_dir=DIR" in refusal(None)
+    assert "dataset=image_folder needs data_dir=DIR" in refusal(None)
 
 
 def test_a_missing_path_a_file_and_an_empty_directory_are_refused(tmp_path):

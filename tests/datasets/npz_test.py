@@ -70,7 +70,7 @@ def test_npz_nan_is_refused_naming_file_and_key(archive):
 
 
 def test_npz_without_data_dir_is_refused():
-    assert "--dataset=npz needs --data_dir=FILE.npz" in refusal(load, "npz")
+    assert "dataset=npz needs data_dir=FILE.npz" in refusal(load, "npz")
 
 
 def test_npz_missing_or_a_directory_is_refused(tmp_path):

@@ -103,9 +103,9 @@ def test_gpus_share_the_logical_ones_evenly(count, num_gpus, expected):
 
 
 def test_fewer_logical_gpus_than_gpus_are_refused():
-    message = r"--logical_gpus \(2\) is less than .* GPUs: 4\. Ask for at least 4, or hide GPUs"
+    message = r"logical_gpus \(2\) is less than .* GPUs: 4\. Ask for at least 4, or hide GPUs"
     with pytest.raises(ValueError, match=message):
-        logical.gpu_shares(2, 4, "--logical_gpus")
+        logical.gpu_shares(2, 4, "logical_gpus")
 
 
 @pytest.mark.parametrize("free, shares, expected", [

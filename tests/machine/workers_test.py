@@ -49,7 +49,7 @@ def test_a_killed_worker_is_named_by_all_others_at_once(lost):
     for code, _, errors in started.finish(others, timeout=60):
         assert code == workers.EXIT_CODE
         assert f"error: worker {lost} (127.0.0.1:" in errors
-        assert "was lost in the end of a step. Start the run again with --resume" in errors
+        assert "was lost in the end of a step. Start the run again with resume=DIR" in errors
     assert time.monotonic() - killed_at < 10
 
 

@@ -72,7 +72,7 @@ def test_a_model_without_dropout_is_refused(model, rate):
     model = models.load(model).build((12, 12, 1), 10)
     with pytest.raises(ValueError) as caught:
         set_dropout(model, rate)
-    assert f"--dropout ({rate}) has no effect: model {model.name!r} has no" in str(caught.value)
+    assert f"dropout ({rate}) has no effect: model {model.name!r} has no" in str(caught.value)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1, float("nan")])

@@ -20,7 +20,7 @@ def refusal(name):
     with pytest.raises(ValueError) as caught:
         models.load(name)
     message = str(caught.value)
-    assert "--model" in message and repr(name) in message and "\n" not in message
+    assert message.startswith("model (") and repr(name) in message and "\n" not in message
     return message
 
 

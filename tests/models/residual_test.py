@@ -10,7 +10,7 @@ from towers.models import residual
 
 @pytest.mark.parametrize("name", ["resnet", "resnet20", "resnet56", "resnet50"])
 def test_residual_network_refuses_what_is_no_image(name):
-    with pytest.raises(ValueError, match=rf"--model={name} needs images .*\(49,\)"):
+    with pytest.raises(ValueError, match=rf"model={name} needs images .*\(49,\)"):
         models.load(name).build((49,), 10)
 
 

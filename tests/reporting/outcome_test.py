@@ -47,7 +47,7 @@ def test_updates_that_were_left_out_are_counted(count, scale, expected):
 
 def test_an_update_that_is_not_finite_names_its_step_and_the_ways_out():
     assert outcome.nonfinite_error("the loss of tower 2 is NaN.", 1502, Path("run")) == (
-        "step 1,502: the loss of tower 2 is NaN. The update was not made. Lower --learning_rate, "
+        "step 1,502: the loss of tower 2 is NaN. The update was not made. Lower `learning_rate`, "
         "or leave out such updates: python train.py --resume=run --nonfinite=skip."
     )
 

@@ -201,7 +201,7 @@ def test_a_missing_package_is_an_error_that_says_how_to_install_it(monkeypatch):
     tensorboard.check_installed()
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "tensorboard.version")
-    with pytest.raises(ValueError, match=r"--tensorboard .* pip install -e '\.\[tensorboard\]'"):
+    with pytest.raises(ValueError, match=r"`tensorboard` .* pip install -e '\.\[tensorboard\]'"):
         tensorboard.check_installed()
 
 

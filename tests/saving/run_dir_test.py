@@ -68,19 +68,19 @@ def test_of_two_processes_that_both_find_a_directory_empty_one_gets_it(monkeypat
 def test_a_directory_with_other_files_is_refused():
     os.mkdir("mine")
     run_dir.Path("mine/notes").touch()
-    with pytest.raises(ValueError, match=r"--run_dir \(mine\) is not empty; name a new directory"):
+    with pytest.raises(ValueError, match=r"run_dir \(mine\) is not empty; name a new directory"):
         run_dir.check("mine")
 
 
 def test_a_file_is_refused():
     run_dir.Path("notes").touch()
-    with pytest.raises(ValueError, match=r"--run_dir \(notes\) is a file"):
+    with pytest.raises(ValueError, match=r"run_dir \(notes\) is a file"):
         run_dir.check("notes")
 
 
 def test_a_path_through_a_file_is_refused():
     run_dir.Path("notes").touch()
-    with pytest.raises(ValueError, match=r"--run_dir \(notes/x\) cannot be used: Not a directory"):
+    with pytest.raises(ValueError, match=r"run_dir \(notes/x\) cannot be used: Not a directory"):
         run_dir.create("notes/x", "n", "{}")
 
 
@@ -89,7 +89,7 @@ def test_a_directory_that_cannot_be_made_is_refused(monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(ValueError, match=r"--run_dir \(runs\) cannot be used: Permission denied"):
+    with pytest.raises(ValueError, match=r"run_dir \(runs\) cannot be used: Permission denied"):
         run_dir.create(None, "n", "{}")
 
 

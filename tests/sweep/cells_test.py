@@ -29,15 +29,15 @@ def test_without_dropouts_the_label_is_the_model():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_sizes": []}, "--batch_sizes is empty; give a list such as --batch_sizes=64,128"),
-        ({"gpu_counts": ["1", "two"]}, r"--gpu_counts \(1,two\): 'two' is not a whole number"),
+        ({"batch_sizes": []}, "`batch_sizes` is empty; give a list such as batch_sizes=64,128"),
+        ({"gpu_counts": ["1", "two"]}, r"gpu_counts \(1,two\): 'two' is not a whole number"),
         ({"gpu_counts": ["1.5"]}, "'1.5' is not a whole number"),
-        ({"batch_sizes": ["64", "064"]}, r"--batch_sizes \(64,064\) names 64 twice"),
-        ({"models": ["cnn", ""]}, r"--model \(cnn,\): '' is not a name"),
-        ({"dropouts": ["0", "half"]}, r"--dropout \(0,half\): 'half' is not a number"),
+        ({"batch_sizes": ["64", "064"]}, r"batch_sizes \(64,064\) names 64 twice"),
+        ({"models": ["cnn", ""]}, r"model \(cnn,\): '' is not a name"),
+        ({"dropouts": ["0", "half"]}, r"dropout \(0,half\): 'half' is not a number"),
     ],
 )
-def test_a_list_that_makes_no_sense_is_refused_with_its_flag(change, message):
+def test_a_list_that_makes_no_sense_is_refused_by_its_name(change, message):
     lists = {"models": ["cnn"], "dropouts": [], "batch_sizes": ["64"], "gpu_counts": ["1"]}
     with pytest.raises(ValueError, match=message):
         make_cells(**{**lists, **change})
@@ -46,11 +46,11 @@ def test_a_list_that_makes_no_sense_is_refused_with_its_flag(change, message):
 @pytest.mark.parametrize(
     ("cell", "shared", "message"),
     [
-        (Cell("cnn", None, 0, 1), {}, r"--batch_sizes \(0\) must be at least 1 each"),
-        (Cell("cnn", None, 64, -2), {}, r"--gpu_counts \(-2\) must be at least 1 each"),
-        (Cell("cnn", 1.0, 64, 1), {}, r"--dropout \(1.0\) must be a number from 0 to below 1"),
-        (Cell("cnn", None, 64, 1), {"epochs": 0}, r"--epochs \(0\) must be at least 1"),
-        (Cell("cnn", None, 64, 4), {"num_towers": 2}, r"--num_towers \(2\) is below the largest"),
+        (Cell("cnn", None, 0, 1), {}, r"batch_sizes \(0\) must be at least 1 each"),
+        (Cell("cnn", None, 64, -2), {}, r"gpu_counts \(-2\) must be at least 1 each"),
+        (Cell("cnn", 1.0, 64, 1), {}, r"dropout \(1.0\) must be a number from 0 to below 1"),
+        (Cell("cnn", None, 64, 1), {"epochs": 0}, r"epochs \(0\) must be at least 1"),
+        (Cell("cnn", None, 64, 4), {"num_towers": 2}, r"num_towers \(2\) is below the largest"),
     ],
 )
 def test_a_cell_that_no_run_could_have_is_refused(cell, shared, message):

@@ -26,7 +26,7 @@ def test_the_same_sweep_goes_on_and_another_is_refused_with_what_differs(tmp_pat
     enter(tmp_path, epochs=3, seed=1)
     before = (tmp_path / "sweep.json").read_bytes()
     enter(tmp_path, epochs=3, seed=1)
-    with pytest.raises(ValueError, match=r"other settings: --epochs \(3 there, 4 now\)\. Give"):
+    with pytest.raises(ValueError, match=r"other settings: epochs \(3 there, 4 now\)\. Give"):
         enter(tmp_path, epochs=4, seed=1)
     assert (tmp_path / "sweep.json").read_bytes() == before
 
@@ -37,7 +37,7 @@ def test_a_setting_younger_than_the_sweep_had_its_default_there(tmp_path):
     del settings["seed"]
     (tmp_path / "sweep.json").write_text(json.dumps(settings))
     enter(tmp_path)
-    with pytest.raises(ValueError, match="--seed"):
+    with pytest.raises(ValueError, match=": seed "):
         enter(tmp_path, seed=5)
 
 
@@ -70,11 +70,11 @@ def test_settings_that_are_no_object_are_refused(text, tmp_path):
 
 def test_two_sweeps_in_one_directory_are_refused(tmp_path):
     with directory.opened(tmp_path / "out", TrainConfig()):
-        with pytest.raises(ValueError, match=r"--out_dir \(.*out\) is in use by another sweep"):
+        with pytest.raises(ValueError, match=r"out_dir \(.*out\) is in use by another sweep"):
             enter(tmp_path / "out")
 
 
 def test_a_damaged_settings_file_is_refused(tmp_path):
     (tmp_path / "sweep.json").write_text('{"model"')
-    with pytest.raises(ValueError, match=r"sweep.json is damaged \(.*\); name another --out_dir"):
+    with pytest.raises(ValueError, match=r"sweep.json is damaged \(.*\); name another `out_dir`"):
         enter(tmp_path)

@@ -38,10 +38,10 @@ def load(
             data cannot be read or are wrong.
     """
     if name not in _LOADERS and ":" not in name:
-        raise named.unknown_name(name, "--dataset", NAMES)
+        raise named.unknown_name(name, "dataset", NAMES)
     if data_dir is not None and (":" in name or name == "synthetic"):
         raise ValueError(
-            f"--data_dir ({data_dir}) has no effect with --dataset={name}, which reads no files "
+            f"data_dir ({data_dir}) has no effect with dataset={name}, which reads no files "
             "from it; leave it out."
         )
     if ":" in name:

@@ -1,17 +1,17 @@
 """Arrays as people have them -> a checked Dataset of float32 examples and int32 labels."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from towers.datasets.dataset import Dataset, check_arrays
 
 
 def from_arrays(
     name: str,
-    train: tuple[Any, Any],
-    test: tuple[Any, Any],
+    train: tuple[ArrayLike, ArrayLike],
+    test: tuple[ArrayLike, ArrayLike],
     where: Sequence[str],
     num_classes: int | None = None,
 ) -> Dataset:
@@ -23,7 +23,7 @@ def from_arrays(
 
     Args:
         name: of the data set.
-        train: (x, y), arrays or what `np.asarray` takes.
+        train: (x, y), what `np.asarray` takes.
         test: the same.
         where: the sources of train and of test, such as file names, for the errors.
         num_classes: None means 1 + the largest label of both splits.
@@ -55,7 +55,7 @@ def from_arrays(
     )
 
 
-def _examples(x: Any, where: str) -> np.ndarray:
+def _examples(x: ArrayLike, where: str) -> np.ndarray:
     array = _as_array(x, "x", where)
     if array.dtype == np.uint8:
         return np.divide(array, np.float32(255), dtype=np.float32)
@@ -63,12 +63,12 @@ def _examples(x: Any, where: str) -> np.ndarray:
         return array.astype(np.float32, copy=False)
 
 
-def _labels(y: Any, where: str) -> np.ndarray:
+def _labels(y: ArrayLike, where: str) -> np.ndarray:
     array = _as_array(y, "y", where)
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
-def _as_array(values: Any, what: str, where: str) -> np.ndarray:
+def _as_array(values: ArrayLike, what: str, where: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):  # such as a list of rows of different lengths

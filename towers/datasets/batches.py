@@ -12,11 +12,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from towers.datasets.dataset import Split
 from towers.datasets.image_files import ImageFiles, check_decodable, decode
 from towers.machine.devices import count_cores
 
@@ -31,7 +32,7 @@ class Examples(NamedTuple):
     num_examples: N.
     """
 
-    source: Any
+    source: "tuple[tf.Tensor, tf.Tensor] | tf.data.Dataset | ImageFiles"
     num_examples: int
 
     @property
@@ -53,10 +54,10 @@ class DecodedBatches:
     batches: tf.data.Dataset
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
         return self.batches.element_spec
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         done = 0
         try:
             for batch in self.batches:
@@ -67,7 +68,7 @@ class DecodedBatches:
             raise
 
 
-def load_examples(split: Any, num_examples: int) -> Examples:
+def load_examples(split: Split, num_examples: int) -> Examples:
     """Takes a split into memory, once for the whole run; but image files stay where they are.
 
     Args:

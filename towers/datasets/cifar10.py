@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from towers.datasets.arrays import from_arrays
-from towers.datasets.dataset import Dataset
+from towers.datasets.dataset import Arrays, Dataset
 from towers.named import one_line
 
 NUM_CLASSES = 10
@@ -67,14 +67,14 @@ def _find(path: Path) -> Path:
         return path / ARCHIVE
     if path.name in _PYTHON_VERSION or any((path / name).exists() for name in _PYTHON_VERSION):
         raise ValueError(
-            f"--data_dir ({path}) holds CIFAR-10's Python version, which is pickled and never "
+            f"data_dir ({path}) holds CIFAR-10's Python version, which is pickled and never "
             f"loaded (that can run code from the file); fetch {ORIGIN}{ARCHIVE} instead."
         )
     kind = f"holds neither {ARCHIVE} nor {TRAIN_FILES[0]}" if path.exists() else "does not exist"
-    raise ValueError(f"--data_dir ({path}) {kind}; put {ORIGIN}{ARCHIVE} there.")
+    raise ValueError(f"data_dir ({path}) {kind}; put {ORIGIN}{ARCHIVE} there.")
 
 
-def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, tuple]:
+def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, Arrays]:
     files = {}
     for name in names:
         try:
@@ -88,7 +88,7 @@ def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, tuple]:
     return files
 
 
-def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, tuple]:
+def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, Arrays]:
     """Reads the archive once, from beginning to end; writes nothing to the disk."""
     files = {}
     try:
@@ -109,7 +109,7 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, tuple]:
     return files
 
 
-def _read(file: IO[bytes] | None, size: int, where: str | Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(file: IO[bytes] | None, size: int, where: str | Path) -> Arrays:
     """x uint8 [N, 32, 32, 3], y uint8 [N] of one file of `size` bytes."""
     assert file is not None
     wanted = IMAGES_A_FILE * _ROW_BYTES
@@ -137,6 +137,6 @@ def _download() -> str:
         )
     except Exception as error:  # get_file raises bare Exception when there is no network
         raise ValueError(
-            f"--dataset=cifar10: cannot download {ORIGIN}{ARCHIVE}: {one_line(error)}. Put it into "
-            "a directory by hand and use --data_dir=DIR."
+            f"dataset=cifar10: cannot download {ORIGIN}{ARCHIVE}: {one_line(error)}. Put it into "
+            "a directory by hand and use data_dir=DIR."
         ) from None

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from towers.datasets.image_files import ImageFiles
 
-# (x, y), or an unbatched tf.data.Dataset of (x, y), or what is decoded to (x, y) in its turn.
-Split: TypeAlias = "tuple[np.ndarray, np.ndarray] | tf.data.Dataset | ImageFiles"
+Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
+# Arrays, or an unbatched tf.data.Dataset of (x, y), or what is decoded to (x, y) in its turn.
+Split: TypeAlias = "Arrays | tf.data.Dataset | ImageFiles"
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 

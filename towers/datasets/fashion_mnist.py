@@ -49,9 +49,9 @@ def _download() -> str:
             )
         except Exception as error:  # get_file raises bare Exception when there is no network
             raise ValueError(
-                f"--dataset=fashion_mnist: cannot download {file_name}: {one_line(error)}. Put "
-                f"{', '.join(MD5)} into a directory by hand and use --data_dir=DIR. On Debian, "
+                f"dataset=fashion_mnist: cannot download {file_name}: {one_line(error)}. Put "
+                f"{', '.join(MD5)} into a directory by hand and use data_dir=DIR. On Debian, "
                 "apt-get install dataset-fashion-mnist, then "
-                "--data_dir=/usr/share/datasets/fashion-mnist."
+                "data_dir=/usr/share/datasets/fashion-mnist."
             ) from None
     return os.path.dirname(path)

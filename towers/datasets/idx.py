@@ -95,7 +95,7 @@ def _read_header(stream: IO[bytes], path: str | os.PathLike[str]) -> tuple[int, 
     if zeros == b"\0\0" and code in _OTHER_TYPES and 1 <= rank <= _MAX_RANK:
         raise ValueError(
             f"{path} holds {_OTHER_TYPES[code]} values; only IDX files of unsigned bytes "
-            "(uint8) are read, use --dataset=npz for others."
+            "(uint8) are read, use dataset=npz for others."
         )
     if zeros != b"\0\0" or code != _UINT8 or not 1 <= rank <= _MAX_RANK:
         raise ValueError(

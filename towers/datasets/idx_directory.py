@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from towers.datasets.arrays import from_arrays
-from towers.datasets.dataset import Dataset
+from towers.datasets.dataset import Arrays, Dataset
 from towers.datasets.idx import read_idx
 
 FILE_NAMES = (
@@ -36,7 +36,7 @@ def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int
     if not directory.is_dir():
         kind = "is not a directory" if directory.exists() else "does not exist"
         raise ValueError(
-            f"--data_dir ({data_dir}) {kind}; it must be a directory that holds "
+            f"data_dir ({data_dir}) {kind}; it must be a directory that holds "
             f"{', '.join(FILE_NAMES)}, gzipped or not."
         )
     train_images, train_labels, test_images, test_labels = [
@@ -59,12 +59,12 @@ def _find(directory: Path, file_name: str) -> Path:
         if os.path.isfile(directory / candidate):
             return directory / candidate
     raise ValueError(
-        f"--data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
+        f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
         "there."
     )
 
 
-def _read_pair(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_pair(images_path: Path, labels_path: Path) -> Arrays:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim == 1 and labels.ndim == 3:
         raise ValueError(

@@ -13,7 +13,7 @@ from towers.machine.devices import count_cores
 
 _AT_THE_START = "Convert it to PNG, or remove it."
 _IN_ITS_TURN = (
-    "Convert it to PNG or remove it, and start a new run; --resume takes only the file as it was."
+    "Convert it to PNG or remove it, and start a new run; `resume` takes only the file as it was."
 )
 
 

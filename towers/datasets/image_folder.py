@@ -54,7 +54,7 @@ def load(data_dir: str | None) -> Dataset:
             a folder too large for memory, the first image here, any other in its turn.
     """
     if data_dir is None:
-        raise ValueError(f"--dataset=image_folder needs --data_dir=DIR, with {_FORMS}.")
+        raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
     directory = Path(data_dir)
     folders = _folders(directory)
     if TRAIN in folders or set(TESTS) & set(folders):
@@ -85,7 +85,7 @@ def _given_split(directory: Path, folders: Sequence[str]) -> tuple[list[str], _S
     if TRAIN not in folders or not tests:
         missing = TRAIN if TRAIN not in folders else " or ".join(TESTS)
         raise ValueError(
-            f"--data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
+            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
             f"{_FORMS}."
         )
     train_dir, test_dir = directory / TRAIN, directory / tests[0]
@@ -102,17 +102,17 @@ def _given_split(directory: Path, folders: Sequence[str]) -> tuple[list[str], _S
 
 def _hashed_split(directory: Path, classes: Sequence[str]) -> tuple[_Split, _Split]:
     images = _all_images(directory, "", classes)
-    splits = _Split([], []), _Split([], [])
+    train, test = _Split([], []), _Split([], [])
     for name, label in zip(*images, strict=True):
-        split = splits[_is_test(name)]
+        split = test if _is_test(name) else train
         split.names.append(name)
         split.labels.append(label)
-    if not all(split.names for split in splits):
+    if not (train.names and test.names):
         raise ValueError(
             f"{directory}: {len(images.names)} images are too few to set every fifth aside for "
             f"testing; add some, or divide them yourself: {_FORMS}."
         )
-    return splits
+    return train, test
 
 
 def _is_test(name: str) -> bool:
@@ -154,7 +154,7 @@ def _entries(directory: Path) -> list[os.DirEntry]:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise ValueError(
-            f"--data_dir: {directory} cannot be read: {error.strerror}; give {_FORMS}."
+            f"`data_dir`: {directory} cannot be read: {error.strerror}; give {_FORMS}."
         ) from None
     return sorted(visible, key=lambda entry: entry.name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from towers.datasets.dataset import Dataset
+from towers.datasets.dataset import Arrays, Dataset
 from towers.named import one_line
 
 NUM_CLASSES = 128
@@ -35,7 +35,7 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
     return Dataset("music", train, test, NUM_CLASSES, (NUM_STEPS,))
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(path: Path) -> Arrays:
     try:
         text = gzip.decompress(path.read_bytes()).decode()
         notes = np.loadtxt(io.StringIO(text), delimiter=",", dtype=np.int32, ndmin=2)

@@ -26,7 +26,7 @@ def load(data_dir: str | None) -> Dataset:
             never unpickled: that would run code from the file); see also `from_arrays`.
     """
     if data_dir is None:
-        raise ValueError(f"--dataset=npz needs --data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
+        raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
     arrays = _read(data_dir)
     return from_arrays(
         "npz",
@@ -39,7 +39,7 @@ def load(data_dir: str | None) -> Dataset:
 def _read(path: str) -> dict[str, np.ndarray]:
     if not os.path.isfile(path):
         kind = "is not a file" if os.path.exists(path) else "does not exist"
-        raise ValueError(f"--data_dir ({path}) {kind}; --dataset=npz needs a FILE.npz.")
+        raise ValueError(f"data_dir ({path}) {kind}; dataset=npz needs a FILE.npz.")
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4) in (b"PK\3\4", b"PK\5\6")  # the second: an empty archive

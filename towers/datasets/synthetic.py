@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from towers.datasets.dataset import Dataset
+from towers.datasets.dataset import Arrays, Dataset
 
 
 def load(
@@ -41,9 +41,9 @@ def load(
         ("num_test", num_test),
     ):
         if value < 1:
-            raise ValueError(f"--dataset=synthetic: {argument} ({value}) must be at least 1.")
+            raise ValueError(f"dataset=synthetic: {argument} ({value}) must be at least 1.")
     if seed < 0:
-        raise ValueError(f"--dataset=synthetic: seed ({seed}) must be at least 0.")
+        raise ValueError(f"dataset=synthetic: seed ({seed}) must be at least 0.")
     prototypes = np.random.default_rng((seed, 0)).random((num_classes, *input_shape), np.float32)
     train = _split(prototypes, num_train, np.random.default_rng((seed, 1)))
     test = _split(prototypes, num_test, np.random.default_rng((seed, 2)))
@@ -55,9 +55,7 @@ def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
     return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
 
 
-def _split(
-    prototypes: np.ndarray, count: int, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def _split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
     y = generator.integers(len(prototypes), size=count, dtype=np.int32)
     x = generator.random((count, *prototypes.shape[1:]), np.float32)
     for example, label in zip(x, y, strict=True):  # prototypes[y] would take x's memory again

@@ -1,7 +1,5 @@
 """A data set of the user's own: `package.module:function` returns (train, test)."""
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -26,11 +24,11 @@ def load(spec: str) -> Dataset:
     Raises:
         ValueError: it cannot be imported, or returns something else.
     """
-    function = named.import_function(spec, "--dataset")
-    num_classes = getattr(named.import_module(spec, "--dataset"), "NUM_CLASSES", None)
+    function = named.import_function(spec, "dataset")
+    num_classes = getattr(named.import_module(spec, "dataset"), "NUM_CLASSES", None)
     if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
         raise ValueError(
-            f"--dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            f"dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
             "number, at least 1."
         )
     splits = function()
@@ -39,10 +37,12 @@ def load(spec: str) -> Dataset:
     if _is_pair(splits) and all(_is_pair(split) for split in splits):
         where = (f"{spec} (x_train, y_train)", f"{spec} (x_test, y_test)")
         return from_arrays(spec, tuple(splits[0]), tuple(splits[1]), where, num_classes)
-    raise ValueError(f"--dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+    raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
 
 
-def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+def _from_tf_data(
+    spec: str, train: tf.data.Dataset, test: tf.data.Dataset, num_classes: int | None
+) -> Dataset:
     shape = _element_shape(train, f"{spec} (train)")
     test_shape = _element_shape(test, f"{spec} (test)")
     if shape != test_shape:
@@ -61,7 +61,7 @@ def _from_tf_data(spec: str, train: Any, test: Any, num_classes: int | None) -> 
     return Dataset(spec, train, test, num_classes, shape)
 
 
-def _element_shape(split: Any, where: str) -> tuple[int, ...]:
+def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
     spec = split.element_spec
     if not _is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
         raise ValueError(f"{where}: its elements must be (x, y), not {_describe(spec)}.")
@@ -76,7 +76,7 @@ def _element_shape(split: Any, where: str) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _count_labels(split: Any, where: str) -> int:
+def _count_labels(split: tf.data.Dataset, where: str) -> int:
     labels = split.map(lambda x, y: tf.cast(y, tf.int64))
     smallest, largest = labels.reduce(
         (np.int64(0), np.int64(0)),

@@ -146,6 +146,7 @@ def unrecorded(
     num_events = sum(events.values())
     excess = min(max(sum(seconds.values()) - step_seconds, 0.0), RECORDING_SECONDS * num_events)
     recorded = [phase for phase in seconds if events[phase]]
+    # The phase with the least time an event first: what it has not got falls to those after it.
     for phase in sorted(recorded, key=lambda phase: seconds[phase] / events[phase]):
         cost = min(excess * events[phase] / num_events, seconds[phase])
         result[phase] -= cost

@@ -214,7 +214,7 @@ def _silent_text(cluster: Cluster, silent: list[int], phase: str, seconds: float
     names = ", ".join(f"{w} ({cluster.addresses[w]})" for w in silent)
     return (
         f"{plural('worker', len(silent))} {names} did not answer for {seconds:.0f} seconds in "
-        f"{phase}. Start the run again with --resume, on any number of workers."
+        f"{phase}. Start the run again with resume=DIR, on any number of workers."
     )
 
 
@@ -232,5 +232,5 @@ def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
         return f"the workers lost each other in {phase}: {' '.join(text.split())[-600:]}"
     return (
         f"worker {lost} ({cluster.addresses[lost]}) was lost in {phase}. Start the run again with "
-        "--resume, on any number of workers."
+        "resume=DIR, on any number of workers."
     )

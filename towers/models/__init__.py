@@ -59,9 +59,9 @@ def load(name: str) -> ModelSource:
         module = importlib.import_module(f"{__name__}.{module_name}")
         return _source(name, getattr(module, function_name), module)
     if ":" in name:
-        function = named.import_function(name, "--model")
-        return _source(name, function, named.import_module(name, "--model"))
-    raise named.unknown_name(name, "--model", NAMES)
+        function = named.import_function(name, "model")
+        return _source(name, function, named.import_module(name, "model"))
+    raise named.unknown_name(name, "model", NAMES)
 
 
 def _source(name: str, build: Callable[..., keras.Model], module: ModuleType) -> ModelSource:
@@ -82,4 +82,4 @@ def _is_count(value: object) -> bool:
 
 
 def _bad_constant(name: str, constant: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"--model ({name!r}): {constant} ({value!r}) in its module must be {wanted}.")
+    return ValueError(f"model ({name!r}): {constant} ({value!r}) in its module must be {wanted}.")

@@ -24,7 +24,7 @@ def set_dropout(model: keras.Model, rate: float) -> None:
         ValueError: the rate is out of range, or the model drops nothing that could be set.
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"--dropout ({rate}) must be a number from 0 to below 1, such as 0.25.")
+        raise ValueError(f"dropout ({rate}) must be a number from 0 to below 1, such as 0.25.")
     layers = all_layers(model)
     # An attention layer makes a Dropout layer of its own, which it leaves out at a rate of 0.
     unused = {
@@ -47,14 +47,16 @@ def set_dropout(model: keras.Model, rate: float) -> None:
     ]
     if not dropouts and not cells:
         raise ValueError(
-            f"--dropout ({rate}) has no effect: model {model.name!r} has no Dropout layer. Leave "
-            "the flag out, or choose another --model."
+            f"dropout ({rate}) has no effect: model {model.name!r} has no Dropout layer. Leave "
+            "it out, or choose another `model`."
         )
     for layer in dropouts:
         _set_rate(layer, rate)
     for cell in cells:
-        cell.dropout = cell.dropout and rate
-        cell.recurrent_dropout = cell.recurrent_dropout and rate
+        if cell.dropout:
+            cell.dropout = rate
+        if cell.recurrent_dropout:
+            cell.recurrent_dropout = rate
 
 
 def _set_rate(layer: keras.layers.Layer, rate: float) -> None:

@@ -1,7 +1,5 @@
 """What the residual networks share: convolutions with BatchNormalization, and the two ends."""
 
-from typing import Any
-
 import keras
 
 # On kernels alone. He et al. and Goyal et al. decay weights by 1e-4 * w in each update: the
@@ -15,14 +13,20 @@ def check_is_image(input_shape: tuple[int, ...], name: str) -> None:
     """Raises ValueError for examples that are no images."""
     if len(input_shape) != 3:
         raise ValueError(
-            f"--model={name} needs images (height, width, channels), but the examples have shape "
+            f"model={name} needs images (height, width, channels), but the examples have shape "
             f"{tuple(input_shape)}; choose another model or data set."
         )
 
 
 def convolve(
-    x: Any, filters: int, size: int, strides: int = 1, *, relu: bool = True, gamma: str = "ones"
-) -> Any:
+    x: keras.KerasTensor,
+    filters: int,
+    size: int,
+    strides: int = 1,
+    *,
+    relu: bool = True,
+    gamma: str = "ones",
+) -> keras.KerasTensor:
     """Convolution without bias, BatchNormalization, ReLU; [N, ceil(h / strides), ..., filters].
 
     Strided windows are padded by size // 2 on each side, as in the papers' own code ("same" would
@@ -53,12 +57,12 @@ def convolve(
     return keras.layers.ReLU()(x) if relu else x
 
 
-def add_shortcut(x: Any, shortcut: Any) -> Any:
+def add_shortcut(x: keras.KerasTensor, shortcut: keras.KerasTensor) -> keras.KerasTensor:
     """ReLU(x + shortcut), the end of a block."""
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
 
 
-def classify(x: Any, num_classes: int) -> Any:
+def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
     """Global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.layers.Dense(

@@ -1,7 +1,5 @@
 """Residual networks: ResNet-20 and ResNet-56 for small images; for larger ones, ResNet-50."""
 
-from typing import Any
-
 import keras
 
 from towers.models import resnet50
@@ -71,13 +69,13 @@ def build_small(
     return keras.Model(inputs, classify(x, num_classes), name=name)
 
 
-def _block(x: Any, filters: int, strides: int) -> Any:
+def _block(x: keras.KerasTensor, filters: int, strides: int) -> keras.KerasTensor:
     residual = convolve(x, filters, 3, strides)
     residual = convolve(residual, filters, 3, relu=False)
     return add_shortcut(residual, _shortcut(x, filters, strides))
 
 
-def _shortcut(x: Any, filters: int, strides: int) -> Any:
+def _shortcut(x: keras.KerasTensor, filters: int, strides: int) -> keras.KerasTensor:
     """Every strides-th pixel, and zeros as further channels: He et al., section 3.3, option A."""
     if strides > 1:
         x = x[:, ::strides, ::strides]

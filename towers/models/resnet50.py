@@ -1,7 +1,6 @@
 """ResNet-50 v1.5, for images of ImageNet's size."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -66,7 +65,7 @@ def build_bottlenecks(
     return keras.Model(inputs, classify(x, num_classes), name=name)
 
 
-def _block(x: Any, filters: int, strides: int) -> Any:
+def _block(x: keras.KerasTensor, filters: int, strides: int) -> keras.KerasTensor:
     residual = convolve(x, filters, 1)
     residual = convolve(residual, filters, 3, strides)
     residual = convolve(residual, 4 * filters, 1, relu=False, gamma="zeros")

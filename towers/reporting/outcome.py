@@ -106,7 +106,7 @@ def nonfinite_error(reason: str, step: int, directory: Path) -> str:
         directory: of the run.
     """
     return (
-        f"step {step:,}: {reason} The update was not made. Lower --learning_rate, or leave out "
+        f"step {step:,}: {reason} The update was not made. Lower `learning_rate`, or leave out "
         f"such updates: python train.py --resume={directory} --nonfinite=skip."
     )
 

@@ -41,7 +41,7 @@ def check_installed() -> None:
         importlib.import_module("tensorboard.version")
     except ImportError as error:
         raise ValueError(
-            f"--tensorboard needs the package tensorboard ({error}). Install it with: "
+            f"`tensorboard` needs the package tensorboard ({error}). Install it with: "
             "pip install -e '.[tensorboard]'"
         ) from None
 

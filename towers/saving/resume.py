@@ -1,4 +1,4 @@
-"""--resume: the configuration of a run that goes on, and what may not differ from it."""
+"""`resume`: the configuration of a run that goes on, and what may not differ from it."""
 
 import dataclasses
 import os
@@ -19,14 +19,14 @@ _NOT_OF_THE_RUN = ("plan", "profile", "verify_gradients", "run_dir", "resume")  
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of the run in `directory`, with what is given beside --resume.
+    """The configuration of the run in `directory`, with what is given beside it.
 
     Args:
         directory: of the run.
-        given: the other flags that the user has set.
+        given: the other fields that the user has set.
 
     Raises:
-        ValueError: there is no run, or a flag would make it another one.
+        ValueError: there is no run, or a field would make it another one.
     """
     path = Path(directory) / run_dir.CONFIG
     try:
@@ -34,7 +34,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(
-            f"--resume ({directory}) holds no run that can go on: {path}: {reason}."
+            f"resume ({directory}) holds no run that can go on: {path}: {reason}."
         ) from None
     saved = TrainConfig.from_json(text)
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
@@ -43,11 +43,11 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
     if refused:
         listed = ", ".join(
-            f"--{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
+            f"{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
         )
         raise ValueError(
-            f"--resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            f"--resume give only {_flags(_FREE)}, or a larger {_flags(_LARGER)}."
+            f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
+            f"`resume` give only {_listed(_FREE)}, or a larger {_listed(_LARGER)}."
         )
     if "device" in changed:  # the old numbers were of other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
@@ -91,5 +91,5 @@ def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
     return name in _FREE
 
 
-def _flags(names: Iterable[str]) -> str:
-    return ", ".join(f"--{name}" for name in names)
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

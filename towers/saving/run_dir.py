@@ -1,7 +1,7 @@
 """The run directory: one directory for each run, made before step 1, written to atomically.
 
     runs/cnn-mnist-001/
-        config.json   every flag of the run
+        config.json   every field of TrainConfig
         results.csv   one row an epoch
         results.png   the same as curves
         best.keras    the model of the epoch with the best --monitor
@@ -69,7 +69,7 @@ def check(run_dir: str | None) -> None:
         if path.is_dir() and any(path.iterdir()):
             raise _not_empty(path)
         if path.exists() and not path.is_dir():
-            raise ValueError(f"--run_dir ({path}) is a file; name a directory.")
+            raise ValueError(f"run_dir ({path}) is a file; name a directory.")
 
 
 def create(run_dir: str | None, name: str, config: str) -> Path:
@@ -225,12 +225,12 @@ def _create_numbered(name: str) -> Path:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns what the operating system refuses into an error that names the flag."""
+    """Turns what the operating system refuses into an error that names the argument."""
     try:
         yield
     except OSError as error:
         raise ValueError(
-            f"--run_dir ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
+            f"run_dir ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
             "directory that you can write to."
         ) from error
 
@@ -238,7 +238,7 @@ def _explained(path: Path) -> Iterator[None]:
 def _not_empty(path: Path) -> ValueError:
     if (path / CONFIG).exists():
         return ValueError(
-            f"--run_dir ({path}) holds a run. To continue it: python train.py --resume={path}; for "
+            f"run_dir ({path}) holds a run. To continue it: python train.py --resume={path}; for "
             "a new run, name another directory."
         )
-    return ValueError(f"--run_dir ({path}) is not empty; name a new directory or an empty one.")
+    return ValueError(f"run_dir ({path}) is not empty; name a new directory or an empty one.")

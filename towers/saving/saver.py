@@ -72,7 +72,7 @@ class Saver:
             if (self._directory / run_dir.RESULTS).exists():
                 raise ValueError(
                     f"{self._checkpoints} holds no checkpoint, and {self._directory} holds results "
-                    "that a start from step 0 would replace. Name a new directory with --run_dir."
+                    "that a start from step 0 would replace. Name a new directory with `run_dir`."
                 )
             return None
         path, checkpoint, damaged = found
@@ -109,7 +109,7 @@ class Saver:
         if read is None:
             self.save(position)
             if not self.wait():
-                raise ValueError(f"--run_dir ({self._directory}): no checkpoint can be written.")
+                raise ValueError(f"run_dir ({self._directory}): no checkpoint can be written.")
 
     def save(self, position: Position) -> None:
         """Copies the state, and begins to write it."""

@@ -24,7 +24,7 @@ import tensorflow as tf
 from towers.machine.cluster import Cluster
 from towers.machine.collectives import Collectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle
-from towers.step.sharding import Shard, concat_shards
+from towers.step.sharding import BatchValues, Shard, concat_shards
 
 
 class Subtree(NamedTuple):
@@ -130,7 +130,7 @@ class Exchange:
         """Tower 0's values, where each worker has those of its first tower; None stays None."""
         return values
 
-    def check_same_batch(self, batch: Any) -> None:
+    def check_same_batch(self, batch: BatchValues) -> None:
         """Lets the step fail, in every worker, where one has another global batch than another."""
 
 
@@ -184,7 +184,7 @@ class WorkersExchange(Exchange):
                 received[i] = part
         return received
 
-    def check_same_batch(self, batch: Any) -> None:
+    def check_same_batch(self, batch: BatchValues) -> None:
         found = self._collectives.gather(fingerprint(batch))
         tf.debugging.assert_equal(
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
@@ -226,7 +226,7 @@ class WorkersExchange(Exchange):
 ANOTHER_BATCH = "the workers have different global batches"
 
 
-def fingerprint(batch: Any) -> tf.Tensor:
+def fingerprint(batch: BatchValues) -> tf.Tensor:
     """int64 [1 + number of tensors]: N, and a sum over some of each tensor's values.
 
     At most 64 of each row, times the row's number: other rows, or another order of them, give

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import function_loss, keras_mask
+from towers.step.sharding import Structure
 
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
@@ -39,7 +40,7 @@ class ModelLoss:
 
 
 def resolve_losses(
-    loss: Any, loss_weights: Any, outputs: Any, names: Sequence[str] | None = None
+    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
 ) -> list[OutputLoss | None]:
     """One entry for each output of the model, None for an output without a loss.
 
@@ -67,7 +68,7 @@ def resolve_losses(
 
 
 def per_output(
-    value: Any, outputs: Any, names: Sequence[str] | None, what: str, *, repeat: bool = False
+    value: Any, outputs: Structure, names: Sequence[str] | None, what: str, *, repeat: bool = False
 ) -> list[Any]:
     """Lays `value` out beside the flattened outputs.
 
@@ -163,7 +164,7 @@ def loss_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Te
     return own if mask is None else mask & own
 
 
-def makes_mask(loss: keras.losses.Loss, y: Any, y_pred: Any) -> bool:
+def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool:
     """Whether a loss masks by itself (such as by `ignore_class`).
 
     Asks a graph that is thrown away: the loss may hold assertions, which would keep alive all that

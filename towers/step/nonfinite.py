@@ -5,10 +5,11 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
+
+from towers.step.averaging import Values
 
 CHOICES = ("apply", "stop", "skip")
 
@@ -31,7 +32,7 @@ def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str,
     return ("loss",) if is_scaled else ("loss", "gradients")
 
 
-def are_finite(loss: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
+def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
     """[1 + V] bool: whether a loss, and each of V gradients, is finite.
 
     A gradient is measured by the sum of its squares, in one pass: values of about 1e19 overflow
@@ -46,7 +47,7 @@ def are_finite(loss: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
     return tf.math.is_finite(tf.stack([tf.cast(value, dtype) for value in [loss, *squares]]))
 
 
-def _sum_of_squares(gradient: Any) -> tf.Tensor:
+def _sum_of_squares(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.nn.l2_loss(tf.cast(values, _at_least_float32(values.dtype)))  # half of it
 

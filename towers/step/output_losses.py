@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.step import losses as losses_lib
 from towers.step.losses import ModelLoss, OutputLoss
+from towers.step.sharding import Structure
 from towers.step.shares import Shares
 
 
@@ -26,12 +27,12 @@ class OutputLosses:
             names: of the model's outputs, if it has any.
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
-        self.outputs: Any = None
+        self.outputs: Structure = None
         self.each: list[OutputLoss | None] = []
         self._arguments = (loss, loss_weights)
         self._names = names
 
-    def bind(self, outputs: Any) -> None:
+    def bind(self, outputs: Structure) -> None:
         """Takes the outputs; a subclassed model's are not known before its first trace."""
         if self.outputs is None:
             self.outputs = tf.nest.map_structure(lambda v: v.dtype, outputs)
@@ -39,9 +40,9 @@ class OutputLosses:
 
     def total(
         self,
-        y: Any,
+        y: Structure,
         predictions: Sequence[tf.Tensor],
-        sample_weight: Any,
+        sample_weight: Structure,
         added: Sequence[tf.Tensor],
         shares: Shares,
     ) -> tf.Tensor:
@@ -69,7 +70,10 @@ class OutputLosses:
         return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
 
     def weigh(
-        self, sample_weight: Any, size: tf.Tensor, masks: Sequence[tf.Tensor | None] | None = None
+        self,
+        sample_weight: Structure,
+        size: tf.Tensor,
+        masks: Sequence[tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
         """w_t of each output's loss on a shard: [O] float64, 0 for an output without a loss.
 
@@ -87,7 +91,7 @@ class OutputLosses:
             )
         ])
 
-    def masks(self, y: Any, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+    def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """What Keras masks in each output's loss on a shard; None where nothing is."""
         return [
             losses_lib.loss_mask(output.loss, label, y_pred) if output else None
@@ -97,7 +101,7 @@ class OutputLosses:
         ]
 
     def have_masks(
-        self, y: Any, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
+        self, y: Structure, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
     ) -> bool:
         """Whether a mask decides the weight of some loss.
 
@@ -113,7 +117,9 @@ class OutputLosses:
                     return True
         return False
 
-    def beside_outputs(self, value: Any, what: str, repeat: bool = False) -> list[Any]:
+    def beside_outputs(
+        self, value: Structure, what: str, repeat: bool = False
+    ) -> list[tf.Tensor | None]:
         """`value` laid out beside the flattened outputs; None for all beside a ModelLoss.
 
         Args:
@@ -130,7 +136,7 @@ class OutputLosses:
             value = self._beside_losses(value)
         return losses_lib.per_output(value, self.outputs, self._names, what, repeat=repeat)
 
-    def _beside_losses(self, y: Any) -> Any:
+    def _beside_losses(self, y: Structure) -> Structure:
         """Labels for the outputs with a loss alone, as Keras takes them too, are laid beside it."""
         labels = tf.nest.flatten(y)
         if len(labels) != len(self.each) - self.each.count(None):

@@ -44,7 +44,10 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
 
 
 def prefetched(
-    step: TowerStep, batches: Iterable[tuple], *, to_devices: bool | None = None
+    step: TowerStep,
+    batches: Iterable[tuple[tf.Tensor, tf.Tensor]],
+    *,
+    to_devices: bool | None = None,
 ) -> Iterator[Batch]:
     """Each batch in order; its shards are copied to their devices while the step before it runs.
 

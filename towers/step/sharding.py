@@ -3,13 +3,15 @@
     global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, Union
 
 import tensorflow as tf
 
-# (x, y, sample_weight): structures of tensors [n, ...], or None.
-BatchValues: TypeAlias = tuple[Any, Any, Any]
+# A tensor, or what stands for one (its TensorSpec, its dtype); lists, tuples and dicts of these,
+# nested as `tf.nest` takes them; None for an absent one. A batch's tensors are [n, ...], of one n.
+Structure: TypeAlias = Union[tf.Tensor, Sequence["Structure"], Mapping[str, "Structure"], None]
+BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
 
 
@@ -23,7 +25,7 @@ class Shard(NamedTuple):
     share: scalar float64, n_t / N.
     """
 
-    values: Any
+    values: BatchValues
     size: tf.Tensor
     share: tf.Tensor
 
@@ -31,10 +33,10 @@ class Shard(NamedTuple):
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
     """How many examples each tower gets: the first `num_examples % num_towers` get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
-    return [quotient + (t < remainder) for t in range(num_towers)]
+    return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
 
 
-def shard_batch(batch: Any, num_towers: int) -> list[Shard]:
+def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     """Splits a batch along its first axis.
 
     Args:
@@ -47,7 +49,7 @@ def shard_batch(batch: Any, num_towers: int) -> list[Shard]:
     return [one_shard(batch, num_towers, t) for t in range(num_towers)]
 
 
-def one_shard(batch: Any, num_towers: int, tower: int) -> Shard:
+def one_shard(batch: BatchValues, num_towers: int, tower: int) -> Shard:
     """The shard of one of T towers; for the others' nothing is copied."""
     num_examples = batch_size(batch)
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
@@ -71,12 +73,12 @@ def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Te
     return tf.concat([v[: s.size] for v, s in zip(values, shards, strict=True)], axis=0)
 
 
-def batch_size(batch: Any) -> tf.Tensor:
+def batch_size(batch: Structure) -> tf.Tensor:
     """N, a scalar int32, of the first tensor of a batch."""
     first = next(v for v in tf.nest.flatten(batch) if v is not None)
     return tf.shape(first)[0]
 
 
-def map_tensors(function: Any, structure: Any) -> Any:
+def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
     """Like `tf.nest.map_structure`, with None standing for an absent tensor."""
     return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)

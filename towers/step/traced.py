@@ -8,7 +8,7 @@ import tensorflow as tf
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.workers import watched
-from towers.step.sharding import map_tensors
+from towers.step.sharding import Structure, map_tensors
 
 
 class TracedGraphs:
@@ -20,7 +20,7 @@ class TracedGraphs:
         self.functions: dict[str, Any] = {}  # by method and structure
 
     def run(
-        self, method: Callable, *batch: Any, prepare: Callable[..., None] | None = None
+        self, method: Callable, *batch: Structure, prepare: Callable[..., None] | None = None
     ) -> Any:
         """What `method(*batch)` returns.
 

@@ -65,19 +65,19 @@ def check_cells(cells: Sequence[Cell], shared: TrainConfig) -> None:
     Raises:
         ValueError: a value makes no sense, or two values contradict each other.
     """
-    for flag, values in (
+    for argument, values in (
         ("batch_sizes", [cell.batch_size for cell in cells]),
         ("gpu_counts", [cell.num_gpus for cell in cells]),
     ):
         if min(values) < 1:
-            raise ValueError(f"--{flag} ({min(values)}) must be at least 1 each.")
+            raise ValueError(f"{argument} ({min(values)}) must be at least 1 each.")
     if shared.epochs < 1:
-        raise ValueError(f"--epochs ({shared.epochs}) must be at least 1: a sweep times training.")
+        raise ValueError(f"epochs ({shared.epochs}) must be at least 1: a sweep times training.")
     most = max(cell.num_gpus for cell in cells)
     if shared.num_towers is not None and shared.num_towers < most:
         raise ValueError(
-            f"--num_towers ({shared.num_towers}) is below the largest of --gpu_counts ({most}), "
-            f"whose devices would have no tower. Use --num_towers={most} or more."
+            f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
+            f"whose devices would have no tower. Use num_towers={most} or more."
         )
     for cell in cells:
         cell.config(shared)
@@ -94,11 +94,11 @@ def cell_name(label: str, batch_size: int, num_gpus: int) -> str:
 
 
 def _parsed(
-    flag: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
-) -> list:
+    argument: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
+) -> list[Any]:
     given = ",".join(texts)
     if not texts:
-        raise ValueError(f"--{flag} is empty; give a list such as --{flag}={example}.")
+        raise ValueError(f"`{argument}` is empty; give a list such as {argument}={example}.")
     values = []
     for text in texts:
         try:
@@ -107,10 +107,10 @@ def _parsed(
             value = ""
         if value == "":
             raise ValueError(
-                f"--{flag} ({given}): {text!r} is not {what}; give a list such as "
-                f"--{flag}={example}."
+                f"{argument} ({given}): {text!r} is not {what}; give a list such as "
+                f"{argument}={example}."
             )
         if value in values:
-            raise ValueError(f"--{flag} ({given}) names {value} twice; name it once.")
+            raise ValueError(f"{argument} ({given}) names {value} twice; name it once.")
         values.append(value)
     return values

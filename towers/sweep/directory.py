@@ -50,16 +50,16 @@ def opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def _explained(out_dir: Path) -> Iterator[None]:
-    """Turns what the operating system refuses into an error that names the flag."""
+    """Turns what the operating system refuses into an error that names the argument."""
     try:
         yield
     except BlockingIOError:
         raise ValueError(
-            f"--out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
+            f"out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
         ) from None
     except OSError as error:
         raise ValueError(
-            f"--out_dir ({out_dir}) cannot be used: {error.strerror}. Name a directory that you "
+            f"out_dir ({out_dir}) cannot be used: {error.strerror}. Name a directory that you "
             "can write to."
         ) from error
 
@@ -69,7 +69,7 @@ def _take_up(out_dir: Path, shared: TrainConfig) -> None:
     if not path.exists():
         if any(out_dir.iterdir()):
             raise ValueError(
-                f"--out_dir ({out_dir}) is not empty and holds no sweep; name a new directory or "
+                f"out_dir ({out_dir}) is not empty and holds no sweep; name a new directory or "
                 "an empty one."
             )
         text = json.dumps(now, indent=2) + "\n"
@@ -78,9 +78,9 @@ def _take_up(out_dir: Path, shared: TrainConfig) -> None:
     then = _read(path)
     differ = [name for name in now if then.get(name, getattr(TrainConfig, name)) != now[name]]
     if differ:
-        listed = ", ".join(f"--{n} ({then.get(n)} there, {now[n]} now)" for n in differ)
+        listed = ", ".join(f"{n} ({then.get(n)} there, {now[n]} now)" for n in differ)
         raise ValueError(
-            f"--out_dir ({out_dir}) holds a sweep with other settings: {listed}. Give the same "
+            f"out_dir ({out_dir}) holds a sweep with other settings: {listed}. Give the same "
             "ones to go on with it, or name another directory."
         )
 
@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); name another --out_dir.") from None
+        raise ValueError(f"{path} is damaged ({error}); name another `out_dir`.") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is damaged (no object); name another --out_dir.")
+        raise ValueError(f"{path} is damaged (no object); name another `out_dir`.")
     return values

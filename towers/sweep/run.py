@@ -22,7 +22,7 @@ from towers.sweep.chart import draw_sweep
 from towers.sweep.child import MEASURED
 from towers.sweep.machine import Machine
 from towers.sweep.progress import Clock, cell_line, running, show
-from towers.sweep.table import Row
+from towers.sweep.table import Key, Row
 
 _UNKNOWN = Machine(None, 1)  # of a sweep without a cell done
 
@@ -70,7 +70,7 @@ def _run_cells(
     shared: TrainConfig,
     out_dir: Path,
     train: Path,
-    rows: dict[tuple, Row],
+    rows: dict[Key, Row],
 ) -> None:
     """Adds a row for each cell, and writes sweep.csv after each."""
     clock = Clock(len(cells))
@@ -83,7 +83,7 @@ def _run_cells(
         show(cell_line(row, clock))
 
 
-def _write_table(path: Path, rows: dict[tuple, Row]) -> None:
+def _write_table(path: Path, rows: dict[Key, Row]) -> None:
     """Replaces sweep.csv; goes on without where that fails, to try again after the next cell."""
     try:
         table.write_table(path, table.with_speedups(list(rows.values())))
@@ -193,7 +193,7 @@ def _machines(out_dir: Path, rows: Sequence[Row]) -> list[Machine]:
     return list(dict.fromkeys(found))
 
 
-def _counted(cells: Sequence[Cell], left: Sequence[Cell], rows: dict[tuple, Row]) -> str:
+def _counted(cells: Sequence[Cell], left: Sequence[Cell], rows: dict[Key, Row]) -> str:
     """"8", or "8: 3 done before, 1 failed (--retry_failed tries again)"."""
     before = [rows[_key(cell)] for cell in cells if cell not in left]
     failed = sum(bool(row.error) for row in before)
@@ -210,11 +210,11 @@ def _read_results(path: Path) -> list[run_dir.Result]:
     return [run_dir.Result(int(row["epoch"]), *(float(row[n]) for n in names)) for row in rows]
 
 
-def _cell_directory(out_dir: Path, key: tuple[str, int, int]) -> Path:
+def _cell_directory(out_dir: Path, key: Key) -> Path:
     return out_dir / directory.CELLS / cell_name(*key)
 
 
-def _key(cell: Cell) -> tuple[str, int, int]:
+def _key(cell: Cell) -> Key:
     return cell.label, cell.batch_size, cell.num_gpus
 
 

@@ -4,10 +4,12 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from towers.saving.run_dir import Result, write_atomically
 from towers.sweep.cells import Cell
+
+Key: TypeAlias = tuple[str, int, int]  # label, global batch, GPU count: what no two rows share
 
 
 class Row(NamedTuple):
@@ -46,7 +48,7 @@ class Row(NamedTuple):
     error: str = ""
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> Key:
         """What no two rows share."""
         return self.model, self.batch_size, self.num_gpus
 
@@ -126,7 +128,7 @@ def read_table(path: Path) -> list[Row]:
         return [_row(line) for line in lines]
     except ValueError as error:
         raise ValueError(
-            f"{path} is not what a sweep wrote ({error}); name another --out_dir."
+            f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
         ) from None
 
 
