@@ -16,3 +16,12 @@ def has_ended(pid, seconds=10.0):
             return True
         time.sleep(0.02)
     return False
+
+
+def wait_for(*paths, seconds=30.0):
+    """Waits until these files hold whole lines; returns their texts."""
+    until = time.monotonic() + seconds
+    while not all(path.exists() and path.read_text().endswith("\n") for path in paths):
+        assert time.monotonic() < until, f"{paths} do not come"
+        time.sleep(0.02)
+    return [path.read_text() for path in paths]
