@@ -131,6 +131,22 @@ def test_each_worker_sees_its_own_gpus_of_those_there_are(tmp_path):
     assert code == 2 and "this machine has 2. Use --workers=2." in stderr
 
 
+@pytest.mark.parametrize("flags, visible, warned", [
+    (["--workers=2"], None, True), (["--workers=2"], "0,1", True),
+    (["--workers=2"], "", False), (["--workers=2"], "-1", False), (["--workers=1"], None, False),
+    (["--workers=2", "--gpus_per_worker=1"], "0,1", False),
+])
+def test_workers_that_share_gpus_are_warned_of(flags, visible, warned, tmp_path):
+    driver = ["from towers.machine import nvidia", "nvidia.driver_version = lambda: '550.1'"]
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    code, lines, stderr = launch(
+        tmp_path, "pass", *flags, inside=driver, environment=environment
+    )
+    assert (code, stderr) == (0, "")
+    assert lines == (["Warning   all 2 workers see the same GPUs, and TensorFlow takes all of "
+                      "their memory. --gpus_per_worker gives each worker its own."] * warned)
+
+
 def test_lines_come_when_they_are_printed(tmp_path):
     (tmp_path / "fit.py").write_text("import time\nprint('now')\ntime.sleep(3)")
     begun = time.monotonic()

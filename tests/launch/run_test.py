@@ -133,14 +133,16 @@ def test_a_single_worker_starts_again_alone_as_often_as_it_may(tmp_path):
     assert (code, stderr) == (1, "error: worker 0 was killed by SIGSEGV after 2 restarts.\n")
 
 
-def test_without_restarts_it_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("flags", [("--workers=2",), ("--workers=2", "--gpus_per_worker=4")])
+def test_without_restarts_it_says_how_to_go_on(flags, tmp_path):
     text = TRAIN + "if index == 1: kill_self()\nsys.exit(3)"
     code, _, stderr = launch(
-        tmp_path, text, "--workers=2", "--max_restarts=0", words=["train.py", "--epochs=3"]
+        tmp_path, text, *flags, "--max_restarts=0", words=["train.py", "--epochs=3"],
+        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
     )
     assert code == 1
     assert stderr == (
-        f"error: worker 1 {KILLED}. The run goes on with: python -m towers.launch --workers=2 -- "
+        f"error: worker 1 {KILLED}. It goes on with: python -m towers.launch {' '.join(flags)} -- "
         "train.py --resume=runs/cnn-mnist-001\n"
     )
 

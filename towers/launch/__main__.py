@@ -61,9 +61,13 @@ def run(argv: list[str]) -> int:
 
 def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None]:
     """Each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is."""
-    if gpus_per_worker is None:
-        return [None] * num_workers
     visible = os.environ.get(gpus.VARIABLE)
+    if gpus_per_worker is None:
+        if num_workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
+            warning = f"all {num_workers} workers see the same GPUs, and TensorFlow takes all of " \
+                "their memory. --gpus_per_worker gives each worker its own."
+            print(f"Warning   {warning}", flush=True)
+        return [None] * num_workers
     present = nvidia.driver_gpus() if visible is None else None
     num_present = None if present is None else len(present)
     return [*gpus.shares(num_workers, gpus_per_worker, visible, num_present)]

@@ -50,7 +50,7 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
                 return why.code
             words = command.again(words, directory)
             if restarts == max_restarts:
-                _show_loss(screen, ended, why, words, len(left), restarts)
+                _show_loss(screen, ended, why, words, left, restarts)
                 return OTHER_FAILURE
             if len(left) > 1:
                 del left[lost_worker(ended.ends, why)]
@@ -104,7 +104,8 @@ def _show_failure(screen: Screen, ended: Ended, why: End) -> None:
 
 
 def _show_loss(
-    screen: Screen, ended: Ended, why: End, words: Sequence[str], num_workers: int, restarts: int
+    screen: Screen, ended: Ended, why: End, words: Sequence[str], shares: Sequence[str | None],
+    restarts: int,
 ) -> None:
     """One line, with the way to go on; before it, what a crash has left."""
     if why.code < 0 and ended.errors[why.worker]:
@@ -112,8 +113,10 @@ def _show_loss(
     after = f" after {restarts} {plural('restart', restarts)}" if restarts else ""
     line = f"error: {_loss(ended, why)}{after}."
     if command.resumes(words):
-        launched = f"python -m towers.launch --workers={num_workers} --"
-        line += f" The run goes on with: {launched} {command.shown(words)}"
+        flags = f"--workers={len(shares)}"
+        if shares[0] is not None:
+            flags += f" --gpus_per_worker={len(shares[0].split(','))}"
+        line += f" It goes on with: python -m towers.launch {flags} -- {command.shown(words)}"
     screen.line(line.encode(), is_error=True)
 
 
