@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -70,13 +71,12 @@ def test_a_module_can_be_run(tmp_path):
 
 
 def test_it_starts_fast_and_without_tensorflow(tmp_path):
-    (tmp_path / "fit.py").write_text("import time; print(time.time())")
-    seconds = []
-    for _ in range(3):
-        begun = time.time()
-        code, stdout, _ = command(tmp_path, "--workers=1", "--", "fit.py")
-        seconds.append(float(stdout) - begun)
-    assert code == 0 and min(seconds) < 0.5
+    """In seconds of the processor, of which the launcher and its worker alone take some."""
+    (tmp_path / "fit.py").touch()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert command(tmp_path, "--workers=1", "--", "fit.py") == (0, "", "")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
     program = "import sys, towers.launch.__main__\n" \
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], text=True, stdout=subprocess.PIPE,
@@ -148,11 +148,12 @@ def test_workers_that_share_gpus_are_warned_of(flags, visible, warned, tmp_path)
 
 
 def test_lines_come_when_they_are_printed(tmp_path):
-    (tmp_path / "fit.py").write_text("import time\nprint('now')\ntime.sleep(3)")
+    (tmp_path / "fit.py").write_text("import time\nprint('now')\ntime.sleep(60)")
     begun = time.monotonic()
     process = start_command(tmp_path, "--workers=1", "--", "fit.py")
-    assert process.stdout.readline() == "now\n" and time.monotonic() - begun < 2.5
-    assert process.communicate() == ("", "")
+    assert process.stdout.readline() == "now\n" and time.monotonic() - begun < 30
+    process.terminate()
+    assert process.communicate() == ("", "stopped by SIGTERM\n")
 
 
 @pytest.mark.parametrize("redirection", ["| head -1", ">&-", ">&- 2>&-", "> /dev/full"])

@@ -56,7 +56,7 @@ def test_a_second_signal_kills(second, tmp_path):
     begun = time.monotonic()
     process.send_signal(second)
     process.communicate(timeout=30)
-    assert process.returncode == 130 and time.monotonic() - begun < 2
+    assert process.returncode == 130 and time.monotonic() - begun < 15
     assert all(has_ended(pid, 0.5) for pid in workers)
 
 
