@@ -17,7 +17,8 @@ def run_child(tmp_path, text, *flags):
     script.write_text(text)
     (tmp_path / "run").mkdir()
     return subprocess.run(
-        [sys.executable, "-m", "towers.sweep.child", script, tmp_path / "run", *flags],
+        [sys.executable, "-m", "towers.sweep.child", str(os.getpid()), script, tmp_path / "run",
+         *flags],
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import has_ended
 from tests.sweep_test import environment, read
 from towers.config import TrainConfig
 from towers.sweep.cells import Cell
@@ -67,8 +68,8 @@ def test_an_error_is_one_line(code, stderr, expected):
     assert error_line(code, stderr) == expected
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code, tmp_path):
+def start(tmp_path):
+    """(a sweep's process, its cell's id), once the second cell runs."""
     train = script(tmp_path, f"""
 import os, sys, time
 if '--num_gpus=1' in sys.argv:
@@ -96,6 +97,12 @@ sys.exit(exit_code(lambda: run_sweep(CELLS, TrainConfig(), Path("out"), Path({st
     pid, deadline = tmp_path / "pid", time.monotonic() + 60
     while not (pid.exists() and pid.read_text().endswith("\n")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    return process, int(pid.read_text())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code, tmp_path):
+    process, pid = start(tmp_path)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
@@ -106,4 +113,12 @@ sys.exit(exit_code(lambda: run_sweep(CELLS, TrainConfig(), Path("out"), Path({st
     (row,) = read(tmp_path / "out" / "sweep.csv")
     assert (row["num_gpus"], row["error"]) == ("1", "one is none.")
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl")
+def test_a_cell_ends_with_a_sweep_that_is_killed(tmp_path):
+    process, pid = start(tmp_path)
+    process.kill()
+    assert has_ended(pid)
+    process.communicate()

@@ -1,4 +1,4 @@
-"""python -m towers.sweep.child train.py --flags: that train.py, and then what memory it took.
+"""python -m towers.sweep.child PARENT train.py --flags: that train.py, then what memory it took.
 
 The memory goes to cell.json in the run's directory; only the process itself can ask TensorFlow.
 """
@@ -8,6 +8,8 @@ import resource
 import runpy
 import sys
 from pathlib import Path
+
+from towers.machine import parent
 
 MEASURED = "cell.json"
 
@@ -71,4 +73,5 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    parent.end_with(int(sys.argv[1]))
+    main(sys.argv[2], sys.argv[3], sys.argv[4:])

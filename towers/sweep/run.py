@@ -106,7 +106,7 @@ def run_cell(cell: Cell, shared: TrainConfig, path: Path, train: Path) -> Row:
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     flags = train_flags(cell.config(shared))
     process = subprocess.Popen(
-        [sys.executable, "-m", "towers.sweep.child", train, path, *flags],
+        [sys.executable, "-m", "towers.sweep.child", str(os.getpid()), train, path, *flags],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # log.txt has it
