@@ -86,6 +86,8 @@ def define_flags() -> None:
            "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
            "of the results. Default: the cores divided among the towers.")
+    define(flags.DEFINE_float, "worker_timeout", "Of several workers: seconds after which one that "
+           "does not answer is lost, and the others end.")
     define(choice, "monitor", ["val_accuracy", "val_loss", "accuracy", "loss"], "What makes an "
            "epoch the best, whose model best.keras holds: the lowest loss, the highest accuracy.")
     define(integer, "early_stopping", "Epochs without a better --monitor after which the run ends. "

@@ -12,6 +12,7 @@ from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
+from towers.machine.workers import Workers, join
 from towers.models.dropout import set_dropout
 from towers.step import TowerStep
 
@@ -26,6 +27,7 @@ class Run(NamedTuple):
         the run, whatever devices compute it.
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
+    workers: those that train together.
     """
 
     config: TrainConfig
@@ -34,6 +36,7 @@ class Run(NamedTuple):
     test: Examples
     batch_size: int
     steps_an_epoch: int
+    workers: Workers
 
 
 def build(config: TrainConfig) -> Run:
@@ -78,7 +81,7 @@ def build(config: TrainConfig) -> Run:
         )
         # For callbacks that set the learning rate, and for whoever loads the saved model.
         model.compile(optimizer, LOSS, metrics=list(METRICS))
-    batch_size = config.global_batch_size(len(devices))
+    batch_size = config.global_batch_size(len(devices) * step.cluster.num_workers)
     steps = num_steps(train_examples.num_examples, batch_size)
     resolved = dataclasses.replace(
         config,
@@ -87,11 +90,12 @@ def build(config: TrainConfig) -> Run:
         batch_size_per_gpu=None,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
     )
-    return Run(resolved, step, train_examples, test_examples, batch_size, steps)
+    workers = Workers(step.cluster)
+    return Run(resolved, step, train_examples, test_examples, batch_size, steps, workers)
 
 
 def find_devices(config: TrainConfig) -> list[str]:
-    """The devices that run towers, at most one for each tower.
+    """The devices of this worker that run towers, at most one for each of its towers.
 
     `logical_gpus` divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
     caller has done so, or TensorFlow has started already.
@@ -103,7 +107,13 @@ def find_devices(config: TrainConfig) -> list[str]:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
         _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
-    return devices_lib.tower_devices(config.num_gpus, config.device)[: config.num_towers]
+    devices = devices_lib.tower_devices(config.num_gpus, config.device)
+    return devices if config.num_towers is None else devices[: _towers_each(config.num_towers)]
+
+
+def _towers_each(num_towers: int) -> int:
+    """The most towers that one of the workers has."""
+    return -(-num_towers // join().num_workers)
 
 
 def make_optimizer(
@@ -150,7 +160,8 @@ def _split_cpu(
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         if tf.config.get_logical_device_configuration(cpu) is None:
             cores = devices_lib.count_cores()
-            logical_cpus(num_devices or min(cores, num_towers or cores), num_towers=num_towers)
+            towers = cores if num_towers is None else _towers_each(num_towers)
+            logical_cpus(num_devices or min(cores, towers), num_towers=num_towers)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"cpu_threads ({threads}): TensorFlow has already started with "

@@ -10,7 +10,10 @@ from typing import Any, NoReturn
 from absl import app, flags
 from absl import logging as absl_logging
 
-USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143  # exit codes; 0: done
+from towers.machine.cluster import LOST_WORKER, LostWorkerError
+
+# Exit codes; 0: done.
+USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
 
 def parse_flags(argv: list[str]) -> bool:
@@ -48,6 +51,9 @@ def exit_code(command: Callable[[], None]) -> int:
             traceback.print_exc()
         print("error:", as_flags(" ".join(str(error).split())), file=sys.stderr)
         return USER_MISTAKE
+    except LostWorkerError as error:
+        print("error:", as_flags(str(error)), file=sys.stderr)
+        return LOST_WORKER
     except Terminated:
         print("stopped by SIGTERM", file=sys.stderr)
         return TERMINATED

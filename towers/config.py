@@ -63,6 +63,7 @@ class TrainConfig:
     batch_norm: how the towers' BatchNormalization statistics become one.
     cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
         divided among the towers.
+    worker_timeout: seconds after which a worker that does not answer is lost.
     run_dir: None means the next free runs/<model>-<dataset>-001.
     resume: the directory of a run to go on with; its config.json brings the other values.
     checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
@@ -101,6 +102,7 @@ class TrainConfig:
     nonfinite: str = "stop"
     batch_norm: str = "average"
     cpu_threads: int | None = None
+    worker_timeout: float = 60.0
     run_dir: str | None = None
     resume: str | None = None
     checkpoint_every: int | None = None
@@ -127,7 +129,8 @@ class TrainConfig:
         for name in ("model", "dataset", "run_dir", "resume", "data_dir", "optimizer"):
             if getattr(self, name) == "":
                 raise ValueError(f"`{name}` is empty; name one, or leave it out.")
-        _check_learning_rate(self.learning_rate)
+        _check_positive("learning_rate", self.learning_rate, "0.001")
+        _check_positive("worker_timeout", self.worker_timeout, "60")
         _check_dropout(self.dropout)
         self._check_together()
 
@@ -192,13 +195,13 @@ def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> N
         raise ValueError(f"{name} ({value}) must be at least {smallest}.")
 
 
-def _check_learning_rate(value: Any) -> None:
-    if value is None:
+def _check_positive(name: str, value: Any, example: str) -> None:
+    if value is None and _may_be_none(name):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"learning_rate ({value!r}) must be a number.")
+        raise ValueError(f"{name} ({value!r}) must be a number.")
     if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"learning_rate ({value}) must be above 0 and finite, such as 0.001.")
+        raise ValueError(f"{name} ({value}) must be above 0 and finite, such as {example}.")
 
 
 def _check_dropout(value: Any) -> None:

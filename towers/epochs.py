@@ -54,6 +54,7 @@ class Epochs:
             position.step < num_steps(self._run) and not model.stop_training
         ):
             self._train_epoch()
+            self._agree()
             model.stop_training = position.is_stopped(patience)
             self._pending.check()
         self._listener.end()
@@ -66,7 +67,7 @@ class Epochs:
         self._train_steps()
         logs = {name: float(value) for name, value in position.logs.items()}
         self._listener.begin_validation()
-        logs |= {f"val_{k}": value for k, value in evaluate(run, self._pending.check).items()}
+        logs |= {f"val_{k}": value for k, value in evaluate(run, self._check).items()}
         self._pace.end_epoch()
         result = _result(position.epoch + 1, logs, self._pace)
         position.end_epoch(result, logs, run.config.monitor)
@@ -87,11 +88,26 @@ class Epochs:
             self._listener.begin_step()
             self._train_step(batch)
             self._listener.end_step()
+            self._agree()
             if run.step.model.stop_training:
                 break
             self._pending.check()
             if position.epoch_step < count:
                 self._listener.between_steps()
+
+    def _agree(self) -> None:
+        """A signal to one worker, or a callback's wish to stop in one, is every worker's."""
+        position, model = self._position, self._run.step.model
+        number, stop, stopped = self._run.workers.most(
+            self._pending.number or 0, int(model.stop_training), int(position.stopped)
+        )
+        self._pending.number = number or None
+        model.stop_training, position.stopped = bool(stop), bool(stopped)
+
+    def _check(self) -> None:
+        """Raises StopRequested, in every worker, when a signal has come to one."""
+        self._agree()
+        self._pending.check()
 
     def _train_step(self, batch: Batch) -> None:
         """One update."""

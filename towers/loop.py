@@ -1,12 +1,12 @@
 """train(config): from a configuration to a trained model, and the run directory it leaves."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import keras
 
-from towers import deterministic
+from towers import deterministic, together
 from towers.build import Run, build
 from towers.callbacks import Callbacks
 from towers.config import TrainConfig
@@ -15,7 +15,7 @@ from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, verify
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener, Listeners
-from towers.machine import environment, signals
+from towers.machine import environment, signals, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
 from towers.pace import Pace
@@ -25,6 +25,7 @@ from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
 from towers.saving import run_dir
 from towers.saving.autosave import Autosave
+from towers.saving.follower import Follower
 from towers.saving.keras_files import BestModel, save_model
 from towers.saving.position import Position
 from towers.saving.results import ResultsFile
@@ -53,32 +54,38 @@ def train(
         ValueError: the configuration does not fit the machine, the data, or the files there are.
     """
     environment.check()
+    cluster = workers.join()
+    workers.set_timeout(config.worker_timeout)
     if config.tensorboard:
         tensorboard.check_installed()
     if config.resume is not None and config.run_dir is None:
         config = continued_config(config.resume, given_fields(config))
-    if config.resume is None:
+    if config.resume is None and cluster.is_chief:
         run_dir.check(config.run_dir)
+    together.check_config(cluster, config)
     if config.deterministic:
         deterministic.enable(config.seed)  # before the first kernel
-    with _dtype_policy(config.precision), closing(Report()) as out:
+    with _dtype_policy(config.precision), closing(together.report(cluster)) as out:
         with deterministic.refusals_explained(config.deterministic):
             run = build(config)
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        directory = _directory(run.config)
+        directory = together.directory(run, _make_directory)
+        log = directory / together.log_name(cluster)
+        make_saver = Saver if cluster.is_chief else Follower
         with (
-            run_dir.locked(directory),
-            out_of_memory_explained(run, directory / run_dir.LOG),
-            deterministic.refusals_explained(config.deterministic, directory / run_dir.LOG),
-            closing(Saver(run, directory, callbacks, out.warn)) as saver,
+            run_dir.locked(directory) if cluster.is_chief else nullcontext(),
+            out_of_memory_explained(run, log),
+            deterministic.refusals_explained(config.deterministic, log),
+            closing(make_saver(run, directory, callbacks, out.warn)) as saver,
         ):
-            loaded = None if config.resume is None else saver.load()
-            _open_log(directory / run_dir.LOG, out, noise)
+            together.check_same(run, saver.data)
+            loaded = saver.load(resume=config.resume is not None)
+            _open_log(log, out, noise)
             describe(run, out, f"run: {directory}")
-            if config.resume is not None:
+            if config.resume is not None or loaded is not None:
                 outcome.describe_resumed(loaded, out)
             if config.profile:
                 show_anatomy(run, directory / run_dir.PROFILE, out)
@@ -109,12 +116,9 @@ def _train(
     )
     beside = [
         ProgressLines(out, run, position, pace),
-        BestModel(model, directory, position, out.warn),
-        Curves(directory, position, config, out.warn),
         # Files before callbacks: what has been computed is written, whatever these do. TensorBoard
         # shows the epoch's learning rate, and a callback may set the next one.
-        ResultsFile(directory, position, out.warn),
-        *_tensorboard(run, directory, out),
+        *_files(run, position, directory, out),
         Callbacks(callbacks, run, position),
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
@@ -124,13 +128,25 @@ def _train(
     ]
     with signals.deferred() as pending, _nonfinite_explained(position, directory):
         Epochs(run, position, pace, Listeners(beside), pending).train()
-    if save_model(model, directory / run_dir.FINAL, out.warn):
+    if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
         saver.finish(position)
     outcome.describe_end(run, position, pace.run_seconds, out)
     return model.history.history
 
 
-def _directory(config: TrainConfig) -> Path:
+def _files(run: Run, position: Position, directory: Path, out: Report) -> list[Listener]:
+    """What writes the run's files, beside checkpoints; of several workers, the chief's alone."""
+    if not run.workers.cluster.is_chief:
+        return []
+    return [
+        BestModel(run.step.model, directory, position, out.warn),
+        Curves(directory, position, run.config, out.warn),
+        ResultsFile(directory, position, out.warn),
+        *_tensorboard(run, directory, out),
+    ]
+
+
+def _make_directory(config: TrainConfig) -> Path:
     """The run's directory: a new one, or the one to go on in."""
     if config.resume is not None:
         return Path(config.resume)

@@ -9,6 +9,7 @@ import time
 import tensorflow as tf
 
 from towers.machine import tensorflow_internals, workers
+from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.collectives import Collectives
 from towers.machine.logical import logical_cpus
 
@@ -40,12 +41,12 @@ def between_steps(cluster):
     told = workers.Workers(cluster)
     data = b"\xff" * cluster.index + bytes([cluster.index])
     say({
-        "any": [told.any(False), told.any(cluster.index == 1)],
+        "most": [told.most(0, 7), told.most(cluster.index, 3 - cluster.index)],
         "everyones": [list(row) for row in told.everyones(data)],
         "chiefs": list(told.chiefs(bytes(range(9 + cluster.index)))),
         "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
     })
-    told.any(False)  # nobody leaves before all have asked
+    told.most(0)  # nobody leaves before all have asked
 
 
 def steps(cluster):
@@ -53,10 +54,21 @@ def steps(cluster):
     workers.set_timeout(float(os.environ.get("TIMEOUT", "60")))
     told = workers.Workers(cluster)
     for count in range(10**9):
-        told.any(False)
+        told.most(0)
         if count == 20:
             say("begun")
         time.sleep(0.01)
+
+
+def differ(cluster):
+    """Each worker says something else of itself."""
+    told = workers.Workers(cluster)
+    told.check_same({"seed": 1})
+    try:
+        told.check_same({"seed": 1, "index": cluster.index, **{c: cluster.index for c in "abc"}})
+    except ValueError as error:
+        say(str(error))
+    told.most(0)
 
 
 def hang(cluster):
@@ -75,10 +87,10 @@ def main(what):
     logical_cpus(2)
     try:
         what(workers.join())
-    except workers.LostWorkerError as error:
+    except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(workers.EXIT_CODE)
+        os._exit(LOST_WORKER)
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (collectives, between_steps, steps, hang)}[sys.argv[1]])
+    main({f.__name__: f for f in (collectives, between_steps, steps, differ, hang)}[sys.argv[1]])

@@ -1,6 +1,7 @@
 """Real processes and real signals: what workers tell each other, and how they end."""
 
 import json
+import re
 import signal
 import socket
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from tests import workers as started
 from towers.machine import workers
-from towers.machine.cluster import ALONE
+from towers.machine.cluster import ALONE, LOST_WORKER
 
 WORKER = ("-m", "tests.machine.worker")
 
@@ -19,7 +20,7 @@ def test_workers_tell_each_other_flags_and_bytes():
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
     for _, said, _ in ended:
         assert json.loads(said) == {
-            "any": [False, True],
+            "most": [[0, 7], [1, 3]],
             "everyones": [[0], [255, 1]],
             "chiefs": list(range(9)),
             "answers": True,
@@ -28,8 +29,19 @@ def test_workers_tell_each_other_flags_and_bytes():
 
 def test_who_is_alone_hears_itself():
     told = workers.Workers(ALONE)
-    assert (told.any(True), told.any(False)) == (True, False)
+    assert told.most(3, 0) == (3, 0)
+    told.check_same({"seed": 1})
     assert (told.everyones(b"x"), told.chiefs(b"y")) == ([b"x"], b"y")
+
+
+def test_what_differs_from_the_chief_is_told_everywhere():
+    for code, said, errors in started.run_all(2, *WORKER, "differ"):
+        assert code == 0, errors
+        assert re.fullmatch(
+            r"worker 1 \(127.0.0.1:\d+\) differs from the chief in index \(1, the chief's is 0\), "
+            r"a \(1, the chief's is 0\), b \(1, the chief's is 0\) and 1 more. All workers must be "
+            r"given the same.", json.loads(said)
+        )
 
 
 def begin(count, what, **environment):
@@ -47,7 +59,7 @@ def test_a_killed_worker_is_named_by_all_others_at_once(lost):
     processes[lost].send_signal(signal.SIGKILL)
     others = [process for i, process in enumerate(processes) if i != lost]
     for code, _, errors in started.finish(others, timeout=60):
-        assert code == workers.EXIT_CODE
+        assert code == LOST_WORKER
         assert f"error: worker {lost} (127.0.0.1:" in errors
         assert "was lost in the end of a step. Start the run again with resume=DIR" in errors
     assert time.monotonic() - killed_at < 10
@@ -58,7 +70,7 @@ def test_a_stopped_worker_is_named_after_the_timeout():
     processes[1].send_signal(signal.SIGSTOP)
     ((code, _, errors),) = started.finish(processes[:1], timeout=60)
     processes[1].kill()
-    assert code == workers.EXIT_CODE
+    assert code == LOST_WORKER
     assert "error: worker 1 (127.0.0.1:" in errors
     assert "did not answer for" in errors
 
@@ -67,7 +79,7 @@ def test_a_worker_that_hangs_ends_the_others_after_the_timeout():
     processes = begin(2, "hang", TIMEOUT="4")
     ((code, _, errors),) = started.finish(processes[:1], timeout=60)
     processes[1].kill()
-    assert code == workers.EXIT_CODE
+    assert code == LOST_WORKER
     assert "the workers answer, but not all of them came to the end of a step within" in errors
 
 
@@ -76,7 +88,7 @@ def test_a_worker_that_never_starts_is_named_after_the_timeout(present):
     hosts = started.addresses(2)
     process = started.start(hosts, present, *WORKER, "steps", TIMEOUT="4")
     ((code, _, errors),) = started.finish([process], timeout=60)
-    assert code == workers.EXIT_CODE, errors
+    assert code == LOST_WORKER, errors
     assert f"worker {1 - present} ({hosts[1 - present]})" in errors
 
 

@@ -20,7 +20,7 @@ class Method:
 
 
 def test_a_structure_is_traced_once_whatever_the_number_of_rows():
-    method, graphs = Method(), TracedGraphs(ALONE)
+    method, graphs = Method(), TracedGraphs(ALONE, lambda: None)
     sums = [float(graphs.run(method.add, np.ones([n, 2], "float32"), None)) for n in (3, 1, 7)]
     assert (sums, method.traces) == ([6, 2, 14], 1)
     assert float(graphs.run(method.add, np.ones([3, 2], "float32"), np.ones([3], "float32"))) == 9
@@ -29,7 +29,7 @@ def test_a_structure_is_traced_once_whatever_the_number_of_rows():
 
 def test_a_trace_is_prepared_with_the_specs_of_the_batch():
     seen = []
-    TracedGraphs(ALONE).run(
+    TracedGraphs(ALONE, lambda: None).run(
         Method().add, np.ones([3, 2], "float32"), None, prepare=lambda *specs: seen.append(specs)
     )
     assert seen == [(tf.TensorSpec([None, 2], tf.float32), None)]
@@ -37,7 +37,7 @@ def test_a_trace_is_prepared_with_the_specs_of_the_batch():
 
 def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_where_they_are():
     """Else the first GPU would take a whole batch, which then came back to be split."""
-    graphs, method = TracedGraphs(ALONE), Method()
+    graphs, method = TracedGraphs(ALONE, lambda: None), Method()
     with tf.device("/cpu:3"):  # a default device, as /gpu:0 is one
         placed = tf.identity(tf.ones([3], tf.float32))
         graphs.run(method.add, np.ones([3, 2], "float32"), placed)
@@ -48,11 +48,11 @@ def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_w
 
 def test_a_batch_without_examples_is_an_error():
     with pytest.raises(ValueError, match="the global batch has no examples"):
-        TracedGraphs(ALONE).run(Method().add, np.ones([0, 2], "float32"), None)
+        TracedGraphs(ALONE, lambda: None).run(Method().add, np.ones([0, 2], "float32"), None)
 
 
 def test_a_graph_is_found_once_it_has_run():
-    method, graphs = Method(), TracedGraphs(ALONE)
+    method, graphs = Method(), TracedGraphs(ALONE, lambda: None)
     assert graphs.find(method.add) is None
     graphs.run(method.add, np.ones([3, 2], "float32"), None)
     assert any(node.op == "Sum" for node in graphs.find(method.add).node)

@@ -20,7 +20,9 @@ def describe(run: Run, out: Report, what: str) -> None:
     config, step = run.config, run.step
     versions = {"towers": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
     out.line(report.title_line(versions, what))
-    out.line(report.devices_line(step.home, step.tower_devices))
+    if step.cluster.num_workers > 1:
+        out.line(report.workers_line(step.cluster, step.num_towers))
+    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start))
     if not has_gpus():
         out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from towers.command_line import INTERRUPTED, TERMINATED, USER_MISTAKE
+from towers.machine.cluster import LOST_WORKER
 
-OTHER_LOST = 3  # a worker's exit code: it has lost another
 STOPPED = (INTERRUPTED, TERMINATED)
 
 
@@ -27,7 +27,7 @@ class End(NamedTuple):
     @property
     def is_loss(self) -> bool:
         """Whether a worker was lost: this one, or one that this one has missed."""
-        return self.code < 0 or self.code == OTHER_LOST
+        return self.code < 0 or self.code == LOST_WORKER
 
     @property
     def is_stop(self) -> bool:
@@ -44,12 +44,12 @@ def cause(ends: Sequence[End]) -> End | None:
     Args:
         ends: of all workers, in the order in which they came.
     """
-    own = [e for e in ends if not (e.told or e.is_stop) and e.code not in (0, OTHER_LOST)]
+    own = [e for e in ends if not (e.told or e.is_stop) and e.code not in (0, LOST_WORKER)]
     if own and own[0].code == USER_MISTAKE:
         return min(end for end in own if end.code == USER_MISTAKE)
     stopped = [end for end in ends if not end.told and end.is_stop]
     late = [end for end in ends if end.told and end.code > 0 and not (end.is_stop or end.is_loss)]
-    alone = [end for end in ends if not end.told and end.code == OTHER_LOST]
+    alone = [end for end in ends if not end.told and end.code == LOST_WORKER]
     return next(iter([*own, *stopped, *late, *alone]), None)
 
 

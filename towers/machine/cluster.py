@@ -42,6 +42,11 @@ class Cluster:
 
 
 ALONE = Cluster()
+LOST_WORKER = 3  # the exit code of a process that ends because another worker is lost
+
+
+class LostWorkerError(RuntimeError):
+    """Another worker has ended or does not answer; this process can compute no step any more."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:

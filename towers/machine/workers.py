@@ -7,27 +7,29 @@
 """
 
 import functools
+import json
 import os
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 import numpy as np
 import tensorflow as tf
 
-from towers.machine.cluster import ALONE, Cluster, find_cluster
+from towers.machine.cluster import ALONE, LOST_WORKER, Cluster, LostWorkerError, find_cluster
 from towers.machine.collectives import Collectives
 from towers.machine.devices import HOST, has_started
 from towers.machine.tensorflow_internals import answers, start_collectives
 from towers.machine.words import plural
 
-EXIT_CODE = 3  # of a process that ends because another worker is lost
 DEFAULT_TIMEOUT = 60.0
+ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
+_MOST_LISTED = 3
 _PATIENCE = 10  # times the longest phase so far
 _ABOUT_WORKERS = (
     tf.errors.UnavailableError,
@@ -36,10 +38,6 @@ _ABOUT_WORKERS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
 )
-
-
-class LostWorkerError(RuntimeError):
-    """Another worker has ended or does not answer; this process can compute no step any more."""
 
 
 @functools.cache
@@ -93,16 +91,38 @@ class Workers:
         self._is_alone = cluster.num_workers == 1
         if not self._is_alone:
             self._collectives = Collectives(cluster.num_workers, cluster.index)
-            self._count = tf.function(
-                lambda flag: tf.reduce_sum(self._collectives.gather(flag)), autograph=False
+            self._largest = tf.function(
+                lambda row: tf.reduce_max(self._collectives.gather(row), axis=0), autograph=False
             )
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any worker."""
+    def most(self, *values: int) -> tuple[int, ...]:
+        """The largest that any worker gives, of each value from 0 to 2^31 - 1."""
         if self._is_alone:
-            return flag
+            return values
         with watched(self.cluster, "the end of a step"), tf.device(HOST):
-            return bool(self._count(tf.constant(int(flag))).numpy())
+            return tuple(self._largest(tf.constant(values)).numpy().tolist())
+
+    def check_same(self, what: Mapping[str, object]) -> None:
+        """Raises ValueError, in every worker, where one differs from the chief.
+
+        Args:
+            what: plain JSON values, by the names that the error tells.
+        """
+        if self._is_alone:
+            return
+        chiefs, *others = map(json.loads, self.everyones(json.dumps(what).encode()))
+        for worker, theirs in enumerate(others, start=1):
+            differ = [name for name in {**chiefs, **theirs} if chiefs.get(name) != theirs.get(name)]
+            if differ:
+                listed = ", ".join(
+                    f"{name} ({theirs.get(name)}, the chief's is {chiefs.get(name)})"
+                    for name in differ[:_MOST_LISTED]
+                )
+                more = f" and {len(differ) - _MOST_LISTED} more" if differ[_MOST_LISTED:] else ""
+                raise ValueError(
+                    f"worker {worker} ({self.cluster.addresses[worker]}) differs from the chief in "
+                    f"{listed}{more}. All workers must be given the same."
+                )
 
     def everyones(self, data: bytes) -> list[bytes]:
         """What each worker gives, in order."""
@@ -133,7 +153,7 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
 
     Raises:
         LostWorkerError: one of them is gone. Where one is silent, the process ends by itself with
-            `EXIT_CODE` and one line: nothing else ends an operation that waits.
+            `LOST_WORKER` and one line: nothing else ends an operation that waits.
     """
     if cluster.num_workers == 1:
         yield
@@ -142,6 +162,14 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
     watch.begin(phase)
     try:
         yield
+    except tf.errors.InvalidArgumentError as error:
+        if ANOTHER_BATCH not in str(error):
+            raise
+        raise ValueError(
+            f"{ANOTHER_BATCH} in {phase}. Give each the same examples in the same order: it takes "
+            "its own shards of them. What shuffles needs the same seed everywhere, such as "
+            "keras.utils.set_random_seed(1)."
+        ) from None
     except _ABOUT_WORKERS as error:
         if not _is_about_workers(error):
             raise
@@ -190,7 +218,7 @@ class _Watch:
                 text = self._verdict(seconds)
                 if text and self._begun == begun:
                     print(f"error: {text}", file=sys.stderr, flush=True)
-                    os._exit(EXIT_CODE)
+                    os._exit(LOST_WORKER)
 
     def _verdict(self, seconds: float) -> str | None:
         """What is wrong, after so many seconds of one phase."""

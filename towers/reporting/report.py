@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from towers.machine.cluster import Cluster
 from towers.machine.words import plural
 from towers.step.sharding import shard_sizes
 
@@ -162,14 +163,27 @@ def title_line(versions: dict[str, str], what: str) -> Text:
     )
 
 
-def devices_line(home: str, tower_devices: Sequence[str]) -> Text:
+def devices_line(home: str, tower_devices: Sequence[str], first: int = 0) -> Text:
     """Where the parameters are, and which device runs which towers.
 
     Args:
         home: the parameters' device.
         tower_devices: each tower's device, towers on one device side by side.
+        first: the first of these towers.
     """
-    return labelled("Devices", f"parameters on {home}; {_placement(tower_devices)}")
+    return labelled("Devices", f"parameters on {home}; {_placement(tower_devices, first)}")
+
+
+def workers_line(cluster: Cluster, num_towers: int) -> Text:
+    """"2, this is 0, the chief; 4 towers, 2 each; over gRPC without authentication: ..."."""
+    fewest, rest = divmod(num_towers, cluster.num_workers)
+    each = f"{fewest}-{fewest + 1}" if rest else f"{fewest}"
+    this = f"{cluster.index}{', the chief' if cluster.is_chief else ''}"
+    return labelled(
+        "Workers",
+        f"{cluster.num_workers}, this is {this}; {num_towers} towers, {each} each; over gRPC "
+        "without authentication: on private networks only",
+    )
 
 
 def batch_line(batch_size: int, num_towers: int, num_examples: int) -> Text:
@@ -269,16 +283,16 @@ def _sizes(num_examples: int, num_towers: int) -> str:
     return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
 
 
-def _placement(tower_devices: Sequence[str]) -> str:
+def _placement(tower_devices: Sequence[str], first: int) -> str:
     counts = [(device, len(list(towers))) for device, towers in groupby(tower_devices)]
     num_towers = len(tower_devices)
     if len({count for _, count in counts}) == 1:
         names = [device for device, _ in counts]
         where = f"{names[0]} ... {names[-1]}" if len(names) > 3 else ", ".join(names)
         each = f" ({counts[0][1]} each)" if 1 < len(names) < num_towers else ""
-        towers = tower_range(0, num_towers - 1)
+        towers = tower_range(first, first + num_towers - 1)
         return f"{plural('tower', num_towers)} {towers} on {where}{each}"
-    parts, first = [], 0
+    parts = []
     for device, count in counts:
         parts.append(f"{tower_range(first, first + count - 1)} on {device}")
         first += count

@@ -33,6 +33,7 @@ ARRAYS = "arrays.bin"
 NEWEST_KEPT = 3
 
 _NAME = re.compile(r"epoch-([0-9]{1,18})-step-([0-9]{1,18})")
+_SIZE_BYTES = 8
 _LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
 
 
@@ -140,6 +141,21 @@ def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             "back, or start a new run in another directory."
         )
     return None
+
+
+def to_bytes(checkpoint: Checkpoint) -> bytes:
+    """A checkpoint for another worker: the size of its JSON, that, and the arrays' values."""
+    listed = [[k, v.dtype.name, list(v.shape)] for k, v in checkpoint.arrays.items()]
+    header = json.dumps({"state": checkpoint.state, "arrays": listed}).encode()
+    values = [np.ascontiguousarray(array).tobytes() for array in checkpoint.arrays.values()]
+    return b"".join([len(header).to_bytes(_SIZE_BYTES, "little"), header, *values])
+
+
+def from_bytes(data: bytes) -> Checkpoint:
+    """What `to_bytes` was given."""
+    end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")
+    header = json.loads(data[_SIZE_BYTES:end])
+    return Checkpoint(header["state"], dict(_cut(data[end:], header["arrays"])))
 
 
 def is_good(path: Path) -> bool:

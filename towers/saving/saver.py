@@ -9,9 +9,10 @@ import keras
 
 from towers.build import Run
 from towers.datasets.batches import digest, shuffled_batches
-from towers.saving import checkpoints, run_dir
+from towers.saving import checkpoints, relay, run_dir
 from towers.saving.checkpoints import Checkpoint
 from towers.saving.position import Position
+from towers.saving.relay import Found, Heard
 from towers.saving.resume import check_identity, identity
 from towers.saving.snapshot import (
     callbacks_arrays,
@@ -58,22 +59,20 @@ class Saver:
         self._callbacks, self._warn = list(callbacks), warn
         self._writer = checkpoints.Writer(warn)
         self._read: tuple[Path, Checkpoint] | None = None  # until `begin` puts it in place
-        self._data = {"train": digest(run.train), "test": digest(run.test)}
+        self.data = {"train": digest(run.train), "test": digest(run.test)}
 
-    def load(self) -> Loaded | None:
+    def load(self, resume: bool = True) -> Loaded | None:
         """Reads the newest good checkpoint, without a change to any file; None: there is none yet.
+
+        Args:
+            resume: False for a run that does not go on; all workers hear of it, or of the state.
 
         Raises:
             ValueError: it cannot continue this run: all are damaged, of other data, another model,
                 another configuration.
         """
-        found = checkpoints.read_newest(self._checkpoints)
+        found = self._find(resume)
         if found is None:
-            if (self._directory / run_dir.RESULTS).exists():
-                raise ValueError(
-                    f"{self._checkpoints} holds no checkpoint, and {self._directory} holds results "
-                    "that a start from step 0 would replace. Name a new directory with `run_dir`."
-                )
             return None
         path, checkpoint, damaged = found
         try:
@@ -86,6 +85,20 @@ class Saver:
         restore_arrays(self._run.step, checkpoint.arrays, path)
         self._read = path, checkpoint
         return Loaded(path, position, damaged)
+
+    def _find(self, resume: bool) -> Found | None:
+        """The newest good checkpoint, of a run that goes on; the other workers are told."""
+        found = None
+        if resume:
+            newest = checkpoints.read_newest(self._checkpoints)
+            found = None if newest is None else Found(*newest)
+            if found is None and (self._directory / run_dir.RESULTS).exists():
+                raise ValueError(
+                    f"{self._checkpoints} holds no checkpoint, and {self._directory} holds results "
+                    "that a start from step 0 would replace. Name a new directory with `run_dir`."
+                )
+        relay.tell(self._run.workers, Heard(found, self.finished_step()))
+        return found
 
     def begin(self, position: Position) -> None:
         """Puts what `load` has read in place; without it, writes the checkpoint of step 0.
@@ -103,10 +116,13 @@ class Saver:
             path, (state, arrays) = read
             restore_arrays(self._run.step, arrays, path)
             restore_callbacks(self._callbacks, state.get("callbacks", []), arrays)
+        self._begin_files(position, is_new=read is None)
+
+    def _begin_files(self, position: Position, *, is_new: bool) -> None:
         config = dataclasses.replace(self._run.config, resume=None)
         run_dir.write_config(self._directory, config.to_json())
         run_dir.remove_temporary_files(self._directory)
-        if read is None:
+        if is_new:
             self.save(position)
             if not self.wait():
                 raise ValueError(f"run_dir ({self._directory}): no checkpoint can be written.")
@@ -117,7 +133,7 @@ class Saver:
         state: dict[str, Any] = {
             "position": position.to_json(),
             "config": identity(self._run.config),
-            "data": self._data,
+            "data": self.data,
             "callbacks": callbacks_state(self._callbacks),
         }
         path = checkpoints.path_of(self._checkpoints, position.epoch, position.step)
@@ -162,7 +178,7 @@ class Saver:
         self._run.step.build_metrics("train", x, y)
 
     def _check_data(self, saved: dict[str, str], path: Path) -> None:
-        for split, value in self._data.items():
+        for split, value in self.data.items():
             if saved[split] != value:
                 raise ValueError(
                     f"the {split} data are not those that {path} was trained on: their digest has "

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from towers.machine.cluster import Cluster
 from towers.machine.collectives import Collectives
+from towers.machine.workers import ANOTHER_BATCH
 from towers.step.averaging import Tree, Values, add, add_tree, middle
 from towers.step.sharding import BatchValues, Shard, concat_shards
 
@@ -221,9 +222,6 @@ class WorkersExchange(Exchange):
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
         gathered = self._collectives.gather(padded, varies=most)
         return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
-
-
-ANOTHER_BATCH = "the workers have different global batches"
 
 
 def fingerprint(batch: BatchValues) -> tf.Tensor:

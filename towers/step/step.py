@@ -23,6 +23,7 @@ from towers.machine.cluster import Cluster
 from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
+from towers.step.agreement import check_agreement
 from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
@@ -155,7 +156,7 @@ class TowerStep:
         self._statistics = (
             state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
         )
-        self._graphs = TracedGraphs(self.cluster)
+        self._graphs = TracedGraphs(self.cluster, self.check_agreement)
 
     # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
 
@@ -392,6 +393,13 @@ class TowerStep:
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
         """The graph of one update as it was traced, nodes with their devices; None before that."""
         return self._graphs.find(self._train)
+
+    def check_agreement(self) -> None:
+        """Raises ValueError where workers differ in what they train; so does the first batch."""
+        check_agreement(
+            self.cluster, self.model, self.optimizer,
+            num_towers=self.num_towers, batch_norm=self.batch_norm, nonfinite=self._nonfinite,
+        )
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.

@@ -14,9 +14,13 @@ from towers.step.sharding import Structure, map_tensors
 class TracedGraphs:
     """Runs methods as TensorFlow graphs, traced as they are first called."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """Args: the workers that run the graphs together."""
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, before_first: Callable[[], None]) -> None:
+        """
+        Args:
+            cluster: the workers that run the graphs together.
+            before_first: called once, before the first trace.
+        """
+        self._cluster, self._before_first = cluster, before_first
         self.functions: dict[str, Any] = {}  # by method and structure
 
     def run(
@@ -38,6 +42,8 @@ class TracedGraphs:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(_any_batch, tensors)
         key = method.__name__ + str(specs)
+        if not self.functions:
+            self._before_first()
         if key not in self.functions:
             if prepare:
                 prepare(*specs)

@@ -1,0 +1,20 @@
+"""The comparison of two real workers is in parallel_model_workers_test.py."""
+
+import keras
+import numpy as np
+
+from towers.machine.cluster import ALONE
+from towers.step.agreement import check_agreement, digest
+
+
+def test_a_digest_is_of_the_bits_the_dtype_and_the_shape():
+    values = [[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [[0.0], [1.0]]]
+    variables = [keras.Variable(np.array(value, "float32")) for value in values]
+    variables += [keras.Variable(np.array([0.0, 1.0]), dtype="float64")]
+    assert len({digest(variable) for variable in variables}) == len(variables)
+    assert digest(variables[0]) == digest(keras.Variable(np.array(values[0], "float32")))
+
+
+def test_who_is_alone_agrees():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    check_agreement(ALONE, model, keras.optimizers.SGD(), num_towers=1)
