@@ -4,6 +4,7 @@ The names are imported when they are first used, so that `import towers`, and wi
 flag, does not wait for TensorFlow to start.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from towers.loop import train
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
+    from towers.machine.workers import join_workers
     from towers.parallel_model import make_parallel
     from towers.step import TowerStep
     from towers.step.prefetch import prefetched
@@ -23,6 +25,7 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
+    "join_workers": "towers.machine.workers",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel_model",
@@ -37,6 +40,7 @@ __all__ = [
     "TowerStep",
     "TrainConfig",
     "datasets",
+    "join_workers",
     "logical_cpus",
     "logical_gpus",
     "make_parallel",
@@ -58,5 +62,20 @@ def __getattr__(name: str) -> Any:
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 
+def _join_named_workers() -> None:
+    """Where the environment names several workers, before the user's model starts TensorFlow.
+
+    What is wrong is said when a run begins.
+    """
+    from towers.machine.cluster import ALONE, find_cluster
+
+    with contextlib.suppress(ValueError):
+        if find_cluster() is not ALONE:
+            __getattr__("join_workers")()
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+_join_named_workers()

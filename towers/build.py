@@ -12,7 +12,7 @@ from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
-from towers.machine.workers import Workers, join
+from towers.machine.workers import Workers, join_workers
 from towers.models.dropout import set_dropout
 from towers.step import TowerStep
 
@@ -113,7 +113,7 @@ def find_devices(config: TrainConfig) -> list[str]:
 
 def _towers_each(num_towers: int) -> int:
     """The most towers that one of the workers has."""
-    return -(-num_towers // join().num_workers)
+    return -(-num_towers // join_workers().num_workers)
 
 
 def make_optimizer(

@@ -54,7 +54,7 @@ def train(
         ValueError: the configuration does not fit the machine, the data, or the files there are.
     """
     environment.check()
-    cluster = workers.join()
+    cluster = workers.join_workers()
     workers.set_timeout(config.worker_timeout)
     if config.tensorboard:
         tensorboard.check_installed()

@@ -21,6 +21,7 @@ import tensorflow as tf
 from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
+from towers.machine.workers import join_workers, watched
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.losses import ModelLoss
@@ -50,12 +51,15 @@ def make_parallel(
     a model that is compiled already hands its compile arguments on. `batch_size` is the global
     batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
 
+    Where the environment names several workers, each makes the same model and gives it the same
+    global batches; `fit` trains on all of them.
+
     Args:
         model: any Keras 3 model without a `train_step` of its own; one that is not built yet is
             built on the first batch, on the CPU.
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes.
-        num_towers: None means one tower per device.
+        num_towers: of all workers together; None means one tower per device.
         batch_norm: as for `TowerStep`.
 
     Raises:
@@ -67,7 +71,7 @@ def make_parallel(
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
     devices = gpu_devices(gpus, count)
-    towers = len(devices) if count is None else count
+    towers = len(devices) * join_workers().num_workers if count is None else count
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
     parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
@@ -184,9 +188,13 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
     if function is before:
         return
 
+    def call(data: Any) -> Any:
+        with watched(join_workers(), f"a {name} step"):
+            return function(data)
+
     def first_call(data: Any) -> Any:
-        setattr(model, attribute, function)
-        return function(_make_variables(model, name, data))
+        setattr(model, attribute, call)
+        return call(_make_variables(model, name, data))
 
     setattr(model, attribute, first_call)
 
@@ -211,6 +219,7 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
         data = itertools.chain([batch], data)
     batch = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_spec, batch))
     step = _step(model, batch[0])
+    step.check_agreement()
     if name == "predict":  # which has no metrics
         return data
     metrics = keras_internals.compiled_metrics(model)

@@ -25,7 +25,7 @@ def main(argv):
     import towers
     from towers.machine import workers
 
-    cluster = workers.join()
+    cluster = workers.join_workers()
     towers.logical_cpus(8, num_towers=FLAGS.num_towers)
     digests = {
         name: run() for name, run in kinds(FLAGS.num_towers).items()
@@ -70,7 +70,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
     import towers
     from towers.machine import workers
 
-    cluster = workers.join()
+    cluster = workers.join_workers()
     keras.utils.set_random_seed(3)
     model = build()
     rng = np.random.default_rng(0)

@@ -86,7 +86,7 @@ def say(what):
 def main(what):
     logical_cpus(2)
     try:
-        what(workers.join())
+        what(workers.join_workers())
     except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(LOST_WORKER)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from towers.machine.devices import device_names, has_gpus
 from towers.machine.logical import logical_cpus
+from towers.machine.workers import join_workers
 
 
 def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
@@ -15,8 +16,8 @@ def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
 
     Args:
         gpus: a count, or a list of distinct device indices such as [0, 2, 4].
-        num_towers: on these devices, which logical CPU devices get their threads by; None means one
-            for each.
+        num_towers: of all workers, which logical CPU devices get their threads by; None means one
+            for each device.
 
     Returns:
         Device names such as ["/gpu:0", "/gpu:2"], in the order asked for.
@@ -27,7 +28,8 @@ def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
     indices = _indices(gpus)
     kind = "gpu" if has_gpus() else "cpu"
     if kind == "cpu":
-        _make_logical_cpus(max(indices) + 1, num_towers or len(indices))
+        towers = num_towers or len(indices) * join_workers().num_workers
+        _make_logical_cpus(max(indices) + 1, towers)
     present = device_names(kind)
     if max(indices) >= len(present):
         raise ValueError(_too_many(gpus, indices, kind, present))

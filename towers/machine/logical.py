@@ -42,7 +42,7 @@ def logical_cpus(
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
             another count.
     """
-    cluster = workers.join()
+    cluster = workers.join_workers()
     for name, value in (("count", count), ("num_towers", num_towers)):
         if value is not None and value < 1:
             raise ValueError(f"logical_cpus: {name} ({value}) must be at least 1.")

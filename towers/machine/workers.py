@@ -41,7 +41,7 @@ _ABOUT_WORKERS = (
 
 
 @functools.cache
-def join() -> Cluster:
+def join_workers() -> Cluster:
     """The workers that the environment names; from now on this process is one of them.
 
     Before TensorFlow starts: then it listens at this worker's address.

@@ -121,7 +121,7 @@ class TowerStep:
         check_choice(nonfinite)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
-        self.cluster = workers.join() if cluster is None else cluster
+        self.cluster = workers.join_workers() if cluster is None else cluster
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(self.devices)
         self.num_towers = num_towers

@@ -1,0 +1,63 @@
+"""python -m tests.fit_worker WHAT OUT: make_parallel and Keras' fit, in one worker of several."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import towers
+
+
+def make(seed=1):
+    """A model made before make_parallel is called: TensorFlow has started then."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([
+        keras.Input((6,)), keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(), keras.layers.Dropout(0.3), keras.layers.Dense(3),
+    ])
+
+
+def data(count=50):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 6)).astype("float32")
+    return x, (x @ rng.normal(size=(6, 3))).astype("float32")
+
+
+def fit(out):
+    """The digest of what training, validation, evaluation and prediction give."""
+    model = make()
+    parallel = towers.make_parallel(model, 1, num_towers=4)
+    parallel.compile("adam", "mse", metrics=["mae"])
+    x, y = data()
+    history = parallel.fit(
+        x, y, batch_size=16, epochs=2, verbose=0, validation_data=data(7),
+        sample_weight=np.linspace(0.5, 2, 50),
+    )
+    digest = hashlib.sha256(repr(history.history).encode())
+    digest.update(repr(parallel.evaluate(x, y, batch_size=9, verbose=0)).encode())
+    digest.update(parallel.predict(x, batch_size=9, verbose=0).tobytes())
+    for variable in [*model.variables, *parallel.optimizer.variables]:
+        digest.update(variable.numpy().tobytes())
+    index = towers.join_workers().index
+    Path(out, f"{index}.json").write_text(json.dumps(digest.hexdigest()))
+
+
+def other_shuffle(out):
+    parallel = towers.make_parallel(make(), 1)
+    parallel.compile("adam", "mse")
+    keras.utils.set_random_seed(towers.join_workers().index)
+    np.random.seed(towers.join_workers().index)
+    parallel.fit(*data(), batch_size=16, verbose=0)
+
+
+def other_model(out):
+    parallel = towers.make_parallel(make(seed=towers.join_workers().index), 1)
+    parallel.compile("adam", "mse")
+    parallel.fit(*data(), batch_size=16, verbose=0)
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (fit, other_shuffle, other_model)}[sys.argv[1]](sys.argv[2])

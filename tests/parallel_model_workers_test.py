@@ -1,0 +1,30 @@
+"""make_parallel's fit on several real workers, by scripts that know nothing of them."""
+
+import json
+
+import pytest
+
+from tests.workers import run_all
+
+WORKER = ("-m", "tests.fit_worker")
+
+
+def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
+    digests = set()
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        out.mkdir()
+        for code, _, errors in run_all(count, *WORKER, "fit", out):
+            assert code == 0, errors
+        digests |= {json.loads(path.read_text()) for path in out.iterdir()}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("what, said", [
+    ("other_shuffle", "ValueError: the workers have different global batches in a train step. Give "
+                      "each the same examples in the same order"),
+    ("other_model", "differs from the chief in variable 0 kernel ("),
+])
+def test_workers_that_would_train_something_else_are_refused(what, said, tmp_path):
+    ended = run_all(2, *WORKER, what, tmp_path, timeout=120)
+    assert all(code == 1 and said in errors for code, _, errors in ended), ended
