@@ -95,6 +95,8 @@ CROSS_CUTTING = {
     "conformance/placement_test": "every arrow of the step",
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",
+    "workers_run_test": "train.py on several workers",
+    "parallel_model_workers_test": "make_parallel on several workers",
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
     "step/switches_test": "a step's switches against each other",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",

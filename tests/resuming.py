@@ -44,6 +44,17 @@ def data():
     return (x[:50], y[:50]), (x[50:], y[50:])
 
 
+def other_model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)
+    ])
+
+
+def other_data():
+    (x, y), test = data()
+    return (x + 1, y), test
+
+
 def digits():
     """70 distinct digits of MNIST, at half their size."""
     from towers import datasets

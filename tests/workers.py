@@ -28,14 +28,14 @@ def tf_config(hosts, index):
     return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
 
 
-def start(hosts, index, *arguments, **environment):
-    """One worker: python ARGUMENTS, in the project's root."""
+def start(hosts, index, *arguments, cwd=ROOT, **environment):
+    """One worker: python ARGUMENTS, which finds the project's modules."""
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
+        cwd=cwd,
         env={
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
-            "TF_CONFIG": tf_config(hosts, index), **environment,
+            "TF_CONFIG": tf_config(hosts, index), "PYTHONPATH": str(ROOT), **environment,
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

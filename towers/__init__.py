@@ -65,13 +65,15 @@ def __getattr__(name: str) -> Any:
 def _join_named_workers() -> None:
     """Where the environment names several workers, before the user's model starts TensorFlow.
 
-    What is wrong is said when a run begins.
+    What is wrong is said when a run begins, and TensorFlow's messages do not matter yet.
     """
     from towers.machine.cluster import ALONE, find_cluster
+    from towers.machine.terminal import quiet_stderr
 
     with contextlib.suppress(ValueError):
         if find_cluster() is not ALONE:
-            __getattr__("join_workers")()
+            with quiet_stderr():
+                __getattr__("join_workers")()
 
 
 def __dir__() -> list[str]:

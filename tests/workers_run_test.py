@@ -1,0 +1,158 @@
+"""train.py on several real workers: same bits, real signals, and what is refused."""
+
+import hashlib
+import signal
+import time
+
+import pytest
+
+from tests import workers
+from towers.machine.cluster import LOST_WORKER
+
+FLAGS = (
+    "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--num_towers=4",
+    "--num_gpus=2", "--batch_size=8", "--epochs=2", "--checkpoint_every=1",
+)  # 7 steps an epoch: 50 = 6 x 8 + 2
+
+
+def train(count, run_dir, *flags, **environment):
+    """All workers of a run, started."""
+    place = [f"--resume={run_dir}"] if flags == ("resume",) else [f"--run_dir={run_dir}", *FLAGS]
+    given = () if flags == ("resume",) else flags
+    return workers.start_all(count, "train.py", *place, *given, **environment)
+
+
+def finish(processes, expected=0):
+    ended = workers.finish(processes, timeout=200)
+    assert [code for code, _, _ in ended] == [expected] * len(ended), ended
+    return ended
+
+
+def bits(run_dir):
+    """Of the run's last state, and of its rows but for their times."""
+    newest = run_dir / "checkpoints" / "epoch-2-step-14" / "arrays.bin"
+    rows = (run_dir / "results.csv").read_text().splitlines()
+    return (
+        hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows]
+    )
+
+
+def wait_for(step, run_dir):
+    """Until the checkpoint after so many steps is there."""
+    for _ in range(1200):
+        if any(run_dir.glob(f"checkpoints/epoch-*-step-{step}")):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"step {step}")
+
+
+@pytest.fixture(name="alone", scope="module")
+def _alone(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    finish(train(1, run_dir))
+    return bits(run_dir)
+
+
+def kill_at(step, run_dir, lost):
+    """Two workers, of which one is killed at that step; what the other says."""
+    processes = train(2, run_dir)
+    wait_for(step, run_dir)
+    processes[lost].send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    (code, _, errors) = workers.finish(processes)[1 - lost]
+    assert time.monotonic() - killed_at < 10
+    assert (code, errors.count("error:")) == (LOST_WORKER, 1), errors
+    assert f"error: worker {lost} (127.0.0.1:" in errors
+    assert "Start the run again with --resume=DIR, on any number of workers." in errors
+
+
+@pytest.mark.parametrize("lost, count", [(0, 3), (1, 1)])
+def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
+    lost, count, alone, tmp_path
+):
+    kill_at(3, tmp_path / "run", lost)
+    finish(train(count, tmp_path / "run", "resume"))
+    assert bits(tmp_path / "run") == alone
+    logs = {path.name for path in (tmp_path / "run").glob("log*")}
+    assert logs == {"log.txt", "log-1.txt", *[f"log-{i}.txt" for i in range(1, count)]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_worker_may_be_killed_at_every_step_of_an_epoch(step, alone, tmp_path):
+    kill_at(step, tmp_path / "run", lost=1)
+    finish(train(1, tmp_path / "run", "resume"))
+    assert bits(tmp_path / "run") == alone
+
+
+def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
+    """The other keeps a config.json and a log of its own, and hears the state from the chief."""
+    hosts, disks = workers.addresses(2), [tmp_path / "chiefs", tmp_path / "others"]
+    for disk in disks:
+        disk.mkdir()
+
+    def start(*flags):
+        script = workers.ROOT / "train.py"
+        return [workers.start(hosts, i, script, *flags, cwd=disks[i]) for i in (0, 1)]
+
+    processes = start("--run_dir=run", *FLAGS)
+    wait_for(3, disks[0] / "run")
+    processes[0].send_signal(signal.SIGTERM)
+    finish(processes, expected=143)
+    finish(start("--resume=run"))
+    assert bits(disks[0] / "run") == alone
+    assert {path.name for path in (disks[1] / "run").iterdir()} == {"config.json", "log-1.txt"}
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, tmp_path):
+    processes = train(2, tmp_path / "run")
+    wait_for(3, tmp_path / "run")
+    processes[told].send_signal(signal.SIGTERM)
+    for _, _, errors in finish(processes, expected=143):
+        assert errors.count("\n") == 1 and "stopped by SIGTERM" in errors
+    finish(train(2, tmp_path / "run", "resume"))
+    assert bits(tmp_path / "run") == alone
+
+
+def test_a_stopped_worker_is_lost_after_the_timeout(tmp_path):
+    processes = train(2, tmp_path / "run", "--worker_timeout=4")
+    wait_for(2, tmp_path / "run")
+    processes[1].send_signal(signal.SIGSTOP)
+    ((code, _, errors),) = workers.finish(processes[:1])
+    processes[1].kill()
+    assert code == LOST_WORKER
+    assert "did not answer for" in errors and "seconds in " in errors
+
+
+@pytest.mark.parametrize("flag, said", [
+    ("--seed=3", "in --seed (3, the chief's is 0)"),
+    ("--batch_size=16", "in --batch_size (16, the chief's is 8)"),
+    ("--model=tests.resuming:other_model", "in --model (tests.resuming:other_model, the chief's is"),
+    ("--dataset=tests.resuming:other_data", "in --dataset (tests.resuming:other_data, the chief's"),
+])
+def test_a_worker_that_would_train_something_else_is_refused(flag, said, tmp_path):
+    hosts = workers.addresses(2)
+    run_dir = f"--run_dir={tmp_path / 'run'}"
+    ended = workers.finish([
+        workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
+        workers.start(hosts, 1, "train.py", run_dir, *FLAGS, flag),
+    ])
+    for code, _, errors in ended:
+        assert (code, errors.count("\n")) == (2, 1), errors
+        assert "error: worker 1 (127.0.0.1:" in errors and said in errors
+    assert not list((tmp_path / "run").glob("checkpoints/epoch*"))
+
+
+@pytest.mark.parametrize("tf_config, said", [
+    ("{", "error: TF_CONFIG is not JSON of the form"),
+    ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"index": 2}}', "this is worker 2"),
+])
+def test_a_malformed_tf_config_is_one_line(tf_config, said, tmp_path):
+    process = workers.start(
+        [""], 0, "train.py", f"--run_dir={tmp_path / 'run'}", *FLAGS, TF_CONFIG=tf_config
+    )
+    ((code, _, errors),) = workers.finish([process])
+    assert (code, errors.count("\n")) == (2, 1) and said in errors
+    assert not (tmp_path / "run").exists()
