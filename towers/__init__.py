@@ -1,4 +1,4 @@
-"""Synchronous data-parallel training on one machine's GPUs: the public names, nothing else.
+"""Synchronous data-parallel training on GPUs: the public names, nothing else.
 
 The names are imported when they are first used, so that `import towers`, and with it a mistyped
 flag, does not wait for TensorFlow to start.
