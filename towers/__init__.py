@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from towers.loop import train
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
+    from towers.own_step import gather
     from towers.parallel_model import make_parallel
     from towers.step import TowerStep
     from towers.step.prefetch import prefetched
@@ -23,6 +24,7 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
+    "gather": "towers.own_step",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel_model",
@@ -37,6 +39,7 @@ __all__ = [
     "TowerStep",
     "TrainConfig",
     "datasets",
+    "gather",
     "logical_cpus",
     "logical_gpus",
     "make_parallel",

@@ -4,6 +4,8 @@
         train_step
             TowerStep.train_graph                      towers, averaging, one update
             loss tracker, metrics                      Keras' own, over the global batch
+        a train_step of the model's own
+            OwnStep                                    traced once, run on towers level by level
 """
 
 import functools
@@ -12,7 +14,7 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -21,10 +23,11 @@ import tensorflow as tf
 from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
+from towers.own_step import OwnStep
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.losses import ModelLoss
-from towers.step.sharding import batch_size
+from towers.step.sharding import batch_size, batch_specs
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -51,8 +54,9 @@ def make_parallel(
     batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
 
     Args:
-        model: any Keras 3 model without a `train_step` of its own; one that is not built yet is
-            built on the first batch, on the CPU.
+        model: any Keras 3 model; one that is not built yet is built on the first batch, on the
+            CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
+            docs/own_train_step.md says.
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes.
         num_towers: None means one tower per device.
@@ -84,6 +88,7 @@ class _Towers:
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
     step: made on the first batch after each `compile`.
+    own_steps: of its class's own, by name; made like `step`.
     """
 
     base: keras.Model
@@ -92,6 +97,7 @@ class _Towers:
     batch_norm: str
     unbuilt: dict[str, Any]
     step: TowerStep | None = None
+    own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
 
 class ParallelModel(keras.Model):
@@ -112,19 +118,25 @@ class ParallelModel(keras.Model):
         _forget_functions(self)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One synchronous update; called by Keras' loop."""
+        """One synchronous update, or what the model's own does; called by Keras' loop."""
+        if _overrides(self, "train_step"):
+            return _own_step(self, "train_step")(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
+        if _overrides(self, "test_step"):
+            return _own_step(self, "test_step")(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=False)
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
+        if _overrides(self, "predict_step"):
+            return _own_step(self, "predict_step")(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return _step(self, x).predict_graph(x)
 
@@ -209,7 +221,11 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     else:
         batch = next(data)
         data = itertools.chain([batch], data)
-    batch = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_spec, batch))
+    batch = batch_specs(batch)
+    if _overrides(model, f"{name}_step"):
+        _own_step(model, f"{name}_step").prepare(batch)
+        return data
+    batch = keras.utils.unpack_x_y_sample_weight(batch)
     step = _step(model, batch[0])
     if name == "predict":  # which has no metrics
         return data
@@ -228,6 +244,15 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
             _build(model, x)
             model._towers.step = _make_step(model)
     return model._towers.step
+
+
+def _own_step(model: ParallelModel, name: str) -> OwnStep:
+    """What runs the `train_step`, `test_step` or `predict_step` of the model's own class."""
+    towers = model._towers
+    if name not in towers.own_steps:
+        where = towers.devices, towers.num_towers
+        towers.own_steps[name] = OwnStep(model, name, *where, batch_norm=towers.batch_norm)
+    return towers.own_steps[name]
 
 
 def _make_step(model: ParallelModel) -> TowerStep:
@@ -256,7 +281,7 @@ def _build(model: ParallelModel, x: Any) -> None:
     base = model._towers.base
     if not all(layer.built for layer in keras_internals.all_layers(base)):
         with tf.device("/cpu:0"):
-            base(tf.nest.map_structure(_symbolic, x))
+            base(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x))
     if not model.built:
         _take_over(model)
 
@@ -325,19 +350,17 @@ def _forget_functions(model: ParallelModel) -> None:
     model.run_eagerly = False
     model.jit_compile = False  # XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
-    model._towers.step = None
+    model._towers.step, model._towers.own_steps = None, {}
 
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"model ({model!r}) must be a keras.Model.")
     for name in _STEPS:
-        if _overrides(model, name) or name in vars(model):
+        if name in vars(model):
             raise ValueError(
-                f"model {model.name!r}: {model.__class__.__name__} has a {name} of its own, which "
-                "decides itself what a step computes: towers cannot run it on shards without "
-                "changing its meaning. Put the loss into compute_loss or add_loss and leave the "
-                f"steps to Keras, or write the loop around towers.TowerStep, which ignores {name}."
+                f"model {model.name!r} has a {name} that was set on the instance: define it in a "
+                f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
             )
     if _is_distributed(model):
         raise ValueError(
@@ -358,18 +381,6 @@ def _overrides(model: keras.Model, name: str) -> bool:
     """Whether the model's own class replaces one of Keras' methods."""
     method: Callable = getattr(model.__class__, name)
     return method is not getattr(keras.Model, name)
-
-
-def _spec(value: Any) -> tf.TensorSpec | None:
-    """The spec of a batch's tensor or array, or of its spec; None for an absent one."""
-    if value is None or isinstance(value, tf.OptionalSpec):
-        return None
-    shape = tf.TensorShape(value.shape)
-    return tf.TensorSpec([None, *shape[1:]], value.dtype)
-
-
-def _symbolic(spec: Any) -> keras.KerasTensor:
-    return keras.KerasTensor([None, *spec.shape[1:]], spec.dtype.name)
 
 
 def _hint_gpu_variables(model: keras.Model) -> None:

@@ -1,0 +1,171 @@
+"""The calls that are replaced while a step is traced."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.own_step.steps import fit, fit_both, model_with, pairs, refused
+
+
+def calls():
+    optimizer, metric = keras.optimizers.Optimizer, keras.metrics.Mean
+    return [tf.GradientTape.gradient, tf.GradientTape.jacobian, keras.layers.Layer.__call__,
+            optimizer.apply, metric.update_state, keras.optimizers.LossScaleOptimizer.apply]
+
+
+def test_nothing_stays_replaced():
+    before = calls()
+    own = [name for cls in keras.optimizers.Optimizer.__subclasses__() for name in vars(cls)]
+
+    def step(model, data):
+        raise RuntimeError("in the step")
+
+    with pytest.raises(RuntimeError, match="in the step"):
+        fit(towers.make_parallel(model_with(step), 2))
+    assert calls() == before
+    assert own == [n for cls in keras.optimizers.Optimizer.__subclasses__() for n in vars(cls)]
+
+
+def test_another_thread_sees_the_calls_as_they_are():
+    """While a step is traced, a metric elsewhere counts by itself."""
+    other, found = keras.metrics.Mean(), []
+
+    def update_elsewhere():
+        other.update_state(4.0)
+        variable = keras.Variable(3.0)
+        with tf.GradientTape() as tape:
+            square = variable * variable
+        found.append(float(tape.gradient(square, variable)))
+
+    def step(model, data):
+        thread = threading.Thread(target=update_elsewhere)
+        thread.start()
+        thread.join()
+        return {"loss": tf.reduce_mean(data[0])}
+
+    fit(towers.make_parallel(model_with(step), 2))
+    assert other.result() == 4.0 and other.count.numpy() == 1.0
+    assert found == [6.0]
+
+
+def test_weights_and_rows_in_one_gradient_are_refused():
+    def step(model, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(model(x))
+        tape.gradient(loss, [x, *model.trainable_weights])
+        return {"loss": loss}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "persistent=True" in message
+
+
+def test_a_batch_size_in_the_code_is_refused_by_the_layer_that_it_meets():
+    seed = keras.random.SeedGenerator(1)
+
+    def step(model, data):
+        noise = keras.random.normal([11, 4], seed=seed)
+        return {"loss": tf.reduce_mean(model.layers[0](noise))}
+
+    message = refused(step)
+    assert "'hidden'" in message and "11 rows" in message and "tf.shape(x)[0]" in message
+
+
+def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
+    def step(model, data):
+        grid = tf.reshape(tf.range(12.0), [3, 4])
+        return {"loss": tf.reduce_mean(model.layers[0](grid)) + tf.reduce_mean(data[0])}
+
+    fit_both(lambda: model_with(step))
+
+
+def test_a_sum_that_is_taken_for_a_mean_is_warned_of():
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(
+                tf.reduce_mean((model(x) - y) ** 2, axis=1), global_batch_size=11)
+        tape.gradient(loss, model.trainable_weights)
+        return {"loss": loss}
+
+    with pytest.warns(UserWarning, match=r"patches_test.py:\d+ .*reduce_mean"):
+        fit(towers.make_parallel(model_with(step), 2))
+
+
+def gradients_of_rows(model, x, y):
+    """The slope of a mean, and of a sum, over the batch with respect to its rows."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        mean = tf.reduce_mean((model(x) - y) ** 2)
+        total = tf.reduce_sum((model(x) - y) ** 2)
+    return tape.gradient(mean, x), tape.gradient(total, x)
+
+
+def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
+    def step(model, data):
+        of_mean, of_sum = gradients_of_rows(model, *data)
+        return {"mean": tf.reduce_mean(tf.norm(of_mean, axis=1)),
+                "sum": tf.reduce_mean(tf.norm(of_sum, axis=1))}
+
+    for num_towers in (3, 16):
+        fit_both(lambda: model_with(step), num_towers=num_towers, batch_size=7)
+
+
+def test_jacobians_are_row_by_row(float64):
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                output = model(x)
+            slopes = tape.batch_jacobian(output, x)
+            loss = tf.reduce_mean(slopes ** 2) + tf.reduce_mean((output - y) ** 2)
+        gradients = outer.gradient(loss, model.trainable_weights, unconnected_gradients="zero")
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    theirs, ours = fit_both(lambda: model_with(step), batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_gradient_of_weights_alone_needs_no_tower(float64):
+    def step(model, data):
+        weight = model.trainable_weights[0]
+        with tf.GradientTape() as tape:
+            penalty = tf.reduce_sum(weight ** 2)
+        gradient = tape.gradient(penalty, weight)
+        model.optimizer.apply_gradients([(gradient, weight)])
+        return {"loss": penalty, "mean": tf.reduce_mean(data[0])}
+
+    fit_both(lambda: model_with(step), num_towers=3)
+
+
+class Halves(keras.optimizers.SGD):
+    """A user's optimizer with an `apply` of its own."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([g / 2.0 for g in grads], trainable_variables)
+
+
+def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    def make():
+        model = model_with(step)
+        model.compile(Halves(0.5), jit_compile=False)
+        return model
+
+    _, ours = fit_both(make, *pairs(), batch_size=4)
+    assert ours.optimizer.iterations.numpy() == 3
