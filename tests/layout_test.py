@@ -106,6 +106,7 @@ CROSS_CUTTING = {
     "process_test": "a run as a process: full disks, closed pipes, too little memory",
     "parallel_model_callbacks_test": "parallel_model, in parts",
     "parallel_model_devices_test": "parallel_model, in parts",
+    "parallel_model_own_steps_test": "parallel_model, in parts",
     "parallel_model_saving_test": "parallel_model, in parts",
     "parallel_model_training_test": "parallel_model, in parts",
 }
