@@ -112,3 +112,36 @@ def test_the_tower_count_does_change_the_bits():
 
 def test_one_tower_is_keras_bit_for_bit():
     assert trained_bits(Noisy, 1) == trained_bits(Noisy)
+
+
+class Normalized(keras.Sequential):
+    """BatchNormalization in a step that is written out."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("num_towers", [1, 3, 8])
+def test_synchronized_batch_norm_is_the_large_batchs_on_any_number_of_devices(num_towers, float64):
+    def trained(on_towers):
+        keras.utils.set_random_seed(5)
+        model = Normalized([
+            keras.Input((4,)), L.Dense(5), L.BatchNormalization(), L.Activation("tanh"), L.Dense(2)
+        ])
+        if on_towers:
+            model = towers.make_parallel(
+                model, min(2, num_towers), num_towers=num_towers, batch_norm="synchronized")
+        model.compile("adam", jit_compile=False)
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(22, 4)), rng.normal(size=(22, 2))
+        return model, model.fit(*rows, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+
+    (theirs, expected), (ours, history) = trained(False), trained(True)
+    assert_close(history["loss"], expected["loss"], "loss")
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        assert_close(a.numpy(), b.numpy(), a.path)

@@ -4,20 +4,21 @@
                               kept:  meetings' inputs, gradients, assigned values, logs
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import all_layers
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.dependence import Dependence
 from towers.own_step.foreign import captures, check_no_foreign_resources
 from towers.own_step.meetings import Meeting, Meetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
+from towers.step.state import batch_norm_indices
+from towers.step.synchronized import TowerGroup, synchronized_layers
 
 # What must run although nobody reads its result; a condition may hold an assertion or a print.
 _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
@@ -103,11 +104,15 @@ def _trace_once(
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
         meetings = Meetings(given, share, begin)
-        statistics = _batch_norm_statistics(model)
-        is_average = batch_norm == "average"
-        averaged, first = (statistics, []) if is_average else ([], statistics)
+        synchronized = synchronized_layers(model, batch_norm)
+        statistics = [model.non_trainable_variables[i] for i in batch_norm_indices(model)]
+        averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(meetings, home, averaged, first)
-        with meetings.current(), scope, Patches(meetings, scope).applied():
+        group = _MeetingGroup(meetings, synchronized)
+        with (
+            meetings.current(), scope, Patches(meetings, scope).applied(),
+            group.synchronize(meetings.is_real),
+        ):
             logs = step(tf.nest.pack_sequence_as(specs, leaves))
             logs = _of_batch(meetings, logs)
             assigned = scope.take_all_assigned()
@@ -138,10 +143,13 @@ def _of_batch(meetings: Meetings, logs: Any) -> Any:
     )
 
 
-def _batch_norm_statistics(model: keras.Model) -> list[keras.Variable]:
-    return [
-        variable
-        for layer in all_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in layer.non_trainable_weights
-    ]
+class _MeetingGroup(TowerGroup):
+    """Towers that synchronize their BatchNormalization by meetings: on any number of devices."""
+
+    def __init__(self, meetings: Meetings, layers: Sequence[keras.layers.Layer]) -> None:
+        super().__init__(1, layers)
+        self._meetings = meetings
+
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum of the towers' values; its gradient is the sum of the towers' gradients."""
+        return self._meetings.sum([value])[0]
