@@ -91,6 +91,7 @@ def test_the_trunk_imports_no_circle():
 CROSS_CUTTING = {
     "private_names_test": "every module: what Keras and TensorFlow keep private has one door",
     "conformance/entry_points_test": "train.py, TowerStep and make_parallel are one and the same",
+    "conformance/gather_test": "every place that Keras' own steps call",
     "conformance/gradients_test": "every model",
     "conformance/own_steps_test": "every model's own train_step",
     "conformance/placement_test": "every arrow of the step",

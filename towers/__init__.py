@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from towers.loop import train
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
-    from towers.own_step import gather
     from towers.parallel_model import make_parallel
     from towers.step import TowerStep
+    from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
-    "gather": "towers.own_step",
+    "gather": "towers.step.gathering",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel_model",

@@ -9,7 +9,6 @@
 """
 
 import functools
-import inspect
 import itertools
 import types
 import warnings
@@ -23,9 +22,11 @@ import tensorflow as tf
 from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
+from towers.overrides import overrides, own_loss
 from towers.own_step import OwnStep
 from towers.step import TowerStep
 from towers.step import state as state_lib
+from towers.step.gathering import GatherInTower
 from towers.step.losses import ModelLoss
 from towers.step.sharding import batch_size, batch_specs
 
@@ -88,7 +89,7 @@ class _Towers:
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
     step: made on the first batch after each `compile`.
-    own_steps: of its class's own, by name; made like `step`.
+    own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
     """
 
     base: keras.Model
@@ -119,24 +120,27 @@ class ParallelModel(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One synchronous update, or what the model's own does; called by Keras' loop."""
-        if _overrides(self, "train_step"):
-            return _own_step(self, "train_step")(data)
+        own = _own_step(self, "train")
+        if own is not None:
+            return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
-        if _overrides(self, "test_step"):
-            return _own_step(self, "test_step")(data)
+        own = _own_step(self, "test")
+        if own is not None:
+            return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=False)
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
-        if _overrides(self, "predict_step"):
-            return _own_step(self, "predict_step")(data)
+        own = _own_step(self, "predict")
+        if own is not None:
+            return own(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return _step(self, x).predict_graph(x)
 
@@ -222,19 +226,28 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
         batch = next(data)
         data = itertools.chain([batch], data)
     batch = batch_specs(batch)
-    if _overrides(model, f"{name}_step"):
-        _own_step(model, f"{name}_step").prepare(batch)
-        return data
-    batch = keras.utils.unpack_x_y_sample_weight(batch)
-    step = _step(model, batch[0])
-    if name == "predict":  # which has no metrics
-        return data
+    own = _own_step(model, name)
+    if own is None:
+        try:
+            _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
+        except GatherInTower:  # Keras' own step, then, as if the model's class had written it
+            own = _add_own_step(model, name)
+    if own is not None:
+        own.prepare(batch)
+    return data
+
+
+def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
+    """Traces the tower, for whose outputs the metrics are then made."""
+    step = _step(model, x)
+    if name == "predict":  # which has no labels and no metrics
+        step.trace_tower(name, x, None, None)
+        return
+    y_pred = step.trace_tower(name, x, y, sample_weight)
     metrics = keras_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
-        y_pred = step.trace_tower(name, *batch)
         with tf.device(step.home):
-            metrics.build(batch[1], y_pred)
-    return data
+            metrics.build(y, y_pred)
 
 
 def _step(model: ParallelModel, x: Any) -> TowerStep:
@@ -246,20 +259,26 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
     return model._towers.step
 
 
-def _own_step(model: ParallelModel, name: str) -> OwnStep:
-    """What runs the `train_step`, `test_step` or `predict_step` of the model's own class."""
+def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
+    """What runs the step of the model's own class, or one that gathers; None: `TowerStep` does."""
+    if name not in model._towers.own_steps and overrides(model, f"{name}_step"):
+        _add_own_step(model, name)
+    return model._towers.own_steps.get(name)
+
+
+def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     towers = model._towers
-    if name not in towers.own_steps:
-        where = towers.devices, towers.num_towers
-        towers.own_steps[name] = OwnStep(model, name, *where, batch_norm=towers.batch_norm)
-    return towers.own_steps[name]
+    where = towers.devices, towers.num_towers
+    own = OwnStep(model, f"{name}_step", *where, batch_norm=towers.batch_norm)
+    towers.own_steps[name] = own
+    return own
 
 
 def _make_step(model: ParallelModel) -> TowerStep:
     compiled = keras_internals.compiled_loss(model)
     loss, loss_weights = None, None
-    if _overrides(model, "compute_loss"):
-        loss = ModelLoss(functools.partial(_own_loss, model))
+    if overrides(model, "compute_loss"):
+        loss = ModelLoss(functools.partial(own_loss, model))
     elif compiled is not None:
         loss, loss_weights = compiled
     return TowerStep(
@@ -315,24 +334,11 @@ def _logs(
     with tf.device(_home(model)):
         keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
         # The loss is known; these calls only feed the trackers in them.
-        if _overrides(model, "compute_loss"):
-            _own_loss(model, x, y, y_pred, sample_weight, training)
-        elif _has_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
+        if overrides(model, "compute_loss"):
+            own_loss(model, x, y, y_pred, sample_weight, training)
+        elif keras_internals.compiled_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
             keras_internals.track_output_losses(model, y, y_pred, sample_weight)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _has_loss(model: ParallelModel) -> bool:
-    return keras_internals.compiled_loss(model) is not None
-
-
-def _own_loss(
-    model: ParallelModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
-    """The class's own `compute_loss`, which may be older than the argument `training`."""
-    takes_training = "training" in inspect.signature(model.compute_loss).parameters
-    options = {"training": training} if takes_training else {}
-    return model.compute_loss(x, y, y_pred, sample_weight, **options)
 
 
 def _home(model: keras.Model) -> str:
@@ -375,12 +381,6 @@ def _is_distributed(model: keras.Model) -> bool:
     """Whether a model was made in the scope of a tf.distribute strategy."""
     with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
         return model.distribute_strategy is not tf.distribute.get_strategy()
-
-
-def _overrides(model: keras.Model, name: str) -> bool:
-    """Whether the model's own class replaces one of Keras' methods."""
-    method: Callable = getattr(model.__class__, name)
-    return method is not getattr(keras.Model, name)
 
 
 def _hint_gpu_variables(model: keras.Model) -> None:

@@ -17,7 +17,6 @@ A GAN's step, on two towers:
 A scalar is the batch's mean, and weighs n_i / N; what has a batch axis counts by its rows.
 """
 
-from towers.own_step.meetings import gather
 from towers.own_step.run import OwnStep
 
-__all__ = ["OwnStep", "gather"]
+__all__ = ["OwnStep"]

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from towers.own_step.dependence import Dependence
 from towers.own_step.lines import current_line
+from towers.step.gathering import gathered_by
 
 
 @dataclass
@@ -53,27 +54,7 @@ class Update:
     reads: list[tuple[tf.Tensor, keras.Variable]] = field(default_factory=list)
 
 
-_CURRENT: ContextVar = ContextVar("meetings", default=None)
-
-
-def gather(rows: tf.Tensor) -> tf.Tensor:
-    """The rows of all towers, in the order of the global batch.
-
-    For what compares examples with each other: a contrastive loss, a batch's own statistics, a mean
-    over a mask. Its gradient reaches the rows of every tower. Outside of towers: the rows
-    themselves, so that a step means the same with and without them.
-
-    Args:
-        rows: a tensor [n, ...] with one row for each example of the tower's shard.
-
-    Returns:
-        [N, ...].
-
-    Raises:
-        ValueError: `rows` has no batch axis, or is gathered in a condition or a loop.
-    """
-    meetings = _CURRENT.get()
-    return rows if meetings is None else meetings.gather(tf.convert_to_tensor(rows))
+_TRACING: ContextVar = ContextVar("tracing", default=False)
 
 
 class Meetings:
@@ -103,16 +84,17 @@ class Meetings:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Within, `towers.gather` gathers here."""
-        token = _CURRENT.set(self)
+        token = _TRACING.set(True)
         try:
-            yield
+            with gathered_by(self.gather):
+                yield
         finally:
-            _CURRENT.reset(token)
+            _TRACING.reset(token)
 
     @staticmethod
     def are_current() -> bool:
         """Whether the calling thread is tracing a step: others see Keras and TensorFlow as is."""
-        return _CURRENT.get() is not None
+        return _TRACING.get()
 
     # The ways to meet.
 
