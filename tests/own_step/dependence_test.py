@@ -49,6 +49,12 @@ def test_what_is_fed_is_known_by_what_it_was_told(graph):
     assert (dependence.local(met + 1.0), dependence.level(met + 1.0)) == (False, 1)
 
 
+def test_a_value_from_before_the_trace_is_everyones():
+    value = tf.constant(1.0)
+    with tf.Graph().as_default():
+        assert not Dependence().local(value) and Dependence().level(value) == 0
+
+
 def test_a_graph_may_be_deeper_than_pythons_stack(graph):
     dependence = Dependence()
     value = fed(dependence, True, 2)

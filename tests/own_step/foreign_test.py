@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+import towers
 from tests.own_step.steps import fit_both, model_with, refused
 
 
@@ -59,8 +60,12 @@ def test_a_summary_writer_is_refused(tmp_path):
 
 def test_values_from_outside_and_keras_variables_are_used(float64):
     constant, variable = tf.constant([1.0, 2.0, 3.0, 4.0], "float64"), keras.Variable(3.0)
+    grid, mean = tf.ones([3, 4], "float64"), keras.metrics.Mean()
 
     def step(model, data):
-        return {"loss": tf.reduce_mean(data[0] * constant) * variable}
+        mean.update_state(constant)
+        return {"loss": tf.reduce_mean(data[0] * constant) * variable,
+                "grid": tf.reduce_mean(model.layers[0](grid)), "variable": variable,
+                "gathered": tf.reduce_sum(towers.gather(constant)), "constant": constant[0]}
 
     fit_both(lambda: model_with(step))

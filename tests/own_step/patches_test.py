@@ -1,6 +1,7 @@
 """The calls that are replaced while a step is traced."""
 
 import threading
+import warnings
 
 import keras
 import numpy as np
@@ -94,6 +95,35 @@ def test_a_sum_that_is_taken_for_a_mean_is_warned_of():
         return {"loss": loss}
 
     with pytest.warns(UserWarning, match=r"patches_test.py:\d+ .*reduce_mean"):
+        fit(towers.make_parallel(model_with(step), 2))
+
+
+def weighted_loss(model, data):
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return loss(data[1], model(data[0]), sample_weight=data[1][:, 0])
+
+
+def test_a_mean_over_something_else_than_examples_is_warned_of():
+    def step(model, data):
+        embedded = keras.ops.stack([data[0], data[0]], axis=1)
+        masked = masking(embedded)
+        return {"loss": keras.losses.MeanSquaredError()(tf.zeros_like(masked), masked)}
+
+    masking = keras.layers.Masking()
+    with pytest.warns(UserWarning, match="patches_test.*steps that its mask leaves.*gather"):
+        fit(towers.make_parallel(model_with(step), 2))
+    with pytest.warns(UserWarning, match="patches_test.*sample weights.*gather"):
+        fit(towers.make_parallel(
+            model_with(lambda model, data: {"loss": weighted_loss(model, data)}), 2))
+
+
+def test_a_loss_over_examples_is_not_warned_of():
+    def step(model, data):
+        return {"loss": keras.losses.MeanSquaredError()(
+            data[1], model(data[0]), sample_weight=data[1][:, 0])}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         fit(towers.make_parallel(model_with(step), 2))
 
 

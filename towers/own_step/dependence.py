@@ -53,6 +53,8 @@ class Dependence:
         return self._operation(operation).level
 
     def _fact(self, tensor: tf.Tensor) -> Fact:
+        if not tf.is_symbolic_tensor(tensor):  # a value that was there before the trace
+            return Fact(local=False, level=0)
         return self._fed.get(tensor.name) or self._operation(tensor.op)
 
     def _operation(self, operation: tf.Operation) -> Fact:

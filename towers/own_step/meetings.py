@@ -134,7 +134,7 @@ class Meetings:
         """
         if isinstance(value, keras.Variable):
             value = tf.convert_to_tensor(value)
-        if not tf.is_symbolic_tensor(value) or not self.dependence.local(value):
+        if not tf.is_tensor(value) or not self.dependence.local(value):
             return value
         if has_rows(value):
             return self.gather(value)

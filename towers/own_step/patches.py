@@ -3,11 +3,14 @@
     GradientTape.gradient(loss, variables)   seeds times n_i / N, then the sum over the towers
     optimizer.apply(gradients, variables)    one Update
     Mean.update_state(a scalar)              weighs n_i / N
+    Loss.__call__(y, y_pred)                 warns of means that are not over examples
     Layer.__call__(rows)                     refuses a batch size that is written into the code
 
 They are replaced in the process, and act in the thread that traces alone.
 """
 
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,13 +18,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import optimized_variables
+from towers.machine.keras_internals import keras_mask, optimized_variables
 from towers.own_step.lines import current_line
 from towers.own_step.meetings import Meetings, Update, has_rows
 from towers.own_step.sums import is_row_sum, warn_of_sums
 from towers.own_step.variables import VariableScope
 
 _VARIABLES = (keras.Variable, tf.Variable)
+_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
 
 
 class Patches:
@@ -39,11 +43,12 @@ class Patches:
             (tf.GradientTape, "jacobian", self._jacobian),
             (tf.GradientTape, "batch_jacobian", self._jacobian),
             (keras.layers.Layer, "__call__", self._call_layer),
+            (keras.losses.Loss, "__call__", self._call_loss),
             (keras.metrics.Mean, "update_state", self._update_state),
             (keras.metrics.Sum, "update_state", self._update_state),
             *((owner, "apply", self._apply) for owner in _optimizer_classes()),
         ]
-        with ExitStack() as stack:
+        with _ONE_AT_A_TIME, ExitStack() as stack:
             for owner, name, function in replacements:
                 stack.enter_context(_replaced(owner, name, function))
             yield
@@ -199,6 +204,29 @@ class Patches:
             weight = self._meetings.weighted(factor)
         original(metric, values, sample_weight=weight)
 
+    # Losses.
+
+    def _call_loss(
+        self,
+        original: Callable,
+        loss: keras.losses.Loss,
+        y_true: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Warns of means whose divisor is not the number of examples."""
+        is_weighted = sample_weight is not None and loss.reduction == "mean_with_sample_weight"
+        masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
+        if is_weighted or loss.reduction != "sum" and any(mask is not None for mask in masks):
+            divides = "sample weights" if is_weighted else "steps that its mask leaves"
+            warnings.warn(
+                f"{current_line()}: loss {loss.name!r} is a mean over the {divides}, of which "
+                "towers have different numbers; towers take it for a mean over examples. For the "
+                "large batch's, divide by a sum over towers.gather(rows).",
+                stacklevel=2,
+            )
+        return original(loss, y_true, y_pred, sample_weight=sample_weight)
+
     # Layers.
 
     def _call_layer(
@@ -215,11 +243,10 @@ class Patches:
 
     def _is_fixed_batch(self, value: Any) -> bool:
         """Whether a tensor of this step has a batch axis of a fixed size, and yet is a shard's."""
-        if not tf.is_tensor(value) or isinstance(value, keras.Variable):
+        if not tf.is_symbolic_tensor(value) or value.graph is not self._meetings.graph:
             return False
-        if value.graph is not self._meetings.graph or not value.shape.rank:
-            return False
-        return (value.shape[0] or 0) > 1 and self._meetings.dependence.local(value)
+        is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
+        return is_fixed and self._meetings.dependence.local(value)
 
 
 def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.dependence import Dependence
+from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import captures, check_no_foreign_resources
 from towers.own_step.meetings import Meeting, Meetings, Update
 from towers.own_step.patches import Patches
@@ -88,6 +89,7 @@ def trace_step(
         trace, scope = _trace_once(model, step, specs, home, batch_norm)
         if not scope.is_unready:
             check_no_foreign_resources(trace.function, scope)
+            check_no_fixed_batch(trace.function.graph, trace.dependence)
             return trace
         scope.make_variables()
     raise ValueError(
