@@ -14,7 +14,7 @@ from tests.own_step.steps import fit, fit_both, model_with, pairs, refused
 
 def calls():
     optimizer, metric = keras.optimizers.Optimizer, keras.metrics.Mean
-    return [tf.GradientTape.gradient, tf.GradientTape.jacobian, keras.layers.Layer.__call__,
+    return [tf.GradientTape.gradient, keras.losses.Loss.__call__, keras.layers.Layer.__call__,
             optimizer.apply, metric.update_state, keras.optimizers.LossScaleOptimizer.apply]
 
 
@@ -64,6 +64,18 @@ def test_weights_and_rows_in_one_gradient_are_refused():
 
     message = refused(step)
     assert "patches_test.py:" in message and "persistent=True" in message
+
+
+def test_checkpointing_is_refused():
+    def step(model, data):
+        hidden = keras.remat(lambda rows: tf.tanh(model.layers[0](rows)))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(hidden(data[0]) ** 2)
+        tape.gradient(loss, model.trainable_weights[:2])
+        return {"loss": loss}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "keras.remat" in message
 
 
 def test_a_batch_size_in_the_code_is_refused_by_the_layer_that_it_meets():
@@ -144,6 +156,33 @@ def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
 
     for num_towers in (3, 16):
         fit_both(lambda: model_with(step), num_towers=num_towers, batch_size=7)
+
+
+def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
+    """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
+    def step(model, data):
+        x, y = data
+        slope, _ = gradients_of_rows(model, x, y)
+        with tf.GradientTape() as tape:
+            worse = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
+            loss = tf.reduce_mean((model(worse) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    theirs, ours = fit_both(lambda: model_with(step), num_towers=16, batch_size=7)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_jacobian_with_respect_to_weights_is_the_shards_own(float64):
+    def step(model, data):
+        with tf.GradientTape() as tape:
+            output = model(data[0])
+        slopes = tape.jacobian(output, model.trainable_weights[0])
+        return {"loss": tf.reduce_mean(slopes ** 2)}
+
+    fit_both(lambda: model_with(step), batch_size=6, num_towers=3)
 
 
 def test_jacobians_are_row_by_row(float64):

@@ -111,16 +111,42 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
 
 
 def test_a_small_addition_to_a_large_metric_is_not_rounded_by_a_difference():
-    """float32: (2**24 + 1.75) - 2**24 would be 2."""
+    """float32: of each tower's 1, (2**24 + 1) - 2**24 would leave 0."""
     total = keras.metrics.Sum()
-    total.total.assign(2.0**24 - 4)
+    total.total.assign(2.0**24)
 
     def step(model, data):
-        total.update_state(tf.ones_like(data[0][:, 0]) * 0.25)
+        total.update_state(tf.ones_like(data[0][:, 0]) * 0.125)
         return {"total": total.result()}
 
     model = towers.make_parallel(model_with(step), 2, num_towers=2)
-    assert fit(model, *pairs(16), batch_size=16)["total"] == [2.0**24]
+    assert fit(model, *pairs(16), batch_size=16)["total"] == [2.0**24 + 2]
+
+
+def test_a_value_that_is_read_back_has_no_gradient(float64):
+    """As in Keras: a metric or a state is a number, whatever it was computed of."""
+    def make():
+        mean = keras.metrics.Mean(dtype="float64")
+        seen = keras.Variable(0.0, trainable=False, dtype="float64")
+
+        def step(model, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+                mean.update_state(loss)
+                seen.assign(tf.reduce_sum(model.trainable_weights[0] ** 2))
+                loss = loss * mean.result() * (1.0 + seen)
+            gradients = tape.gradient(loss, model.trainable_weights)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            return {"loss": loss}
+
+        model = model_with(step)
+        model.compile(optimizer=keras.optimizers.SGD(1e-3), jit_compile=False)
+        return model
+
+    theirs, ours = fit_both(make, batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
 
 def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):

@@ -33,15 +33,12 @@ class Patches:
 
     def __init__(self, meetings: Meetings, scope: VariableScope) -> None:
         self._meetings, self._scope = meetings, scope
-        self._is_inside = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within, the calls are replaced."""
         replacements: list[tuple[type, str, Callable]] = [
             (tf.GradientTape, "gradient", self._gradient),
-            (tf.GradientTape, "jacobian", self._jacobian),
-            (tf.GradientTape, "batch_jacobian", self._jacobian),
             (keras.layers.Layer, "__call__", self._call_layer),
             (keras.losses.Loss, "__call__", self._call_loss),
             (keras.metrics.Mean, "update_state", self._update_state),
@@ -74,8 +71,7 @@ class Patches:
             weigh = self._weighted if shared else self._weighted_if_real
             seeds = _seeds(targets, output_gradients)
             seeds = [weigh(t, s) for t, s in zip(targets, seeds, strict=True)]
-            with self._inside():
-                gradients = original(tape, targets, flat, seeds, **options)
+            gradients = original(tape, targets, flat, seeds, **options)
             gradients = self._sum(gradients, flat) if shared else gradients
         is_nested = tf.nest.is_nested(sources)
         return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
@@ -83,27 +79,16 @@ class Patches:
     def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
         """Whether a gradient is nothing that towers have to meet for.
 
-        It is a part of another gradient, or of a loop that each tower runs for itself; or its
-        target depends on no shard, and on nothing that towers have met about.
+        It is part of a loop that each tower runs for itself, such as a Jacobian's; or its target
+        depends on no shard, and on nothing that towers have met about.
         """
         meetings = self._meetings
-        if self._is_inside:
-            return True
         if any(isinstance(s, _VARIABLES) for s in sources):
             meetings.check_outermost("takes the gradient of weights")
         if not meetings.is_outermost():
             return True
         dependence = meetings.dependence
         return not any(dependence.local(t) or dependence.level(t) for t in targets)
-
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Within, further calls are parts of this one: those of a Jacobian, of a checkpoint."""
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
         """Whether the sources are values that all towers share: weights, or made of them."""
@@ -113,7 +98,8 @@ class Patches:
         if any(shared) and not all(shared):
             raise ValueError(
                 f"{current_line()}: one gradient call with respect to weights, which towers share, "
-                "and to rows of a shard. Make two calls, of a tape with persistent=True."
+                "and to rows of a shard. Make two calls, of a tape with persistent=True; leave out "
+                "keras.remat and tf.recompute_grad, which make such calls themselves."
             )
         return all(shared)
 
@@ -148,11 +134,6 @@ class Patches:
     def _join(self, slices: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
         values, indices = self._meetings.join([slices.values, slices.indices])
         return tf.IndexedSlices(values, indices, tf.constant(list(source.shape), tf.int64))
-
-    def _jacobian(self, original: Callable, *args: Any, **options: Any) -> Any:
-        """Row by row; it calls `gradient` for its own ends."""
-        with self._inside():
-            return original(*args, **options)
 
     # Updates.
 
