@@ -94,6 +94,7 @@ CROSS_CUTTING = {
     "conformance/gather_test": "every place that Keras' own steps call",
     "conformance/gradients_test": "every model",
     "conformance/own_steps_test": "every model's own train_step",
+    "conformance/synchronized_test": "make_parallel and own_step: BatchNormalization",
     "conformance/placement_test": "every arrow of the step",
     "conformance/same_bits_test": "every model on any number of devices",
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",

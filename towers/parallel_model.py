@@ -23,7 +23,7 @@ from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.overrides import overrides, own_loss
-from towers.own_step import OwnStep
+from towers.own_step import OwnStep, meet_in_layers
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
@@ -61,7 +61,7 @@ def make_parallel(
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes.
         num_towers: None means one tower per device.
-        batch_norm: as for `TowerStep`.
+        batch_norm: as for `TowerStep`; "synchronized" with any number of towers a device.
 
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
@@ -240,11 +240,10 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
     """Traces the tower, for whose outputs the metrics are then made."""
     step = _step(model, x)
-    if name == "predict":  # which has no labels and no metrics
-        step.trace_tower(name, x, None, None)
-        return
+    if name == "predict":  # which has no metrics, and passes over labels
+        y = sample_weight = None
     y_pred = step.trace_tower(name, x, y, sample_weight)
-    metrics = keras_internals.compiled_metrics(model)
+    metrics = None if name == "predict" else keras_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
         with tf.device(step.home):
             metrics.build(y, y_pred)
@@ -260,16 +259,18 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
 
 
 def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
-    """What runs the step of the model's own class, or one that gathers; None: `TowerStep` does."""
-    if name not in model._towers.own_steps and overrides(model, f"{name}_step"):
+    """What runs a step of the class's own, or one in which towers meet; None: `TowerStep` does."""
+    towers = model._towers
+    where = towers.devices, towers.num_towers, towers.batch_norm
+    is_own = overrides(model, f"{name}_step") or meet_in_layers(model, *where)
+    if is_own and name not in towers.own_steps:
         _add_own_step(model, name)
-    return model._towers.own_steps.get(name)
+    return towers.own_steps.get(name)
 
 
 def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     towers = model._towers
-    where = towers.devices, towers.num_towers
-    own = OwnStep(model, f"{name}_step", *where, batch_norm=towers.batch_norm)
+    own = OwnStep(model, f"{name}_step", towers.devices, towers.num_towers, towers.batch_norm)
     towers.own_steps[name] = own
     return own
 

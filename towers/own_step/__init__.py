@@ -17,6 +17,6 @@ A GAN's step, on two towers:
 A scalar is the batch's mean, and weighs n_i / N; what has a batch axis counts by its rows.
 """
 
-from towers.own_step.run import OwnStep
+from towers.own_step.run import OwnStep, meet_in_layers
 
-__all__ = ["OwnStep"]
+__all__ = ["OwnStep", "meet_in_layers"]

@@ -20,7 +20,19 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.sharding import Shard
+from towers.step.synchronized import synchronized_layers
 from towers.step.tower import TowerInput, run_on_devices
+
+
+def meet_in_layers(
+    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str
+) -> bool:
+    """Whether BatchNormalization is synchronized where towers share devices.
+
+    A collective operation would wait there for a tower that waits for the same device; meetings do
+    not.
+    """
+    return num_towers > len(devices) and bool(synchronized_layers(model, batch_norm))
 
 
 class Place(NamedTuple):
@@ -54,7 +66,6 @@ class OwnStep:
         name: str,
         devices: Sequence[str],
         num_towers: int,
-        *,
         batch_norm: str,
     ) -> None:
         """
