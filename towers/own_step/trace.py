@@ -4,6 +4,7 @@
                               kept:  meetings' inputs, gradients, assigned values, logs
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,34 +102,34 @@ def trace_step(
 def _trace_once(
     model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str
 ) -> tuple[Trace, VariableScope]:
-    found: dict[str, Any] = {}
+    made: list[tuple[Callable[[Any], Trace], VariableScope]] = []
 
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
         meetings = Meetings(given, share, begin)
-        synchronized = synchronized_layers(model, batch_norm)
+        group = _MeetingGroup(meetings, synchronized_layers(model, batch_norm))
         statistics = [model.non_trainable_variables[i] for i in batch_norm_indices(model)]
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(meetings, home, averaged, first)
-        group = _MeetingGroup(meetings, synchronized)
         with (
             meetings.current(), scope, Patches(meetings, scope).applied(),
             group.synchronize(meetings.is_real),
         ):
-            logs = step(tf.nest.pack_sequence_as(specs, leaves))
-            logs = _of_batch(meetings, logs)
+            logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
-        found["scope"], found["rest"] = scope, {
-            "dependence": meetings.dependence, "leaves": given, "share": share, "begin": begin,
-            "events": meetings.events, "reads": scope.reads, "seeds": scope.seeds,
-            "assigned": assigned, "logs": logs,
-        }
+        all_but_function = functools.partial(
+            Trace, dependence=meetings.dependence, leaves=given, share=share, begin=begin,
+            events=meetings.events, reads=scope.reads, seeds=scope.seeds, assigned=assigned,
+            logs=logs,
+        )
+        made.append((all_but_function, scope))
 
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False).get_concrete_function(
             tf.nest.flatten(specs), tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.int32)
         )
-    return Trace(function, **found["rest"]), found["scope"]
+    all_but_function, scope = made[-1]  # of two traces, where TensorFlow saw variables being made
+    return all_but_function(function), scope
 
 
 def _of_batch(meetings: Meetings, logs: Any) -> Any:
