@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -21,11 +22,20 @@ SMALLER = {
     "transfer": ("examples=128, epochs=2, application=keras.applications.MobileNet",
                  HAS_ACCURACIES),
     "autoencoder": ("examples=1500, epochs=2", ["loss", "val_loss"]),
+    "gan": ("examples=400, epochs=2, directory=sys.argv[1]",
+            ["discriminator_loss", "generator_loss"]),
+    "vae": ("examples=1500, epochs=2", ["divergence", "loss", "val_divergence", "val_loss"]),
+    "distillation": ("examples=600, epochs=2", HAS_ACCURACIES),
+    "contrastive": ("examples=800, epochs=2", HAS_LOSSES),
 }
 PRINTS = {
     "wide_mlp": "6,091 parameters, 600 rows,",  # 101 x 50 + 51 x 20 + 21
     "melodies": "; it was ",
+    "vae": "codes of 1,500 images, standard",
+    "distillation": "\nstudent: 0.",
+    "contrastive": "linear probe: towers 0.",
 }
+FALLS = {"gan": "discriminator_loss"}  # of the others: the loss
 
 
 def python(*arguments):
@@ -40,16 +50,17 @@ def test_no_example_is_left_out():
 
 
 @pytest.mark.parametrize("name", SMALLER)
-def test_an_example_trains_to_its_end_and_learns(name):
+def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
     arguments, names = SMALLER[name]
-    run = python("-c", f"import json, keras\nfrom examples import {name}\n"
-                       f"print(json.dumps({name}.main({arguments})))")
+    run = python("-c", f"import json, sys, keras\nfrom examples import {name}\n"
+                       f"print(json.dumps({name}.main({arguments})))", str(tmp_path))
     assert run.returncode == 0, run.stderr[-3000:]
     history = json.loads(run.stdout.splitlines()[-1])
     assert sorted(history) == names
     assert np.shape(list(history.values())) == (len(names), 2)  # two epochs each
     assert np.isfinite(list(history.values())).all()
-    assert history["loss"][1] < history["loss"][0]
+    falls = FALLS.get(name, "loss")
+    assert history[falls][1] < history[falls][0]
     assert PRINTS.get(name, "Epoch 2/2") in run.stdout
     assert run.stdout.count("Epoch ") == 2
 
@@ -59,3 +70,14 @@ def test_an_example_is_the_command_that_it_documents(name):
     text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     assert f"\n    python -m examples.{name}\n" in text
     assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
+
+
+def test_the_gan_draws_a_grid_of_digits_after_each_epoch(tmp_path):
+    run = python("-c", "import sys\nfrom examples import gan\n"
+                       "gan.main(examples=256, epochs=2, directory=sys.argv[1])", str(tmp_path))
+    assert run.returncode == 0, run.stderr[-3000:]
+    grids = [plt.imread(tmp_path / f"epoch_{epoch}.png") for epoch in (1, 2)]
+    assert [grid.shape for grid in grids] == [(168, 168), (168, 168)]
+    digits = grids[1].reshape(6, 28, 6, 28).transpose(0, 2, 1, 3).reshape(36, 28, 28)
+    assert len({digit.tobytes() for digit in digits}) == 36
+    assert np.any(grids[0] != grids[1])

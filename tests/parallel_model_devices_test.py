@@ -94,14 +94,14 @@ def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():
 
 def test_variables_on_a_gpu_are_hinted_at_once(monkeypatch):
     monkeypatch.setattr(state, "variables_device", lambda model: "/gpu:0")
-    parallel_model._warn_gpu_variables.cache_clear()
+    parallel_model._hint_gpu_variables.cache_clear()
     with pytest.warns(UserWarning, match="tf.device..*/cpu:0") as caught:
         for _ in range(3):
             towers.make_parallel(classifier(), 1)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     monkeypatch.undo()
-    parallel_model._warn_gpu_variables.cache_clear()
+    parallel_model._hint_gpu_variables.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         towers.make_parallel(classifier(), 1)

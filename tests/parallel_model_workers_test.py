@@ -23,6 +23,8 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
 @pytest.mark.parametrize("what, said", [
     ("other_shuffle", "ValueError: the workers have different global batches in a train step. Give "
                       "each the same examples in the same order"),
+    ("own_step", "towers meet in its train_step, within one process only, and the environment names"
+                 " 2 workers. Unset TF_CONFIG."),
     ("other_model", "differs from the chief in variable 0 kernel ("),
 ])
 def test_workers_that_would_train_something_else_are_refused(what, said, tmp_path):

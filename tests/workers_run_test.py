@@ -129,7 +129,7 @@ def test_a_stopped_worker_is_lost_after_the_timeout(tmp_path):
 @pytest.mark.parametrize("flag, said", [
     ("--seed=3", "in --seed (3, the chief's is 0)"),
     ("--batch_size=16", "in --batch_size (16, the chief's is 8)"),
-    ("--model=tests.resuming:other_model", "in --model (tests.resuming:other_model, the chief's is"),
+    ("--model=tests.resuming:other_model", "in --model (tests.resuming:other_model, the chief"),
     ("--dataset=tests.resuming:other_data", "in --dataset (tests.resuming:other_data, the chief"),
 ])
 def test_a_worker_that_would_train_something_else_is_refused(flag, said, tmp_path):

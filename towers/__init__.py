@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from towers.machine.workers import join_workers
     from towers.parallel_model import make_parallel
     from towers.step import TowerStep
+    from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
+    "gather": "towers.step.gathering",
     "join_workers": "towers.machine.workers",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
@@ -40,6 +42,7 @@ __all__ = [
     "TowerStep",
     "TrainConfig",
     "datasets",
+    "gather",
     "join_workers",
     "logical_cpus",
     "logical_gpus",

@@ -108,12 +108,9 @@ def find_devices(config: TrainConfig) -> list[str]:
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
         _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
-    return devices if config.num_towers is None else devices[: _towers_each(config.num_towers)]
-
-
-def _towers_each(num_towers: int) -> int:
-    """The most towers that one of the workers has."""
-    return -(-num_towers // join_workers().num_workers)
+    if config.num_towers is None:
+        return devices
+    return devices[: join_workers().most_towers(config.num_towers)]
 
 
 def make_optimizer(
@@ -160,7 +157,7 @@ def _split_cpu(
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         if tf.config.get_logical_device_configuration(cpu) is None:
             cores = devices_lib.count_cores()
-            towers = cores if num_towers is None else _towers_each(num_towers)
+            towers = cores if num_towers is None else join_workers().most_towers(num_towers)
             logical_cpus(num_devices or min(cores, towers), num_towers=num_towers)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(

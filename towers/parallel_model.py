@@ -4,15 +4,16 @@
         train_step
             TowerStep.train_graph                      towers, averaging, one update
             loss tracker, metrics                      Keras' own, over the global batch
+        a train_step of the model's own
+            OwnStep                                    traced once, run on towers level by level
 """
 
 import functools
-import inspect
 import itertools
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -22,10 +23,13 @@ from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.workers import join_workers, watched
+from towers.overrides import overrides, own_loss
+from towers.own_step import OwnStep, meet_in_layers
 from towers.step import TowerStep
 from towers.step import state as state_lib
+from towers.step.gathering import GatherInTower
 from towers.step.losses import ModelLoss
-from towers.step.sharding import batch_size
+from towers.step.sharding import batch_size, batch_specs
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -51,16 +55,16 @@ def make_parallel(
     a model that is compiled already hands its compile arguments on. `batch_size` is the global
     batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
 
-    Where the environment names several workers, each makes the same model and gives it the same
-    global batches; `fit` trains on all of them.
+    Of several workers, each makes the same model and gives it the same global batches.
 
     Args:
-        model: any Keras 3 model without a `train_step` of its own; one that is not built yet is
-            built on the first batch, on the CPU.
+        model: any Keras 3 model; one that is not built yet is built on the first batch, on the
+            CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
+            docs/own_train_step.md says.
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes.
         num_towers: of all workers together; None means one tower per device.
-        batch_norm: as for `TowerStep`.
+        batch_norm: as for `TowerStep`; "synchronized" with any number of towers a device.
 
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
@@ -75,8 +79,7 @@ def make_parallel(
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
     parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
-    if model.built:
-        _hint_gpu_variables(model)
+    _hint_gpu_variables(_home(model))
     _forget_functions(parallel)
     return parallel
 
@@ -88,6 +91,7 @@ class _Towers:
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
     step: made on the first batch after each `compile`.
+    own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
     """
 
     base: keras.Model
@@ -96,6 +100,7 @@ class _Towers:
     batch_norm: str
     unbuilt: dict[str, Any]
     step: TowerStep | None = None
+    own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
 
 class ParallelModel(keras.Model):
@@ -116,19 +121,28 @@ class ParallelModel(keras.Model):
         _forget_functions(self)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One synchronous update; called by Keras' loop."""
+        """One synchronous update, or what the model's own does; called by Keras' loop."""
+        own = _own_step(self, "train")
+        if own is not None:
+            return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
+        own = _own_step(self, "test")
+        if own is not None:
+            return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
         return _logs(self, loss, x, y, y_pred, sample_weight, training=False)
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
+        own = _own_step(self, "predict")
+        if own is not None:
+            return own(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return _step(self, x).predict_graph(x)
 
@@ -217,17 +231,29 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     else:
         batch = next(data)
         data = itertools.chain([batch], data)
-    batch = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_spec, batch))
-    step = _step(model, batch[0])
-    step.check_agreement()
-    if name == "predict":  # which has no metrics
-        return data
-    metrics = keras_internals.compiled_metrics(model)
-    if metrics is not None and not metrics.built:
-        y_pred = step.trace_tower(name, *batch)
-        with tf.device(step.home):
-            metrics.build(batch[1], y_pred)
+    batch = batch_specs(batch)
+    own = _own_step(model, name)
+    if own is None:
+        try:
+            _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
+        except GatherInTower:  # Keras' own step, then, as if the model's class had written it
+            own = _add_own_step(model, name)
+    if own is not None:
+        own.prepare(batch)
     return data
+
+
+def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
+    """Traces the tower, for whose outputs the metrics are then made."""
+    step = _step(model, x)
+    step.check_agreement()
+    if name == "predict":  # which has no metrics, and passes over labels
+        y = sample_weight = None
+    y_pred = step.trace_tower(name, x, y, sample_weight)
+    metrics = None if name == "predict" else keras_internals.compiled_metrics(model)
+    if metrics is not None and not metrics.built:
+        with tf.device(step.home):
+            metrics.build(y, y_pred)
 
 
 def _step(model: ParallelModel, x: Any) -> TowerStep:
@@ -239,11 +265,27 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
     return model._towers.step
 
 
+def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
+    """What runs a step of the class's own, or one in which towers meet; None: `TowerStep` does."""
+    towers = model._towers
+    where = towers.devices, towers.num_towers, towers.batch_norm
+    is_own = overrides(model, f"{name}_step") or meet_in_layers(model, *where)
+    if is_own and name not in towers.own_steps:
+        _add_own_step(model, name)
+    return towers.own_steps.get(name)
+
+
+def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
+    towers = model._towers
+    where = towers.devices, towers.num_towers, towers.batch_norm
+    return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
+
+
 def _make_step(model: ParallelModel) -> TowerStep:
     compiled = keras_internals.compiled_loss(model)
     loss, loss_weights = None, None
-    if _overrides(model, "compute_loss"):
-        loss = ModelLoss(functools.partial(_own_loss, model))
+    if overrides(model, "compute_loss"):
+        loss = ModelLoss(functools.partial(own_loss, model))
     elif compiled is not None:
         loss, loss_weights = compiled
     return TowerStep(
@@ -265,7 +307,7 @@ def _build(model: ParallelModel, x: Any) -> None:
     base = model._towers.base
     if not all(layer.built for layer in keras_internals.all_layers(base)):
         with tf.device("/cpu:0"):
-            base(tf.nest.map_structure(_symbolic, x))
+            base(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x))
     if not model.built:
         _take_over(model)
 
@@ -299,24 +341,11 @@ def _logs(
     with tf.device(_home(model)):
         keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
         # The loss is known; these calls only feed the trackers in them.
-        if _overrides(model, "compute_loss"):
-            _own_loss(model, x, y, y_pred, sample_weight, training)
-        elif _has_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
+        if overrides(model, "compute_loss"):
+            own_loss(model, x, y, y_pred, sample_weight, training)
+        elif keras_internals.compiled_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
             keras_internals.track_output_losses(model, y, y_pred, sample_weight)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _has_loss(model: ParallelModel) -> bool:
-    return keras_internals.compiled_loss(model) is not None
-
-
-def _own_loss(
-    model: ParallelModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
-    """The class's own `compute_loss`, which may be older than the argument `training`."""
-    takes_training = "training" in inspect.signature(model.compute_loss).parameters
-    options = {"training": training} if takes_training else {}
-    return model.compute_loss(x, y, y_pred, sample_weight, **options)
 
 
 def _home(model: keras.Model) -> str:
@@ -334,19 +363,17 @@ def _forget_functions(model: ParallelModel) -> None:
     model.run_eagerly = False
     model.jit_compile = False  # XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
-    model._towers.step = None
+    model._towers.step, model._towers.own_steps = None, {}
 
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"model ({model!r}) must be a keras.Model.")
     for name in _STEPS:
-        if _overrides(model, name) or name in vars(model):
+        if name in vars(model):
             raise ValueError(
-                f"model {model.name!r}: {model.__class__.__name__} has a {name} of its own, which "
-                "decides itself what a step computes: towers cannot run it on shards without "
-                "changing its meaning. Put the loss into compute_loss or add_loss and leave the "
-                f"steps to Keras, or write the loop around towers.TowerStep, which ignores {name}."
+                f"model {model.name!r} has a {name} that was set on the instance: define it in a "
+                f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
             )
     if _is_distributed(model):
         raise ValueError(
@@ -363,35 +390,12 @@ def _is_distributed(model: keras.Model) -> bool:
         return model.distribute_strategy is not tf.distribute.get_strategy()
 
 
-def _overrides(model: keras.Model, name: str) -> bool:
-    """Whether the model's own class replaces one of Keras' methods."""
-    method: Callable = getattr(model.__class__, name)
-    return method is not getattr(keras.Model, name)
-
-
-def _spec(value: Any) -> tf.TensorSpec | None:
-    """The spec of a batch's tensor or array, or of its spec; None for an absent one."""
-    if value is None or isinstance(value, tf.OptionalSpec):
-        return None
-    shape = tf.TensorShape(value.shape)
-    return tf.TensorSpec([None, *shape[1:]], value.dtype)
-
-
-def _symbolic(spec: Any) -> keras.KerasTensor:
-    return keras.KerasTensor([None, *spec.shape[1:]], spec.dtype.name)
-
-
-def _hint_gpu_variables(model: keras.Model) -> None:
-    home = state_lib.variables_device(model)
-    if devices_lib.is_gpu(home):
-        _warn_gpu_variables(home)
-
-
 @functools.cache
-def _warn_gpu_variables(home: str) -> None:
+def _hint_gpu_variables(home: str) -> None:
     """Once in a process."""
-    warnings.warn(
-        f"the model's variables are on {home} and stay there: that device also averages and "
-        "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
-        stacklevel=4,
-    )
+    if devices_lib.is_gpu(home):
+        warnings.warn(
+            f"the model's variables are on {home} and stay there: that device also averages and "
+            "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
+            stacklevel=3,
+        )

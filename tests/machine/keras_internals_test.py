@@ -132,3 +132,24 @@ def test_loss_tracker():
             x, y = np.ones([4, 3]), model(np.ones([4, 3]))
             model.train_on_batch(x, tf.nest.map_structure(np.asarray, y))
             assert tracker.count.numpy() == 4
+
+
+def test_stored_value():
+    with keeps("stored_value", "keeps TensorFlow's variable in its own, also in a StatelessScope"):
+        variable = keras.Variable([1.0, 2.0])
+        with keras.StatelessScope([(variable, tf.constant([3.0, 4.0]))]):
+            assert isinstance(keras_internals.stored_value(variable), tf.Variable)
+            np.testing.assert_array_equal(keras_internals.stored_value(variable), [1.0, 2.0])
+            late = keras.Variable("zeros", shape=(2,))
+            assert keras_internals.stored_value(late) is None
+
+
+def test_optimized_variables():
+    with keeps("optimized_variables", "keeps the variables that an optimizer was built for"):
+        variables = [keras.Variable([1.0]), keras.Variable([2.0])]
+        for optimizer in (
+            keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+        ):
+            optimizer.build(variables)
+            found = keras_internals.optimized_variables(optimizer)
+            assert [v is w for v, w in zip(found, variables, strict=True)] == [True, True]

@@ -94,6 +94,16 @@ def test_keep_whole():
         assert marked.function_def.attr[attribute].b
 
 
+def test_colocation():
+    with keeps("COLOCATION", "writes with whom a node is to be placed as this attribute"):
+        with tf.Graph().as_default() as graph:
+            one = tf.constant(1.0, name="one")
+            with tf.compat.v1.colocate_with(one):
+                tf.identity(one, name="two")
+        nodes = {node.name: node for node in graph.as_graph_def().node}
+        assert nodes["two"].attr[tensorflow_internals.COLOCATION].list.s == [b"loc:@one"]
+
+
 def test_keep_whole_shows_in_what_runs(planes):
     with keeps("KEEP_WHOLE", "runs functions marked so as calls"):
         names = [name for name, _ in host_events(planes)]

@@ -36,6 +36,10 @@ class Cluster:
     def num_workers(self) -> int:
         return max(1, len(self.addresses))
 
+    def most_towers(self, num_towers: int) -> int:
+        """The most that one worker has, of T towers: ceil(T / W)."""
+        return -(-num_towers // self.num_workers)
+
     @property
     def is_chief(self) -> bool:
         return self.index == 0

@@ -136,3 +136,22 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     property is public, but its order is written down nowhere. Since 3.0.5.
     """
     return keras.Model.metrics.fget(model)[0]
+
+# Variables.
+
+
+def stored_value(variable: keras.Variable) -> tf.Variable | None:
+    """TensorFlow's variable behind Keras'; None where it is still to be made.
+
+    `variable.value` hands out the same, but in a StatelessScope what the scope says, or a
+    placeholder: a scope that reads it itself has no public way. Since 3.0.5.
+    """
+    return variable._value
+
+
+def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables that a built optimizer was built for, in order.
+
+    `optimizer.variables` has those of its own alone. Since 3.0.5.
+    """
+    return optimizer._trainable_variables

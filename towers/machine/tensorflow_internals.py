@@ -18,6 +18,10 @@ import tensorflow as tf
 # and does not copy its body into each caller. The argument is public, this attribute's name is not.
 KEEP_WHOLE = {"_noinline": True}
 
+# The attribute of a graph's node that names the nodes it is to be placed with. A node that is
+# copied without them is refused; `tf.graph_util` removes no attributes.
+COLOCATION = "_class"
+
 # How an operation's name begins that `tf.cond` runs where its condition is true, a regular
 # expression: the branch is copied into the caller's graph under names that TensorFlow makes up.
 TRUE_BRANCH = r"cond/then/_\d+/cond/"

@@ -12,7 +12,7 @@ class Follower(Saver):
     _finished_step: int | None = None
 
     def _find(self, resume: bool) -> Found | None:
-        heard = relay.hear(self._run.workers)
+        heard = relay.hear(self.workers)
         self._finished_step = heard.finished_step
         return heard.found
 

@@ -54,7 +54,7 @@ class Saver:
             callbacks: the user's, which remember things, too.
             warn: called with one line where something cannot be written.
         """
-        self._run, self._directory = run, directory
+        self._run, self._directory, self.workers = run, directory, run.workers
         self._checkpoints = directory / run_dir.CHECKPOINTS
         self._callbacks, self._warn = list(callbacks), warn
         self._writer = checkpoints.Writer(warn)
@@ -97,7 +97,7 @@ class Saver:
                     f"{self._checkpoints} holds no checkpoint, and {self._directory} holds results "
                     "that a start from step 0 would replace. Name a new directory with `run_dir`."
                 )
-        relay.tell(self._run.workers, Heard(found, self.finished_step()))
+        relay.tell(self.workers, Heard(found, self.finished_step()))
         return found
 
     def begin(self, position: Position) -> None:

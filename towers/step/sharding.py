@@ -82,3 +82,17 @@ def batch_size(batch: Structure) -> tf.Tensor:
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
     """Like `tf.nest.map_structure`, with None standing for an absent tensor."""
     return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)
+
+
+def batch_specs(batch: Any) -> Any:
+    """The specs of a batch's tensors or arrays, or of their specs, for any number of examples.
+
+    None for what is absent, as in Keras' data.
+    """
+    return tf.nest.map_structure(_batch_spec, batch)
+
+
+def _batch_spec(value: Any) -> tf.TensorSpec | None:
+    if value is None or isinstance(value, tf.OptionalSpec):
+        return None
+    return tf.TensorSpec([None, *tf.TensorShape(value.shape)[1:]], value.dtype)

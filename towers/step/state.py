@@ -99,6 +99,11 @@ def check_model(model: keras.Model) -> None:
             f"model {model.name!r} is not built: its variables do not exist yet. Give it a "
             "keras.Input, or call it on a batch first."
         )
+    check_layers(model)
+
+
+def check_layers(model: keras.Model) -> None:
+    """Raises ValueError for a layer that towers cannot compute."""
     for layer in all_layers(model):
         if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
             raise ValueError(

@@ -16,6 +16,7 @@ from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step import scopes
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
+from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
 from towers.step.sharding import map_tensors
@@ -156,16 +157,17 @@ class Tower:
             inputs, options: its arguments, of the structure and the dtypes to come; or their specs.
 
         Raises:
-            ValueError: the model reads a variable that is not one of its own.
+            ValueError: the model reads a variable that is not one of its own, or gathers rows.
         """
         parameters, state, *shard = inputs
         specs = map_tensors(_any_size, (shard, options))
         key = name + str(specs)
         if key not in self._traced:
             values = tf.nest.map_structure(_same_size, (parameters, state))
-            function = tf.function(
-                getattr(self, name), autograph=False, **self._options
-            ).get_concrete_function(TowerInput(*values, *specs[0]), *specs[1])
+            with gathered_by(refuse):
+                function = tf.function(
+                    getattr(self, name), autograph=False, **self._options
+                ).get_concrete_function(TowerInput(*values, *specs[0]), *specs[1])
             _check_closed(function, self._model)
             self._traced[key] = function
         return self._traced[key]

@@ -1,0 +1,129 @@
+"""A loss over the whole global batch: SimCLR on two views of each MNIST image, with towers.gather.
+
+    python -m examples.contrastive
+
+Each image's two views are to find each other among all views of the batch (Chen et al. 2020,
+https://arxiv.org/abs/2002.05709): the loss needs the embeddings of all towers. Prints how well a
+linear classifier does on what the encoder has learnt without labels, with towers and by Keras on
+one device: 0.88 on both, and 0.71 on an encoder that has learnt nothing.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import towers
+from towers.datasets import mnist
+
+L = keras.layers
+GPUS = len(tf.config.list_physical_devices("GPU"))
+DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+EXAMPLES = 12_000
+GLOBAL_BATCH = 256
+EPOCHS = 4
+TEMPERATURE = 0.2
+
+
+def build_encoder() -> keras.Model:
+    """Images [N, 28, 28, 1] -> features [N, 64]."""
+    return keras.Sequential([
+        keras.Input((28, 28, 1)),
+        L.Conv2D(16, 3, strides=2, activation="relu"),
+        L.Conv2D(32, 3, strides=2, activation="relu"),
+        L.Flatten(),
+        L.Dense(64, activation="relu"),
+    ], name="encoder")
+
+
+class SimCLR(keras.Model):
+    """An encoder, and a projection that is thrown away afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = build_encoder()
+        self.projection = keras.Sequential(
+            [keras.Input((64,)), L.Dense(64, activation="relu"), L.Dense(32)], name="projection")
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Set to zero before each epoch."""
+        return [self.mean]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One update on two views, each [N, 28, 28, 1]."""
+        with tf.GradientTape() as tape:
+            # Without gather, each tower would compare the views of its own shard alone.
+            left, right = (towers.gather(self.embed(view)) for view in data)
+            similar = tf.matmul(left, right, transpose_b=True) / TEMPERATURE
+            partners = tf.range(tf.shape(similar)[0])
+            losses = [
+                keras.losses.sparse_categorical_crossentropy(partners, logits, from_logits=True)
+                for logits in (similar, tf.transpose(similar))
+            ]
+            loss = tf.reduce_mean(losses[0]) + tf.reduce_mean(losses[1])
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+    def embed(self, images: Any) -> Any:
+        """Vectors of length 1, [N, 32]."""
+        return tf.math.l2_normalize(self.projection(self.encoder(images)), axis=1)
+
+
+def view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each image moved by up to 3 pixels, fainter or stronger, with a patch of it left out."""
+    changed = np.empty_like(images)
+    for i, image in enumerate(images):
+        moved = np.roll(image, rng.integers(-3, 4, 2), axis=(0, 1)) * rng.uniform(0.6, 1.4)
+        top, left = rng.integers(0, 20, 2)
+        moved[top:top + 8, left:left + 8] = 0.0
+        changed[i] = moved
+    return changed
+
+
+def probe(encoder: keras.Model, train: tuple, test: tuple) -> float:
+    """The test accuracy of a linear classifier on the features, by least squares."""
+    def features(images: np.ndarray) -> np.ndarray:
+        found = encoder.predict(images, batch_size=1000, verbose=0)
+        return np.concatenate([found, np.ones([len(found), 1])], axis=1)
+
+    x, labels = features(train[0]), np.eye(10)[train[1]]
+    weights = np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ labels)
+    return float(np.mean(np.argmax(features(test[0]) @ weights, axis=1) == test[1]))
+
+
+def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float]]:
+    """Trains with towers and on one device; returns the history with towers."""
+    if not GPUS:
+        towers.logical_cpus(DEVICES)
+    data = mnist.load()
+    train = tuple(part[:examples] for part in data.train)
+    rng = np.random.default_rng(0)
+    views = view(train[0], rng), view(train[0], rng)
+
+    def fit(on_towers: bool, verbose: int) -> tuple[dict, keras.Model]:
+        keras.utils.set_random_seed(0)
+        with tf.device("/cpu:0"):
+            model = SimCLR()
+        trained = towers.make_parallel(model, DEVICES) if on_towers else model
+        trained.compile("adam")
+        fitted = trained.fit(
+            *views, batch_size=GLOBAL_BATCH, epochs=epochs, shuffle=False, verbose=verbose)
+        return fitted.history, model.encoder
+
+    with tf.device("/cpu:0"):
+        untrained = build_encoder()
+    history, encoder = fit(True, 2)
+    _, by_keras = fit(False, 0)
+    found = [probe(model, train, data.test) for model in (encoder, by_keras, untrained)]
+    print(f"linear probe: towers {found[0]:.4f}, one device {found[1]:.4f}, "
+          f"untrained {found[2]:.4f}")
+    return history
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""A traced step, cut into levels."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.own_step.steps import layers, pairs
+from towers.own_step.cut import cut
+from towers.own_step.trace import trace_step
+
+
+class TwoUpdates(keras.Sequential):
+    """The loss after an update, clipped, and a second update."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return {"loss": loss}
+
+
+@pytest.fixture(name="trace", scope="module")
+def _trace():
+    model = TwoUpdates(layers())
+    model.compile("sgd")
+    specs = tuple(tf.TensorSpec([None, *v.shape[1:]], "float32") for v in pairs())
+    return trace_step(model, model.train_step, specs, home="/cpu:0", batch_norm="average")
+
+
+def types(piece):
+    (function,) = piece.functions
+    return {op.type for op in function.graph.get_operations()}
+
+
+def test_towers_compute_gradients_and_home_clips_them(trace):
+    towers = cut(trace, [v for m in trace.meetings for v in m.inputs])
+    home = cut(trace, [g for u in trace.updates for g in u.gradients])
+    assert [m.level for m in trace.meetings] == [0, 2, 2]
+    assert [u.level for u in trace.updates] == [1, 3]
+    assert sorted(towers) == [0, 2]
+    assert all("MatMul" in types(piece) for piece in towers.values())
+    assert not any("MatMul" in types(piece) for piece in home.values())
+    assert all("Sqrt" in types(home[level]) for level in (1, 3))
+
+
+def test_a_level_computes_nothing_that_nobody_wants(trace):
+    only_first = cut(trace, trace.meetings[0].inputs)
+    assert sorted(only_first) == [0]
+
+
+def test_a_piece_names_no_device(trace):
+    for piece in cut(trace, [v for m in trace.meetings for v in m.inputs]).values():
+        (function,) = piece.functions
+        assert not [op.name for op in function.graph.get_operations() if op.device]
+
+
+def test_a_piece_takes_what_earlier_levels_gave(trace):
+    pieces = cut(trace, [v for m in trace.meetings for v in m.inputs])
+    fed = {tensor.name for u in trace.updates for tensor, _ in u.reads}
+    assert fed & set(pieces[2].inputs)
+    assert not fed & set(pieces[0].inputs)

@@ -1,0 +1,37 @@
+"""Which line of the user's code is at work."""
+
+import inspect
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from towers.own_step.lines import current_line, line_of
+
+HERE = Path(__file__).name
+
+
+def line_number():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def test_the_current_line_is_the_innermost_outside_of_the_libraries():
+    assert current_line() == f"{HERE}:{line_number()}"
+
+
+def test_lines_of_keras_and_tensorflow_are_passed_over():
+    found = []
+
+    class Asks(keras.layers.Layer):
+        def call(self, x):
+            found.append(tf.nest.map_structure(lambda _: current_line(), 1))
+            return x
+
+    Asks()(tf.ones([1, 2]))
+    assert found == [f"{HERE}:{inspect.getsourcelines(Asks)[1] + 2}"]
+
+
+def test_an_operation_knows_the_line_that_made_it():
+    with tf.Graph().as_default():
+        made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2])); line = line_number()  # noqa: E702,E501
+    assert line_of(made.op) == f"{HERE}:{line}"

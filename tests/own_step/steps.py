@@ -1,0 +1,59 @@
+"""What the tests of own steps share: small models whose step is a function, and how to run them."""
+
+import keras
+import numpy as np
+
+import towers
+
+L = keras.layers
+
+
+def layers():
+    return [keras.Input((4,), name="rows"), L.Dense(3, name="hidden"), L.Dense(2, name="last")]
+
+
+def model_with(step, method="train_step"):
+    """A compiled Sequential, 4 numbers -> 2, with a step of its own: (model, data) -> logs."""
+    cls = type("Own", (keras.Sequential,), {method: step})
+    model = cls(layers(), name="own")
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    return model
+
+
+def pairs(count=11):
+    """x [N, 4], y [N, 2]."""
+    rng = np.random.default_rng(count)
+    return rng.normal(size=(count, 4)), rng.normal(size=(count, 2))
+
+
+def fit(model, *data, batch_size=11, **options):
+    """The history of one epoch, in the order of the rows."""
+    data = data or pairs()
+    return model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, **options).history
+
+
+def fit_both(make, *data, num_towers=4, **options):
+    """(by Keras, on towers): the trained models; their histories agree."""
+    trained, histories = [], []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(5)
+        model = make()
+        if on_towers:
+            model = towers.make_parallel(model, 2, num_towers=num_towers)
+        histories.append(fit(model, *data, **options))
+        trained.append(model)
+    assert list(histories[0]) == list(histories[1])
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-10, err_msg=name)
+    return trained
+
+
+def refused(step, *data, **options):
+    """The message of the ValueError that a step is refused with, on towers."""
+    try:
+        fit(towers.make_parallel(model_with(step, **options), 2), *data)
+    except ValueError as error:
+        lines = str(error).strip().splitlines()
+        assert len(lines) == 1 or lines[0] == "in user code:", "a message of more than one line"
+        return lines[-1].strip()
+    raise AssertionError("nothing was refused")

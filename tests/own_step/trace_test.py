@@ -1,0 +1,81 @@
+"""A step, traced once for one tower."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.own_step.steps import fit, model_with, pairs, refused
+
+
+def counting(times):
+    def step(model, data):
+        times.append(1)
+        return {"loss": tf.reduce_mean(model(data[0]))}
+
+    return step
+
+
+@pytest.mark.parametrize("num_towers", [1, 8])
+def test_python_runs_the_step_once_whatever_the_number_of_towers_and_rows(num_towers):
+    times = []
+    model = towers.make_parallel(model_with(counting(times)), 2, num_towers=num_towers)
+    fit(model, *pairs(22), batch_size=5, epochs=2)
+    assert len(times) == 1
+    fit(model, pairs(22)[0].astype("int32"), pairs(22)[1])
+    assert len(times) == 2, "another structure"
+
+
+class Unbuilt(keras.Model):
+    """Makes its variables, and its metric's, on the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = keras.layers.Dense(3), keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_model_that_is_not_built_is_built_by_its_step(float64):
+    trained = []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(5)
+        model = Unbuilt()
+        model = towers.make_parallel(model, 2, num_towers=3) if on_towers else model
+        model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+        fit(model, batch_size=4)
+        trained.append(model)
+    theirs, ours = trained
+    assert ours.built and len(ours.weights) == 4
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+        assert a.value.device.endswith("CPU:0")
+
+
+def test_a_step_that_makes_layers_all_the_time_is_refused():
+    def step(model, data):
+        return {"loss": tf.reduce_mean(keras.layers.Dense(2)(data[0]))}
+
+    message = refused(step)
+    assert "'own'" in message and "__init__" in message
+
+
+def test_a_decorated_step_is_undone():
+    @tf.function
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    model = towers.make_parallel(model_with(step), 2)
+    before = model.get_weights()
+    assert np.isfinite(fit(model)["loss"]).all()
+    assert np.any(before[0] != model.get_weights()[0])

@@ -1,0 +1,190 @@
+"""Variables while a step is traced: what towers assign becomes one value."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.own_step.steps import fit, fit_both, model_with, pairs, refused
+
+
+def state(aggregation="none"):
+    return keras.Variable(
+        "zeros", shape=(4,), trainable=False, name="seen", aggregation=aggregation)
+
+
+def remembers(variable):
+    def step(model, data):
+        variable.assign(0.5 * variable + 0.5 * tf.reduce_mean(data[0], axis=0))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    return step
+
+
+def test_a_state_that_each_tower_would_assign_differently_is_refused():
+    message = refused(remembers(state()))
+    assert "seen" in message and "towers.gather" in message and 'aggregation="mean"' in message
+
+
+def test_a_state_with_aggregation_mean_is_averaged(float64):
+    values = []
+    for on_towers in (False, True):
+        variable = state("mean")
+        model = model_with(remembers(variable))
+        fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
+        values.append(variable.numpy())
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-12)
+    assert np.any(values[0])
+
+
+def test_a_state_of_gathered_rows_is_what_keras_makes_of_it(float64):
+    values = []
+    for on_towers in (False, True):
+        variable = state()
+
+        def step(model, data):
+            variable.assign(tf.reduce_max(towers.gather(data[0]), axis=0))
+            return {"loss": tf.reduce_mean(data[0])}
+
+        model = model_with(step)
+        fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
+        values.append(variable.numpy())
+    np.testing.assert_array_equal(values[1], values[0])
+
+
+class Largest(keras.metrics.Metric):
+    """No sum: the largest value so far."""
+
+    def __init__(self, of):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.of = of
+
+    def update_state(self, values):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(self.of(values))))
+
+    def result(self):
+        return self.value
+
+
+def largest(metric):
+    def step(model, data):
+        metric.update_state(data[0])
+        return {"largest": metric.result()}
+
+    return step
+
+
+def test_a_metric_that_is_no_sum_is_refused():
+    message = refused(largest(Largest(lambda values: values)))
+    assert "variables_test.py:" in message and "largest" in message and "gather" in message
+
+
+def test_a_metric_over_gathered_rows_is_kerass_own(float64):
+    metric = Largest(towers.gather)
+    model = towers.make_parallel(model_with(largest(metric)), 2, num_towers=5)
+    x, y = pairs()
+    assert fit(model, x, y, batch_size=3)["largest"] == [np.max(x)]
+
+
+def test_metrics_are_read_and_updated_in_any_order(float64):
+    def make():
+        mean, area = keras.metrics.Mean(), keras.metrics.AUC(num_thresholds=7)
+
+        def step(model, data):
+            x, y = data
+            mean.update_state(tf.reduce_mean(x))
+            first = mean.result()
+            mean.update_state(y[:, 0])
+            mean.update_state(tf.reduce_mean(y), sample_weight=tf.shape(y)[0])
+            mean.update_state(5.0)
+            area.update_state(y[:, 0] > 0, tf.nn.sigmoid(x[:, 0]))
+            again = {"first": first, "mean": mean.result(), "area": area.result()}
+            mean.reset_state()
+            return {**again, "reset": mean.result()}
+
+        return model_with(step)
+
+    for num_towers in (1, 3, 8):
+        fit_both(make, num_towers=num_towers, batch_size=5)
+
+
+def test_a_small_addition_to_a_large_metric_is_not_rounded_by_a_difference():
+    """float32: of each tower's 1, (2**24 + 1) - 2**24 would leave 0."""
+    total = keras.metrics.Sum()
+    total.total.assign(2.0**24)
+
+    def step(model, data):
+        total.update_state(tf.ones_like(data[0][:, 0]) * 0.125)
+        return {"total": total.result()}
+
+    model = towers.make_parallel(model_with(step), 2, num_towers=2)
+    assert fit(model, *pairs(16), batch_size=16)["total"] == [2.0**24 + 2]
+
+
+def test_a_value_that_is_read_back_has_no_gradient(float64):
+    """As in Keras: a metric or a state is a number, whatever it was computed of."""
+    def make():
+        mean = keras.metrics.Mean(dtype="float64")
+        seen = keras.Variable(0.0, trainable=False, dtype="float64")
+
+        def step(model, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+                mean.update_state(loss)
+                seen.assign(tf.reduce_sum(model.trainable_weights[0] ** 2))
+                loss = loss * mean.result() * (1.0 + seen)
+            gradients = tape.gradient(loss, model.trainable_weights)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            return {"loss": loss}
+
+        model = model_with(step)
+        model.compile(optimizer=keras.optimizers.SGD(1e-3), jit_compile=False)
+        return model
+
+    theirs, ours = fit_both(make, batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
+    def step(model, data):
+        x, y = data
+        weights = model.trainable_weights
+        for weight in weights:
+            weight.assign(0.5 * weight + 0.1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        weights[0].assign(weights[0] * 0.9)
+        return {"loss": loss, "norm": tf.norm(weights[0])}
+
+    theirs, ours = fit_both(lambda: model_with(step), batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("batch_norm", ["average", "tower0"])
+def test_batch_norm_statistics_become_one(batch_norm, float64):
+    norm = keras.layers.BatchNormalization(momentum=0.0)
+    norm.build((None, 4))
+
+    class Normalizes(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(self.norm(data[0], training=True))}
+
+    model = towers.make_parallel(Normalizes(), 2, num_towers=4, batch_norm=batch_norm)
+    model.compile()
+    x, y = pairs()
+    fit(model, x, y)
+    shards = np.split(x, [3, 6, 9])
+    means = [shard.mean(axis=0) for shard in shards]
+    expected = means[0] if batch_norm == "tower0" else np.average(
+        means, axis=0, weights=[len(shard) for shard in shards])
+    np.testing.assert_allclose(norm.moving_mean.numpy(), expected, rtol=1e-10)

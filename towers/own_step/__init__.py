@@ -1,0 +1,22 @@
+"""A model's own train_step on towers: traced once, cut where the towers meet, run level by level.
+
+A GAN's step, on two towers:
+
+    level 0   tower 0   D(real), D(G(noise)), loss, gradient of D --+
+              tower 1   D(real), D(G(noise)), loss, gradient of D --+-- meeting: their sum
+    level 1   home                                                  +-- D's optimizer: one update
+    level 2   tower 0   D, as it is now, of G(noise); gradient of G --+
+              tower 1   D, as it is now, of G(noise); gradient of G --+-- meeting: their sum
+    level 3   home                                                    +-- G's optimizer: one update
+    ...       home      running means of the losses, which are the logs
+
+    trace.py  the step once, symbolically     variables.py  what it reads and assigns
+    meetings.py  where towers meet            patches.py    the calls that make them meet
+    cut.py    a function for each level       run.py        the levels, on the towers' devices
+
+A scalar is the batch's mean, and weighs n_i / N; what has a batch axis counts by its rows.
+"""
+
+from towers.own_step.run import OwnStep, meet_in_layers
+
+__all__ = ["OwnStep", "meet_in_layers"]

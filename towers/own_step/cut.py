@@ -1,0 +1,169 @@
+"""Cuts a traced step into levels: for each, one function of tensors.
+
+    level 0   [towers]  forward, backward      -->  gradients
+              ------- meeting: their sum -------
+    level 1   [home]    clipped gradients      -->  optimizer.apply
+              ------- update -------
+    level 2   [towers]  what reads the new weights ...
+
+A function takes what the levels before it, meetings and reads have given, and gives what those
+after it need.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE
+from towers.own_step.trace import Trace
+
+_SEED_STEP = 7919  # between two towers' seeds of tf.random's operations
+
+
+class Piece(NamedTuple):
+    """One level of the step.
+
+    inputs, outputs: the names of its arguments and results in the trace.
+    functions: one for all towers; or, with noise that tf.random draws, one for each.
+    """
+
+    inputs: list[str]
+    outputs: list[str]
+    functions: list[Callable]
+
+    def call(self, values: Sequence[tf.Tensor], tower_index: int = 0) -> list[tf.Tensor]:
+        """The results, in the order of `outputs`."""
+        return self.functions[tower_index % len(self.functions)](*values) or []
+
+
+class _Level(NamedTuple):
+    """What a piece is made of: its results, and operations that must run."""
+
+    outputs: dict[str, tf.Tensor]
+    effects: list[tf.Operation]
+
+
+def cut(
+    trace: Trace, wanted: Iterable[tf.Tensor], *, effects: Sequence[tf.Operation] = (),
+    num_copies: int = 1,
+) -> dict[int, Piece]:
+    """The pieces that compute `wanted`, by level; a level with nothing to do has none.
+
+    Args:
+        trace: the step.
+        wanted: symbolic tensors of it.
+        effects: operations that must run, too.
+        num_copies: how many towers draw noise of their own.
+    """
+    levels: dict[int, _Level] = {}
+    dependence = trace.dependence
+
+    def want(tensor: tf.Tensor) -> None:
+        if not dependence.is_fed(tensor):
+            level = levels.setdefault(dependence.level(tensor), _Level({}, []))
+            level.outputs[tensor.name] = tensor
+
+    for tensor in wanted:
+        want(tensor)
+    for operation in effects:
+        level = levels.setdefault(dependence.operation_level(operation), _Level({}, []))
+        level.effects.append(operation)
+    pieces: dict[int, Piece] = {}
+    graph = _Graph(trace)
+    for index in range(max(levels, default=-1), -1, -1):  # a level asks those before it for more
+        if index in levels:
+            inputs, operations = _reach(trace, levels[index], index)
+            for tensor in inputs:
+                want(tensor)
+            outputs = list(levels[index].outputs.values())
+            pieces[index] = graph.piece(inputs, outputs, operations, num_copies)
+    return pieces
+
+
+def _reach(trace: Trace, level: _Level, index: int) -> tuple[list[tf.Tensor], set[str]]:
+    """What a level takes from before it, and the names of its own operations.
+
+    It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
+    """
+    dependence = trace.dependence
+    inputs: dict[str, tf.Tensor] = {}
+    operations = {op.name for op in level.effects}
+    stack = [*level.outputs.values(), *(v for op in level.effects for v in op.inputs)]
+    while stack:
+        tensor = stack.pop()
+        operation = tensor.op
+        is_before = dependence.level(tensor) < index and not _is_constant(operation)
+        if dependence.is_fed(tensor) or is_before or operation.type == "Placeholder":
+            inputs[tensor.name] = tensor
+        elif operation.name not in operations:
+            operations.add(operation.name)
+            stack.extend(operation.inputs)
+    return list(inputs.values()), operations
+
+
+def _is_constant(operation: tf.Operation) -> bool:
+    """Whether every level may make it anew."""
+    is_source = not operation.inputs and operation.type != "Placeholder"
+    return is_source and not operation.op_def.is_stateful
+
+
+class _Graph:
+    """The traced graph, from which pieces are copied."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._definition = trace.function.graph.as_graph_def()
+
+    def piece(
+        self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str],
+        num_copies: int,
+    ) -> Piece:
+        """A function of the inputs that runs these operations."""
+        graph = self._part(operations)
+        noise = [node for node in graph.node if _has_seed(node)]
+        functions = []
+        for _ in range(num_copies if noise else 1):
+            functions.append(_function(graph, inputs, outputs))
+            for node in noise:  # the next tower's
+                node.attr["seed2"].i += _SEED_STEP
+        return Piece([v.name for v in inputs], [v.name for v in outputs], functions)
+
+    def _part(self, operations: set[str]) -> tf.compat.v1.GraphDef:
+        """These operations, in the order of the trace, which asserts and prints keep."""
+        part = tf.compat.v1.GraphDef(
+            library=self._definition.library, versions=self._definition.versions
+        )
+        for node in self._definition.node:
+            if node.name in operations:
+                copy = part.node.add()
+                copy.CopyFrom(node)
+                kept = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
+                del copy.input[:]
+                copy.input.extend(kept)
+                copy.attr.pop(COLOCATION, None)  # operations that may not be here
+        return part
+
+
+def _has_seed(node: Any) -> bool:
+    """Whether an operation draws noise that is the same in every graph it is copied to."""
+    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
+
+
+def _function(
+    graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+) -> Callable:
+    """The graph as a concrete function without a device: it follows its caller's."""
+
+    def level(*values: tf.Tensor) -> list[tf.Tensor]:
+        copies = tf.graph_util.import_graph_def(
+            graph, input_map=dict(zip([v.name for v in inputs], values, strict=True)),
+            return_elements=[v.name for v in outputs], name="",
+        )
+        for copy, tensor in zip(copies or [], outputs, strict=True):
+            copy.set_shape(tensor.shape)  # importing forgets it
+        return copies
+
+    with tf.device(None):
+        return tf.function(
+            level, autograph=False, experimental_attributes=KEEP_WHOLE
+        ).get_concrete_function(*(tf.TensorSpec(v.shape, v.dtype) for v in inputs))

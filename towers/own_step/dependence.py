@@ -1,0 +1,83 @@
+"""What each tensor of a traced step depends on: on a tower's shard, and on how many meetings.
+
+    x (a shard)  --> loss, gradient               local, level 0
+                              |
+                           meeting
+                              |
+                     the towers' sum  --> clipped     not local, level 1
+
+What is local is computed on every tower; what is not has one value, which is computed at home.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# Stateful, and yet without a value of their own.
+_CARRIERS = ("ReadVariableOp", "Placeholder")
+
+
+class Fact(NamedTuple):
+    """local: it depends on a shard, or on a tower's own noise. level: meetings and updates before
+    it, along the longest path."""
+
+    local: bool
+    level: int
+
+
+class Dependence:
+    """The facts of a graph that is being traced; they follow from those of what it is fed."""
+
+    def __init__(self) -> None:
+        self._fed: dict[str, Fact] = {}  # by tensor
+        self._operations: dict[str, Fact] = {}
+
+    def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:
+        """A tensor whose value comes from outside of the levels: a shard, a read, a meeting."""
+        self._fed[tensor.name] = Fact(local, level)
+
+    def is_fed(self, tensor: tf.Tensor) -> bool:
+        """Whether `feed` was told of the tensor."""
+        return tensor.name in self._fed
+
+    def local(self, tensor: tf.Tensor) -> bool:
+        """Whether towers have different values of it."""
+        return self._fact(tensor).local
+
+    def level(self, tensor: tf.Tensor) -> int:
+        """The meetings and updates before it."""
+        return self._fact(tensor).level
+
+    def operation_level(self, operation: tf.Operation) -> int:
+        """The meetings and updates before it."""
+        return self._operation(operation).level
+
+    def _fact(self, tensor: tf.Tensor) -> Fact:
+        if not tf.is_symbolic_tensor(tensor):  # a value that was there before the trace
+            return Fact(local=False, level=0)
+        return self._fed.get(tensor.name) or self._operation(tensor.op)
+
+    def _operation(self, operation: tf.Operation) -> Fact:
+        """The fact of an operation, by those of all before it: a stack, as graphs are deep."""
+        stack = [operation]
+        while stack:
+            last = stack.pop()
+            if last.name in self._operations:
+                continue
+            unknown = [
+                v.op for v in last.inputs
+                if v.name not in self._fed and v.op.name not in self._operations
+            ]
+            if unknown:
+                stack.extend([last, *unknown])
+            else:
+                self._operations[last.name] = self._follows(last)
+        return self._operations[operation.name]
+
+    def _follows(self, operation: tf.Operation) -> Fact:
+        facts = [self._fed.get(v.name) or self._operations[v.op.name] for v in operation.inputs]
+        draws = operation.op_def.is_stateful and operation.type not in _CARRIERS
+        return Fact(
+            draws or any(fact.local for fact in facts),
+            max((fact.level for fact in facts), default=0),
+        )

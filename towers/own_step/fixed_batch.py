@@ -1,0 +1,35 @@
+"""Refuses a batch size that is written into the code: towers have smaller batches of their own."""
+
+import tensorflow as tf
+
+from towers.own_step.dependence import Dependence
+from towers.own_step.lines import line_of
+from towers.own_step.meetings import has_rows
+
+# What pairs the rows of two tensors.
+_ROW_BY_ROW = (
+    "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference", "Maximum", "Minimum", "Equal",
+    "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "SelectV2",
+    "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits",
+)
+
+
+def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
+    """Raises ValueError where the rows of a shard are paired with a fixed number of others.
+
+    Args:
+        graph: of the traced step.
+        dependence: of its tensors.
+    """
+    for operation in graph.get_operations():
+        if operation.type not in _ROW_BY_ROW:
+            continue
+        inputs = list(operation.inputs)
+        rows = [v for v in inputs if v.shape.rank and has_rows(v) and dependence.local(v)]
+        for fixed in inputs:
+            if any(v.shape.rank == fixed.shape.rank for v in rows) and (fixed.shape[0] or 0) > 1:
+                raise ValueError(
+                    f"{line_of(operation)} pairs the rows of a shard with {fixed.shape[0]} others: "
+                    "the batch size is written into the code. Take it from the data: "
+                    "tf.shape(x)[0], or tf.ones_like and tf.zeros_like."
+                )

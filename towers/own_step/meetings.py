@@ -1,0 +1,204 @@
+"""Where the towers of a traced step meet: named tensors, which stand for what all of them have.
+
+    tower 0   value --+                  +--> outputs   the same in all towers
+    tower 1   value --+-- sum, or rows --+--> outputs
+    ...               |                  |
+                      +<-- its gradient, backward, is the sum of the towers' gradients
+
+Nothing is computed here: the step is traced once, for one tower, and run later.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.own_step.dependence import Dependence
+from towers.own_step.lines import current_line
+from towers.step.gathering import gathered_by
+
+
+@dataclass
+class Meeting:
+    """What all towers have becomes one value, which `outputs` stand for.
+
+    how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
+        whatever they are; "first", tower 0's.
+    line: of the user's code, where there is one.
+    """
+
+    how: str
+    inputs: list[tf.Tensor]
+    level: int
+    outputs: list[tf.Tensor]
+    line: str
+
+
+@dataclass
+class Update:
+    """A call of `optimizer.apply`, once, at home.
+
+    assigned: (variable, value) of what the step gave these variables before.
+    reads: (tensor, variable) of what is read after it.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    gradients: list[Any]
+    variables: list[keras.Variable]
+    assigned: list[tuple[keras.Variable, tf.Tensor]]
+    level: int
+    reads: list[tuple[tf.Tensor, keras.Variable]] = field(default_factory=list)
+
+
+_TRACING: ContextVar = ContextVar("tracing", default=False)
+
+
+class Meetings:
+    """The meetings of the step that is being traced.
+
+    events: meetings and updates, in the order of the step.
+    """
+
+    def __init__(
+        self, shard: Sequence[tf.Tensor], share: tf.Tensor, begin: tf.Tensor
+    ) -> None:
+        """
+        Args:
+            shard: symbolic tensors [max(n, 1), ...].
+            share: scalar float64, n / N; 0 where one row stands for an empty shard.
+            begin: scalar int32, the index of the shard's first row in the global batch.
+        """
+        self.dependence = Dependence()
+        self.events: list[Meeting | Update] = []
+        self.graph = tf.compat.v1.get_default_graph()
+        self.is_real = share > 0
+        self._num_rows = tf.shape(shard[0])[0]
+        self._share, self._begin = share, begin
+        for tensor in [*shard, share, begin]:
+            self.dependence.feed(tensor, local=True, level=0)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Within, `towers.gather` gathers here."""
+        token = _TRACING.set(True)
+        try:
+            with gathered_by(self.gather):
+                yield
+        finally:
+            _TRACING.reset(token)
+
+    @staticmethod
+    def are_current() -> bool:
+        """Whether the calling thread is tracing a step: others see Keras and TensorFlow as is."""
+        return _TRACING.get()
+
+    # The ways to meet.
+
+    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over the towers. Their gradient is the sum of the towers' gradients."""
+        return self._meet("sum", list(values), lambda *d: self._total(d))
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """See `towers.gather`."""
+        if not self.dependence.local(rows):
+            return rows
+        if not has_rows(rows):
+            raise ValueError(
+                f"towers.gather, {current_line()}: a tensor of shape {rows.shape} has no batch "
+                "axis. Gather what has one row for each example, and reduce it after that."
+            )
+        if not rows.dtype.is_floating:
+            return self._meet("rows", [rows])[0]
+        return self._meet("rows", [rows], lambda d: [self._own(v) for v in self._total([d])])[0]
+
+    def join(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The towers' values one after another, of empty shards too."""
+        return self._meet("join", list(values))
+
+    def first(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Tower 0's values."""
+        return self._meet("first", list(values))
+
+    def of_batch(self, value: Any, what: str) -> Any:
+        """What towers have of their shards, as one value of the global batch.
+
+        Rows are joined; else it is taken for a mean over the examples, and weighs n_i / N.
+
+        Args:
+            value: a tensor; all else is handed back.
+            what: it is, for the message of the ValueError that integers raise.
+        """
+        if isinstance(value, keras.Variable):
+            value = tf.convert_to_tensor(value)
+        if not tf.is_tensor(value) or not self.dependence.local(value):
+            return value
+        if has_rows(value):
+            return self.gather(value)
+        if not value.dtype.is_floating:
+            raise ValueError(
+                f"{what} is a {value.dtype.name} that every tower computes of its own shard, and "
+                "no mean. Cast it to float and take its mean over the examples, or compute it of "
+                "towers.gather(rows)."
+            )
+        return self.sum([self.weighted(value)])[0]
+
+    def weighted(self, value: tf.Tensor) -> tf.Tensor:
+        """value * n / N."""
+        return value * tf.cast(self._share, value.dtype)
+
+    def weighted_if_real(self, value: tf.Tensor) -> tf.Tensor:
+        """The same, but for the row that stands for an empty shard: it stays what it is, as zeros
+        that the step divides by would become NaN."""
+        return value * tf.cast(tf.where(self.is_real, self._share, 1), value.dtype)
+
+    def masked(self, value: tf.Tensor) -> tf.Tensor:
+        """The value, or zeros of an empty shard."""
+        return tf.where(self.is_real, value, tf.zeros_like(value))
+
+    def is_outermost(self) -> bool:
+        """Whether the step is not in a condition, a loop, or a function of its own."""
+        return tf.compat.v1.get_default_graph() is self.graph
+
+    def check_outermost(self, what: str) -> None:
+        """Raises ValueError in a condition, a loop, or a function of its own."""
+        if not self.is_outermost():
+            raise ValueError(
+                f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "
+                "towers cannot meet. Take it out of there: drop the decorator, or compute the "
+                "condition's values first and choose with tf.where."
+            )
+
+    def _meet(
+        self, how: str, values: list[tf.Tensor], backward: Callable | None = None
+    ) -> list[tf.Tensor]:
+        self.check_outermost("makes towers meet")
+        level = max(self.dependence.level(v) for v in values)
+
+        def cross(*inputs: tf.Tensor) -> Any:
+            outputs = [tf.identity(v) for v in inputs]
+            return (outputs, backward) if backward else outputs
+
+        outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
+        self.events.append(Meeting(how, values, level, outputs, current_line()))
+        for tensor in outputs:
+            self.dependence.feed(tensor, local=False, level=level + 1)
+        return outputs
+
+    def _total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Every tower's gradient is of its own part of the loss: they add up."""
+        return self.sum([tf.convert_to_tensor(d) for d in gradients])
+
+    def _own(self, rows: tf.Tensor) -> tf.Tensor:
+        """Those of a tower, of [N, ...]; zeros where its shard is empty."""
+        begin = tf.minimum(self._begin, tf.shape(rows)[0] - self._num_rows)
+        return self.masked(rows[begin:begin + self._num_rows])
+
+
+def has_rows(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has a batch axis: a first dimension that the trace left open."""
+    shape = tensor.shape
+    return shape.rank is None or shape.rank > 0 and shape[0] is None

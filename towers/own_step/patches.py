@@ -1,0 +1,271 @@
+"""The calls that make towers meet without a word of the user's: they are replaced for a trace.
+
+    GradientTape.gradient(loss, variables)   seeds times n_i / N, then the sum over the towers
+    optimizer.apply(gradients, variables)    one Update
+    Mean.update_state(a scalar)              weighs n_i / N
+    Loss.__call__(y, y_pred)                 warns of means that are not over examples
+    Layer.__call__(rows)                     refuses a batch size that is written into the code
+
+They are replaced in the process, and act in the thread that traces alone.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import keras_mask, optimized_variables
+from towers.own_step.lines import current_line
+from towers.own_step.meetings import Meetings, Update, has_rows
+from towers.own_step.sums import is_row_sum, warn_of_sums
+from towers.own_step.variables import VariableScope
+
+_VARIABLES = (keras.Variable, tf.Variable)
+_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
+
+
+class Patches:
+    """The replaced calls of one trace."""
+
+    def __init__(self, meetings: Meetings, scope: VariableScope) -> None:
+        self._meetings, self._scope = meetings, scope
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within, the calls are replaced."""
+        replacements: list[tuple[type, str, Callable]] = [
+            (tf.GradientTape, "gradient", self._gradient),
+            (keras.layers.Layer, "__call__", self._call_layer),
+            (keras.losses.Loss, "__call__", self._call_loss),
+            (keras.metrics.Mean, "update_state", self._update_state),
+            (keras.metrics.Sum, "update_state", self._update_state),
+            *((owner, "apply", self._apply) for owner in _optimizer_classes()),
+        ]
+        with _ONE_AT_A_TIME, ExitStack() as stack:
+            for owner, name, function in replacements:
+                stack.enter_context(_replaced(owner, name, function))
+            yield
+
+    # Gradients.
+
+    def _gradient(
+        self,
+        original: Callable,
+        tape: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **options: Any,
+    ) -> Any:
+        flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
+        if self._is_plain(flat, targets):
+            return original(tape, target, sources, output_gradients, **options)
+        if self._scope.is_unready:  # this trace only makes variables
+            gradients = [tf.zeros(s.shape, s.dtype) for s in flat]
+        else:
+            shared = self._are_shared(flat)
+            weigh = self._weighted if shared else self._weighted_if_real
+            seeds = _seeds(targets, output_gradients)
+            seeds = [weigh(t, s) for t, s in zip(targets, seeds, strict=True)]
+            gradients = original(tape, targets, flat, seeds, **options)
+            gradients = self._sum(gradients, flat) if shared else gradients
+        is_nested = tf.nest.is_nested(sources)
+        return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
+
+    def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
+        """Whether a gradient is nothing that towers have to meet for.
+
+        It is part of a loop that each tower runs for itself, such as a Jacobian's; or its target
+        depends on no shard, and on nothing that towers have met about.
+        """
+        meetings = self._meetings
+        if any(isinstance(s, _VARIABLES) for s in sources):
+            meetings.check_outermost("takes the gradient of weights")
+        if not meetings.is_outermost():
+            return True
+        dependence = meetings.dependence
+        return not any(dependence.local(t) or dependence.level(t) for t in targets)
+
+    def _are_shared(self, sources: Sequence[Any]) -> bool:
+        """Whether the sources are values that all towers share: weights, or made of them."""
+        shared = [
+            isinstance(s, _VARIABLES) or not self._meetings.dependence.local(s) for s in sources
+        ]
+        if any(shared) and not all(shared):
+            raise ValueError(
+                f"{current_line()}: one gradient call with respect to weights, which towers share, "
+                "and to rows of a shard. Make two calls, of a tape with persistent=True; leave out "
+                "keras.remat and tf.recompute_grad, which make such calls themselves."
+            )
+        return all(shared)
+
+    def _weighted(self, target: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """What has a batch axis counts by its rows; a scalar is a mean, and weighs n_i / N."""
+        if self._counts_by_rows(target):
+            return self._meetings.masked(seed)
+        warn_of_sums(target)
+        return self._meetings.weighted(seed)
+
+    def _weighted_if_real(self, target: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """The same for gradients with respect to rows, which stay with their tower."""
+        if self._counts_by_rows(target):
+            return seed
+        return self._meetings.weighted_if_real(seed)
+
+    def _counts_by_rows(self, target: tf.Tensor) -> bool:
+        is_local = self._meetings.dependence.local(target)
+        return is_local and (has_rows(target) or is_row_sum(target))
+
+    def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
+        dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
+        sums = iter(self._meetings.sum(dense) if dense else [])
+        return [
+            g if g is None
+            else self._join(g, source) if isinstance(g, tf.IndexedSlices)
+            else next(sums)
+            for g, source in zip(gradients, sources, strict=True)
+        ]
+
+    def _join(self, slices: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
+        values, indices = self._meetings.join([slices.values, slices.indices])
+        return tf.IndexedSlices(values, indices, tf.constant(list(source.shape), tf.int64))
+
+    # Updates.
+
+    def _apply(
+        self,
+        original: Callable,
+        optimizer: keras.optimizers.Optimizer,
+        grads: Sequence[Any],
+        trainable_variables: Any = None,
+    ) -> None:
+        del original  # called at home, when the step runs
+        meetings, scope = self._meetings, self._scope
+        meetings.check_outermost("applies gradients")
+        if not optimizer.built:
+            with scope.left():
+                optimizer.build(trainable_variables)
+        if scope.is_unready:
+            return
+        variables = list(trainable_variables or optimized_variables(optimizer))
+        gradients = [
+            g if g is None or isinstance(g, tf.IndexedSlices)
+            else meetings.of_batch(g, f"{current_line()}: a gradient")
+            for g in grads
+        ]
+        assigned = scope.take_assigned([*variables, *optimizer.variables])
+        needs = tf.nest.flatten([gradients, [v for _, v in assigned]], expand_composites=True)
+        levels = [meetings.dependence.level(v) for v in needs if v is not None]
+        levels += [e.level for e in meetings.events if isinstance(e, Update)]
+        update = Update(optimizer, gradients, variables, assigned, max(levels, default=0))
+        meetings.events.append(update)
+        scope.updated(update)
+
+    # Metrics.
+
+    def _update_state(
+        self,
+        original: Callable,
+        metric: keras.metrics.Metric,
+        values: Any,
+        sample_weight: Any = None,
+    ) -> None:
+        """A scalar of a shard weighs n_i / N, unless the step says itself what it weighs."""
+        self._meetings.check_outermost(f"updates metric {metric.name!r}")
+        values = tf.convert_to_tensor(values)
+        weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
+        local = self._meetings.dependence.local
+        if not has_rows(values) and local(values) and (weight is None or not local(weight)):
+            factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
+            weight = self._meetings.weighted(factor)
+        original(metric, values, sample_weight=weight)
+
+    # Losses.
+
+    def _call_loss(
+        self,
+        original: Callable,
+        loss: keras.losses.Loss,
+        y_true: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Warns of means whose divisor is not the number of examples."""
+        is_weighted = sample_weight is not None and loss.reduction == "mean_with_sample_weight"
+        masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
+        if is_weighted or loss.reduction != "sum" and any(mask is not None for mask in masks):
+            divides = "sample weights" if is_weighted else "steps that its mask leaves"
+            warnings.warn(
+                f"{current_line()}: loss {loss.name!r} is a mean over the {divides}, of which "
+                "towers have different numbers; towers take it for a mean over examples. For the "
+                "large batch's, divide by a sum over towers.gather(rows).",
+                stacklevel=2,
+            )
+        return original(loss, y_true, y_pred, sample_weight=sample_weight)
+
+    # Layers.
+
+    def _call_layer(
+        self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any
+    ) -> Any:
+        for value in tf.nest.flatten(args[:1]):
+            if self._is_fixed_batch(value):
+                raise ValueError(
+                    f"{current_line()} calls layer {layer.name!r} on {value.shape[0]} rows in "
+                    "every tower: the batch size is written into the code. Take it from the data: "
+                    "tf.shape(x)[0]."
+                )
+        return original(layer, *args, **options)
+
+    def _is_fixed_batch(self, value: Any) -> bool:
+        """Whether a tensor of this step has a batch axis of a fixed size, and yet is a shard's."""
+        if not tf.is_symbolic_tensor(value) or value.graph is not self._meetings.graph:
+            return False
+        is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
+        return is_fixed and self._meetings.dependence.local(value)
+
+
+def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:
+    given = [None] * len(targets) if output_gradients is None else (
+        tf.nest.flatten(output_gradients))
+    return [
+        tf.ones_like(t) if seed is None else tf.convert_to_tensor(seed)
+        for t, seed in zip(targets, given, strict=True)
+    ]
+
+
+def _optimizer_classes() -> list[type]:
+    """Keras' class, and all that have an `apply` of their own, a user's too."""
+    found, waiting = [keras.optimizers.Optimizer], keras.optimizers.Optimizer.__subclasses__()
+    while waiting:
+        owner = waiting.pop()
+        waiting.extend(owner.__subclasses__())
+        if "apply" in vars(owner) and owner not in found:
+            found.append(owner)
+    return found
+
+
+@contextmanager
+def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
+    """Within, owner.name(self, ...) is function(original, self, ...) in a thread that traces."""
+    original = getattr(owner, name)
+    is_own = name in vars(owner)
+
+    def call(*args: Any, **options: Any) -> Any:
+        if not Meetings.are_current():
+            return original(*args, **options)
+        return function(original, *args, **options)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)

@@ -1,0 +1,274 @@
+"""Runs a step of the user's own on towers, level by level, in anybody's tf.function.
+
+    shards, reads -> towers: level 0 -> meetings -> home: level 1, update -> towers: level 2 ...
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine import devices as devices_lib
+from towers.machine.policy import Policy, policy_of
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.machine.workers import join_workers
+from towers.own_step.cut import Piece, cut
+from towers.own_step.meetings import Meeting, Update
+from towers.own_step.trace import Trace, trace_step
+from towers.step import scopes, sharding
+from towers.step import state as state_lib
+from towers.step.averaging import add_tree, partial_sums
+from towers.step.sharding import Shard
+from towers.step.synchronized import synchronized_layers
+from towers.step.tower import TowerInput, run_on_devices
+
+
+def meet_in_layers(
+    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str
+) -> bool:
+    """Whether BatchNormalization is synchronized where towers share devices.
+
+    A collective operation would wait there for a tower that waits for the same device; meetings do
+    not.
+    """
+    most = join_workers().most_towers(num_towers)
+    return most > len(devices) and bool(synchronized_layers(model, batch_norm))
+
+
+class Place(NamedTuple):
+    """Where a step runs: towers on devices, and home, where the parameters are."""
+
+    tower_devices: list[str]
+    home: str
+    policy: Policy
+
+
+class _Cut(NamedTuple):
+    """A traced step, and its pieces by level: every tower's, and home's."""
+
+    trace: Trace
+    towers: dict[int, Piece]
+    home: dict[int, Piece]
+
+    @property
+    def num_levels(self) -> int:
+        """With those in which nothing but meetings and updates happens."""
+        events = [event.level for event in self.trace.events]
+        return 1 + max([*self.towers, *self.home, *events], default=-1)
+
+
+class OwnStep:
+    """A model's own train_step, test_step or predict_step on towers."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        name: str,
+        devices: Sequence[str],
+        num_towers: int,
+        batch_norm: str,
+    ) -> None:
+        """
+        Args:
+            model: whose step it is.
+            name: of the method, data -> logs or predictions, of the model's class; Python runs it
+                once for each structure of data. A tf.function is undone: the step is one anyway.
+            devices, num_towers, batch_norm: as for `TowerStep`.
+
+        Raises:
+            ValueError: the model cannot be computed in towers.
+        """
+        state_lib.check_layers(model)
+        _check_alone(model, name)
+        method = getattr(model.__class__, name)
+        self._step = functools.partial(getattr(method, "python_function", method), model)
+        policy = policy_of(devices)
+        devices_lib.set_graph_optimizer(policy.optimize_graphs)
+        self._model, self._batch_norm = model, batch_norm
+        self._place = Place(
+            devices_lib.place_towers(num_towers, devices), state_lib.variables_device(model), policy
+        )
+        self._cuts: dict[str, _Cut] = {}
+
+    def __call__(self, data: Any) -> Any:
+        """What the step returns for a global batch: means, and rows in order.
+
+        Args:
+            data: a structure of tensors [N, ...]; None stays None.
+        """
+        return _Run(self.prepare(data), self._place, data).result()
+
+    def prepare(self, data: Any) -> _Cut:
+        """Traces the step, and makes the variables that it makes.
+
+        Args:
+            data: a batch, or the TensorSpecs of one.
+        """
+        specs = sharding.batch_specs(data)
+        key = str(specs)
+        if key not in self._cuts:
+            trace = trace_step(
+                self._model, self._step, specs, home=self._place.home, batch_norm=self._batch_norm
+            )
+            met = [meeting.inputs for meeting in trace.meetings]
+            updates = [(u.gradients, [v for _, v in u.assigned]) for u in trace.updates]
+            left = [v for _, v in trace.assigned], trace.logs
+            self._cuts[key] = _Cut(
+                trace,
+                cut(trace, _tensors(met), effects=trace.effects,
+                    num_copies=len(self._place.tower_devices)),
+                cut(trace, _tensors([updates, left])),
+            )
+        return self._cuts[key]
+
+
+def _check_alone(model: keras.Model, name: str) -> None:
+    """Raises ValueError where several workers would run the step: they cannot meet yet."""
+    num_workers = join_workers().num_workers
+    if num_workers > 1:
+        raise ValueError(
+            f"model {model.name!r}: towers meet in its {name}, within one process only, and the "
+            f"environment names {num_workers} workers. Unset TF_CONFIG."
+        )
+
+
+class _Run:
+    """One batch on its way through the levels: the values so far, by their names in the trace."""
+
+    def __init__(self, step: _Cut, place: Place, data: Any) -> None:
+        self._step, self._trace, self._place = step, step.trace, place
+        with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
+            self._shards = sharding.shard_batch(data, len(place.tower_devices))
+            begins = tf.unstack(
+                tf.cumsum([shard.size for shard in self._shards], exclusive=True),
+                num=len(self._shards),
+            )
+        self._home = {inside.name: outside for outside, inside in self._trace.captured}
+        self._towers = [
+            {**self._home, **self._of_shard(shard, begin)}
+            for shard, begin in zip(self._shards, begins, strict=True)
+        ]
+        with tf.name_scope(scopes.PARAMETERS):
+            self._read(self._trace.reads)
+
+    def result(self) -> Any:
+        """Runs all levels; returns what the step returns."""
+        for level in range(self._step.num_levels):
+            self._run_towers(level)
+            self._run_home(level)
+            for event in self._trace.events:
+                if event.level == level:
+                    self._happen(event)
+        with tf.device(self._place.home):
+            logs = tf.nest.map_structure(self._at_home, self._trace.logs)
+            for variable, value in self._trace.assigned:
+                variable.assign(self._at_home(value))
+        return logs
+
+    def _of_shard(self, shard: Shard, begin: tf.Tensor) -> dict[str, tf.Tensor]:
+        trace = self._trace
+        leaves = [v for v in tf.nest.flatten(shard.values) if v is not None]
+        names = [v.name for v in [*trace.leaves, trace.share, trace.begin]]
+        return dict(zip(names, [*leaves, shard.share, begin], strict=True))
+
+    def _read(self, reads: Sequence[tuple[tf.Tensor, keras.Variable]]) -> None:
+        """Each variable once, for all; seeds anew for each tower."""
+        values: dict[int, tf.Tensor] = {}
+        with tf.device(self._place.home):
+            for tensor, variable in reads:
+                if id(variable) not in values:
+                    values[id(variable)] = tf.convert_to_tensor(variable.value)
+                value = values[id(variable)]
+                self._home[tensor.name] = value
+                seeds = [0] if tensor.name in self._trace.seeds else []
+                for t, tower in enumerate(self._towers):
+                    (tower[tensor.name],) = state_lib.tower_state([value], seeds, t)
+
+    # A level.
+
+    def _run_towers(self, level: int) -> None:
+        piece = self._step.towers.get(level)
+        if piece is None:
+            return
+        results = run_on_devices(
+            lambda fed, t: piece.call(fed.parameters, t),
+            [self._fed(tower, piece) for tower in self._towers],
+            [(t,) for t in range(len(self._towers))],
+            self._place.tower_devices,
+            take_turns=self._place.policy.take_turns,
+        )
+        for tower, values in zip(self._towers, results, strict=True):
+            tower.update(zip(piece.outputs, values, strict=True))
+
+    @staticmethod
+    def _fed(tower: dict[str, tf.Tensor], piece: Piece) -> TowerInput:
+        """A tower's arguments, all as parameters: nothing in them is of one kind for good."""
+        return TowerInput([tower[name] for name in piece.inputs], [], None, None, None)
+
+    def _run_home(self, level: int) -> None:
+        piece = self._step.home.get(level)
+        if piece is None:
+            return
+        with tf.device(self._place.home):
+            values = piece.call([self._home[name] for name in piece.inputs])
+        self._home.update(zip(piece.outputs, values, strict=True))
+
+    def _happen(self, event: Meeting | Update) -> None:
+        if isinstance(event, Update):
+            with tf.name_scope(scopes.UPDATE), tf.device(self._place.home):
+                self._update(event)
+            self._read(event.reads)
+            return
+        with tf.name_scope(scopes.SUM):
+            met = self._meet(event)
+        for values in [self._home, *self._towers]:
+            values.update(zip([v.name for v in event.outputs], met, strict=True))
+
+    def _meet(self, meeting: Meeting) -> list[tf.Tensor]:
+        values = [[tower[v.name] for v in meeting.inputs] for tower in self._towers]
+        place = self._place
+        if meeting.how == "first":
+            return values[0]
+        if meeting.how == "sum":
+            tree = partial_sums(
+                values, place.tower_devices, add_on_devices=place.policy.add_on_devices
+            )
+            with tf.device(place.home):
+                return add_tree(tree)
+        with tf.device(place.home):
+            if meeting.how == "rows":
+                self._check_rows(values, meeting.line)
+                return [sharding.concat_shards(v, self._shards) for v in zip(*values)]
+            return [tf.concat(v, axis=0) for v in zip(*values)]
+
+    def _check_rows(self, values: list[list[tf.Tensor]], line: str) -> None:
+        """Here, as of an assertion that fails on another device only the end is reported."""
+        for (rows,), shard in zip(values, self._shards, strict=True):
+            tf.debugging.assert_equal(
+                tf.shape(rows)[0], tf.maximum(shard.size, 1),
+                f"{line}: needs one row for each example of a shard. Gather two views of a batch "
+                "one by one, and concatenate them after that.",
+            )
+
+    def _update(self, update: Update) -> None:
+        for variable, value in update.assigned:
+            variable.assign(self._at_home(value))
+        gradients = [self._at_home(gradient) for gradient in update.gradients]
+        with custom_gradients_forgotten():
+            update.optimizer.apply(gradients, update.variables)
+
+    def _at_home(self, value: Any) -> Any:
+        """At home, of what is a tensor in the trace."""
+        if isinstance(value, tf.IndexedSlices):
+            shape = tf.constant(value.shape.as_list(), tf.int64)  # known while this is traced, too
+            return tf.IndexedSlices(
+                self._home[value.values.name], self._home[value.indices.name], shape
+            )
+        return self._home[value.name] if tf.is_symbolic_tensor(value) else value
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    flat = tf.nest.flatten(structure, expand_composites=True)
+    return [v for v in flat if tf.is_symbolic_tensor(v)]

@@ -1,0 +1,158 @@
+"""A step of the user's own, traced once for one tower: its graph, and where it meets other towers.
+
+    step(shard)  ->  graph    fed:   the shard, its share, reads of variables, what meetings give
+                              kept:  meetings' inputs, gradients, assigned values, logs
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.own_step.dependence import Dependence
+from towers.own_step.fixed_batch import check_no_fixed_batch
+from towers.own_step.foreign import captures, check_no_foreign_resources
+from towers.own_step.meetings import Meeting, Meetings, Update
+from towers.own_step.patches import Patches
+from towers.own_step.variables import VariableScope
+from towers.step.state import batch_norm_indices
+from towers.step.synchronized import TowerGroup, synchronized_layers
+
+# What must run although nobody reads its result; a condition may hold an assertion or a print.
+_EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
+_MOST_TRACES = 4  # layers in layers are built one after another
+
+
+@dataclass
+class Trace:
+    """One traced step.
+
+    function: of (leaves, share, begin); it is cut up and never called.
+    leaves: the shard's symbolic tensors. share, begin: see `Meetings`.
+    captured: (outside, inside) of what the step takes from outside but variables.
+    reads, seeds: see `VariableScope`. assigned: (variable, value) at the end.
+    """
+
+    function: Any
+    dependence: Dependence
+    leaves: list[tf.Tensor]
+    share: tf.Tensor
+    begin: tf.Tensor
+    events: list[Meeting | Update]
+    reads: list[tuple[tf.Tensor, keras.Variable]]
+    seeds: set[str]
+    assigned: list[tuple[keras.Variable, tf.Tensor]]
+    logs: Any
+
+    @property
+    def meetings(self) -> list[Meeting]:
+        """Where towers make one value of theirs."""
+        return [event for event in self.events if isinstance(event, Meeting)]
+
+    @property
+    def updates(self) -> list[Update]:
+        """The calls of optimizers."""
+        return [event for event in self.events if isinstance(event, Update)]
+
+    @property
+    def captured(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """(outside, inside) of the values that the step takes from outside."""
+        return [(o, i) for o, i in captures(self.function) if i.dtype != tf.resource]
+
+    @property
+    def effects(self) -> list[tf.Operation]:
+        """Operations that must run although nobody reads them."""
+        return [op for op in self.function.graph.control_outputs if op.type in _EFFECTS]
+
+
+def trace_step(
+    model: keras.Model, step: Callable[[Any], Any], specs: Any, *, home: str, batch_norm: str
+) -> Trace:
+    """Traces a step until it makes no more variables.
+
+    Not under `tf.init_scope`, which stops gradient tapes.
+
+    Args:
+        model: whose step it is.
+        step: data -> logs, or predictions.
+        specs: of a batch, in the structure of `data`, with an open first dimension.
+        home: the device for variables that the step makes.
+        batch_norm: see `TowerStep`.
+
+    Raises:
+        ValueError: the step does what towers cannot follow.
+    """
+    for _ in range(_MOST_TRACES):
+        trace, scope = _trace_once(model, step, specs, home, batch_norm)
+        if not scope.is_unready:
+            check_no_foreign_resources(trace.function, scope)
+            check_no_fixed_batch(trace.function.graph, trace.dependence)
+            return trace
+        scope.make_variables()
+    raise ValueError(
+        f"the step of model {model.name!r} makes new variables every time that it is called. Make "
+        "layers and optimizers once, in __init__ or in compile."
+    )
+
+
+def _trace_once(
+    model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str
+) -> tuple[Trace, VariableScope]:
+    made: list[tuple[Callable[[Any], Trace], VariableScope]] = []
+
+    def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
+        given = [leaf for leaf in leaves if leaf is not None]
+        meetings = Meetings(given, share, begin)
+        group = _MeetingGroup(meetings, synchronized_layers(model, batch_norm))
+        statistics = [model.non_trainable_variables[i] for i in batch_norm_indices(model)]
+        averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
+        scope = VariableScope(meetings, home, averaged, first)
+        with (
+            meetings.current(), scope, Patches(meetings, scope).applied(),
+            group.synchronize(meetings.is_real),
+        ):
+            logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
+            assigned = scope.take_all_assigned()
+        all_but_function = functools.partial(
+            Trace, dependence=meetings.dependence, leaves=given, share=share, begin=begin,
+            events=meetings.events, reads=scope.reads, seeds=scope.seeds, assigned=assigned,
+            logs=logs,
+        )
+        made.append((all_but_function, scope))
+
+    with custom_gradients_forgotten(), tf.device(None):
+        function = tf.function(body, autograph=False).get_concrete_function(
+            tf.nest.flatten(specs), tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.int32)
+        )
+    all_but_function, scope = made[-1]  # of two traces, where TensorFlow saw variables being made
+    return all_but_function(function), scope
+
+
+def _of_batch(meetings: Meetings, logs: Any) -> Any:
+    """What the step returns, of the global batch."""
+    if isinstance(logs, dict):
+        return {
+            key: tf.nest.map_structure(
+                lambda v, key=key: meetings.of_batch(v, f"{key!r}, which the step returns,"), value
+            )
+            for key, value in logs.items()
+        }
+    return tf.nest.map_structure(
+        lambda v: meetings.of_batch(v, "what the step returns"), logs
+    )
+
+
+class _MeetingGroup(TowerGroup):
+    """Towers that synchronize their BatchNormalization by meetings: on any number of devices."""
+
+    def __init__(self, meetings: Meetings, layers: Sequence[keras.layers.Layer]) -> None:
+        super().__init__(1, layers)
+        self._meetings = meetings
+
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum of the towers' values; its gradient is the sum of the towers' gradients."""
+        return self._meetings.sum([value])[0]

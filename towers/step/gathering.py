@@ -1,0 +1,51 @@
+"""`towers.gather`: the rows of all towers, by whoever is tracing them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import tensorflow as tf
+
+_GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
+
+
+class GatherInTower(ValueError):
+    """A tower that is computed from beginning to end by itself is to know the others' rows."""
+
+
+def gather(rows: tf.Tensor) -> tf.Tensor:
+    """The rows of all towers, in the order of the global batch.
+
+    For what compares examples with each other: a contrastive loss, a batch's own statistics, a mean
+    over a mask. Its gradient reaches the rows of every tower. Outside of towers: the rows
+    themselves, so that a model means the same with and without them.
+
+    Args:
+        rows: a tensor [n, ...] with one row for each example of the tower's shard.
+
+    Returns:
+        [N, ...].
+
+    Raises:
+        ValueError: `rows` has no batch axis, or is gathered in a condition or a loop.
+    """
+    gather_rows = _GATHER.get()
+    return rows if gather_rows is None else gather_rows(tf.convert_to_tensor(rows))
+
+
+@contextmanager
+def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Within, in this thread, `gather` is `gather_rows`."""
+    token = _GATHER.set(gather_rows)
+    try:
+        yield
+    finally:
+        _GATHER.reset(token)
+
+
+def refuse(rows: tf.Tensor) -> tf.Tensor:
+    """Raises GatherInTower."""
+    raise GatherInTower(
+        f"towers.gather of rows of shape {rows.shape}: a TowerStep computes each tower by itself. "
+        "Use towers.make_parallel(model, gpus), then compile and fit."
+    )
