@@ -1,12 +1,16 @@
 """train.py on several real workers: same bits, real signals, and what is refused."""
 
 import hashlib
+import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from tests import workers
+from tests.processes import has_ended
 from towers.machine.cluster import LOST_WORKER
 
 FLAGS = (
@@ -156,3 +160,54 @@ def test_a_malformed_tf_config_is_one_line(tf_config, said, tmp_path):
     ((code, _, errors),) = workers.finish([process])
     assert (code, errors.count("\n")) == (2, 1) and said in errors
     assert not (tmp_path / "run").exists()
+
+
+def launch(run_dir, *flags):
+    """The launcher of three workers."""
+    return workers.start(
+        [""], 0, "-m", "towers.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
+        *FLAGS, *flags, TF_CONFIG="",
+    )
+
+
+def worker_processes(run_dir):
+    """{index: process} of a launcher's workers."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_text().split("\0")
+            environment = (path / "environ").read_text()
+        except OSError:  # has ended meanwhile
+            continue
+        index = re.search(r'"task": \{[^}]*"index": (\d+)', environment)
+        if index and any(part.endswith(str(run_dir)) for part in command):
+            found[int(index[1])] = int(path.name)
+    return found
+
+
+def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_path):
+    launcher = launch(tmp_path / "run")
+    wait_for(3, tmp_path / "run")
+    os.kill(worker_processes(tmp_path / "run")[1], signal.SIGKILL)
+    ((code, said, _),) = workers.finish([launcher])
+    assert code == 0
+    assert "worker 1 was killed by SIGKILL" in said and "goes on with 2 workers" in said
+    assert bits(tmp_path / "run") == alone
+
+
+def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
+    launcher = launch(tmp_path / "run")
+    wait_for(3, tmp_path / "run")
+    launcher.send_signal(signal.SIGTERM)
+    ((code, _, _),) = workers.finish([launcher])
+    assert (code, worker_processes(tmp_path / "run")) == (143, {})
+    finish(train(2, tmp_path / "run", "resume"))
+    assert bits(tmp_path / "run") == alone
+
+
+def test_the_workers_end_with_a_launcher_that_is_killed(tmp_path):
+    launcher = launch(tmp_path / "run", "--epochs=1000")
+    wait_for(3, tmp_path / "run")
+    processes = worker_processes(tmp_path / "run").values()
+    launcher.kill()
+    assert len(processes) == 3 and all(has_ended(process) for process in processes)
