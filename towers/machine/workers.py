@@ -2,8 +2,8 @@
 
     a worker is killed             TensorFlow's operations fail in the others: LostWorkerError
     stopped, or never started      it answers nobody: after the timeout the others end, naming it
-    waits itself for ever          it answers; after the timeout, or 10 times the longest phase so
-                                   far, the others end
+    waits itself for ever          it answers; after 10 times the timeout, or 10 times the longest
+                                   phase so far, the others end
 """
 
 import functools
@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT = 60.0
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
 _MOST_LISTED = 3
-_PATIENCE = 10  # times the longest phase so far
+_PATIENCE = 10  # with who answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -196,17 +196,13 @@ class _Watch:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._phase, self._begun, self._longest = "", 0.0, 0.0
-        self._is_first = True
         threading.Thread(target=self._run, daemon=True, name="towers-watch").start()
 
     def begin(self, phase: str) -> None:
         self._phase, self._begun = phase, time.monotonic()
 
     def end(self) -> None:
-        if self._is_first:  # traces and waits for workers to start
-            self._is_first = False
-        else:
-            self._longest = max(self._longest, time.monotonic() - self._begun)
+        self._longest = max(self._longest, time.monotonic() - self._begun)
         self._begun = 0.0
 
     def _run(self) -> None:
@@ -225,7 +221,7 @@ class _Watch:
         silent = _silent(self._cluster)
         if silent:
             return _silent_text(self._cluster, silent, self._phase, seconds)
-        if self._is_first or seconds < _PATIENCE * self._longest:
+        if seconds < _PATIENCE * max(self.timeout, self._longest):
             return None
         return (
             f"the workers answer, but not all of them came to {self._phase} within {seconds:.0f} "
