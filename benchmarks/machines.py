@@ -33,7 +33,8 @@ _PARTS = flags.DEFINE_list("parts", ["training", "exchange", "memory"], "Which a
 _WORKLOADS = flags.DEFINE_list("workloads", ["cnn", "mlp41m", "gru"], "That are trained.")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4", "8"], "That exchange.")
 _MEGABYTES = flags.DEFINE_list(
-    "megabytes", ["0.1", "4.8", "32"], "That they exchange, of float32; 10**6 bytes."
+    "megabytes", ["32", "4.8", "0.1"], "That they exchange, of float32; 10**6 bytes. The largest "
+    "first: malloc keeps memory then, as it does in a process that trains.",
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Of each comparison, in turn.", lower_bound=1)
 _STEPS = flags.DEFINE_integer(

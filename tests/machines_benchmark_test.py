@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import process
+from benchmarks import process, scaling
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,3 +44,26 @@ def test_a_worker_that_fails_says_why():
         process.run_workers("nothing", 2)
     written = "[worker 1] Traceback:\n[worker 1] ValueError: no\n"
     assert process.cause(written) == "[worker 1] ValueError: no"
+
+
+def test_the_model_of_a_step_finds_the_constants_that_made_its_figures():
+    true = scaling.Constants(start=1e-3, message=2e-3, wire=4e8, memory=5e9)
+    made = {
+        (workers, size): max(1, workers / 2) * scaling.exchange_seconds(
+            true, workers, size, scaling.sums_of(size)
+        )
+        for workers in (2, 4, 8) for size in (1e5, 4.8e6, 32e6)
+    }
+    found = scaling.fit(made, true.memory, cores=2)
+    assert (found.start, found.message, found.wire) == pytest.approx(
+        (true.start, true.message, true.wire)
+    )
+
+
+def test_a_step_on_more_workers_than_cores_takes_turns():
+    """1 s of computation, 4 MB, one sum of 2 x 3 messages: by hand."""
+    one = scaling.Constants(start=2e-3, message=1e-3, wire=1e9, memory=1e9)
+    size = scaling.Size(parameters=4e6, sums=1, passes=5, batch_size=8)
+    assert scaling.predict(one, size, 1.0, "4 towers", cores=2) == pytest.approx(0.5 + 8 * 4e-3)
+    each = 5 * 4e-3 + 8e-3 + 6e-3 + 9e-3  # update, start and messages, 6 MB sent, 9 MB added
+    assert scaling.predict(one, size, 1.0, "4 workers", cores=2) == pytest.approx(0.5 + 2 * each)
