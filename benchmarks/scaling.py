@@ -150,16 +150,15 @@ def step_times(rows: Iterable[Mapping[str, str]], size: Size) -> dict[str, float
 def predict(constants: Constants, size: Size, compute: float, who: str, cores: int) -> float:
     """Seconds of a step of "4 towers" in one process, or of "4 workers" that share the cores.
 
-    compute: seconds of the whole batch on one core.
+    compute: seconds of the whole batch on all cores.
     """
     count = int(who.split()[0])
-    at_once = min(count, cores)
     if "tower" in who:
-        return compute / at_once + update_seconds(constants, size, count)
-    each = update_seconds(constants, size) + exchange_seconds(
+        return compute + update_seconds(constants, size, count)
+    each = update_seconds(constants, size) + float(exchange_seconds(
         constants, count, size.parameters, size.sums
-    )
-    return compute / at_once + count / at_once * each
+    ))
+    return compute + count / min(count, cores) * each
 
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
@@ -203,10 +202,9 @@ def main() -> None:
         chosen = [row for row in rows if row["workload"] == name and row["contender"] == "1 tower"]
         if chosen:
             scaled[name] = step_times(chosen, size)
-    memory = statistics.median(
-        sizes[name].passes * sizes[name].parameters / (times["1 tower"] - times["limit"])
-        for name, times in scaled.items()
-    )
+    most = max(scaled, key=lambda name: sizes[name].parameters)  # where the update is no noise
+    alone = scaled[most]["1 tower"] - scaled[most]["limit"]
+    memory = sizes[most].passes * sizes[most].parameters / alone
     constants = fit(exchanges(rows), memory, cores)
     print(f"start {1e3 * constants.start:.2f} ms, message {1e3 * constants.message:.2f} ms, "
           f"wire {constants.wire / 1e9:.2f} GB/s, memory {memory / 1e9:.2f} GB/s")
@@ -216,8 +214,12 @@ def main() -> None:
         print(f"{num_workers} workers, {count / 1e6:g} MB: model {1e3 * model:.0f} ms, "
               f"measured {1e3 * seconds:.0f} ms")
     for name, times in scaled.items():
+        base = f"{cores} towers"  # one a core
+        if base not in times:
+            continue
+        compute = times[base] - update_seconds(constants, sizes[name], cores)
         for who in sorted(times.keys() - {"limit", "1 tower"}):
-            model = predict(constants, sizes[name], times["limit"], who, cores)
+            model = predict(constants, sizes[name], compute, who, cores)
             print(f"{name}, {who}: model {1e3 * model:.0f} ms, measured {1e3 * times[who]:.0f} ms")
     for name, size in sizes.items():
         for link in LINKS:

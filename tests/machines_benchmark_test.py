@@ -64,6 +64,6 @@ def test_a_step_on_more_workers_than_cores_takes_turns():
     """1 s of computation, 4 MB, one sum of 2 x 3 messages: by hand."""
     one = scaling.Constants(start=2e-3, message=1e-3, wire=1e9, memory=1e9)
     size = scaling.Size(parameters=4e6, sums=1, passes=5, batch_size=8)
-    assert scaling.predict(one, size, 1.0, "4 towers", cores=2) == pytest.approx(0.5 + 8 * 4e-3)
+    assert scaling.predict(one, size, 1.0, "4 towers", cores=2) == pytest.approx(1 + 8 * 4e-3)
     each = 5 * 4e-3 + 8e-3 + 6e-3 + 9e-3  # update, start and messages, 6 MB sent, 9 MB added
-    assert scaling.predict(one, size, 1.0, "4 workers", cores=2) == pytest.approx(0.5 + 2 * each)
+    assert scaling.predict(one, size, 1.0, "4 workers", cores=2) == pytest.approx(1 + 2 * each)
