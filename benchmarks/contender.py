@@ -77,6 +77,7 @@ class LimitStep(towers.TowerStep):
 
 def tower_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:
     """One tower a device; the parameters on the CPU, or on the first GPU for "on_gpu"."""
+    keras.utils.set_random_seed(0)  # the same parameters in every worker
     step_class = LimitStep if contender == "limit" else towers.TowerStep
     home = "/cpu:0"
     if contender == "on_gpu":
@@ -211,6 +212,12 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def wait_for_other_workers() -> None:
+    """Stays until the others have what this process sent last; without it, they would lose it."""
+    if towers.join_workers().num_workers > 1:
+        time.sleep(1)
+
+
 def main(argv: list[str]) -> None:
     """Prints {"first_step_seconds", "examples_per_second", "peak_memory_mb", ...}."""
     del argv
@@ -240,6 +247,7 @@ def main(argv: list[str]) -> None:
     about["device"] = device_name()
     print(json.dumps(result | about))
     sys.stdout.flush()
+    wait_for_other_workers()
     os._exit(0)
 
 

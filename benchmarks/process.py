@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,14 @@ class TookTooLongError(ProcessError):
     """A process was ended at its limit."""
 
 
-def run_process(module: str, *, limit: float | None = None, **flags: Any) -> dict[str, Any]:
+def run_process(
+    module: str, *, num_workers: int = 1, limit: float | None = None, **flags: Any
+) -> dict[str, Any]:
     """One process of `python -m benchmarks.<module>`; returns the JSON of its last line.
 
     Args:
         module: of this package.
+        num_workers: more than 1: so many processes, which train together; the JSON is the chief's.
         limit: seconds after which it is killed; None: it may take as long as it likes.
         flags: of the process.
 
@@ -43,7 +46,25 @@ def run_process(module: str, *, limit: float | None = None, **flags: Any) -> dic
         TookTooLongError: it was killed at its limit.
         ProcessError: it failed.
     """
-    command = [sys.executable, "-m", f"benchmarks.{module}"]
+    if num_workers > 1:
+        return run_workers(module, num_workers, limit=limit, **flags)[0]
+    return json.loads(_output([sys.executable], module, limit, flags).splitlines()[-1])
+
+
+def run_workers(
+    module: str, num_workers: int, *, limit: float | None = None, **flags: Any
+) -> list[dict[str, Any]]:
+    """The same, of `num_workers` processes: the JSON line of each, the chief's first."""
+    launcher = [sys.executable, "-m", "towers.launch", f"--workers={num_workers}"]
+    out = _output([*launcher, "--max_restarts=0", "--"], module, limit, flags)
+    found = re.findall(r"^(?:\[worker (\d+)\] )?(\{.*\})$", out, re.M)
+    return [json.loads(text) for _, text in sorted(found, key=lambda line: int(line[0] or 0))]
+
+
+def _output(
+    start: Sequence[str], module: str, limit: float | None, flags: Mapping[str, Any]
+) -> str:
+    command = [*start, "-m", f"benchmarks.{module}"]
     command += [f"--{name}={value}" for name, value in flags.items()]
     code, out, written = _finish(command, limit)
     if code is None:
@@ -53,12 +74,13 @@ def run_process(module: str, *, limit: float | None = None, **flags: Any) -> dic
     if code != 0:
         reason = cause(written) or f"exit code {code}"
         raise ProcessError(f"{' '.join(command)} failed: {reason}", reason, written)
-    return json.loads(out.splitlines()[-1])
+    return out
 
 
 def cause(stderr: str) -> str:
     """The last exception in what a process wrote, without its traceback; else the end of it all."""
-    exceptions = [match.start() for match in re.finditer(r"^[\w.]+Error: ", stderr, re.M)]
+    found = re.finditer(r"^(\[worker \d+\] )?[\w.]+Error: ", stderr, re.M)
+    exceptions = [match.start() for match in found]
     return (stderr[exceptions[-1]:][:600] if exceptions else stderr[-600:]).strip()
 
 

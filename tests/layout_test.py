@@ -103,6 +103,7 @@ CROSS_CUTTING = {
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
     "step/switches_test": "a step's switches against each other",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
+    "machines_benchmark_test": "benchmarks/",
     "examples_test": "examples/", "experiments_test": "experiments/",
     "sweep_test": "sweep.py", "train_test": "train.py",
     "continue_test": "loop and saving: a run that goes on where it was interrupted",

@@ -157,8 +157,8 @@ class WorkersExchange(Exchange):
         for i, value in enumerate(added[0]):
             if isinstance(value, tf.IndexedSlices):
                 sums[i] = self._join_slices([values[i] for values in added])
-        for chosen, shapes in _by_dtype(added[0]):
-            packed = [_pack([values[i] for i in chosen]) for values in added]
+        for chosen, shapes in _packages(added[0]):
+            packed = [_pack([values[i] for i in chosen], self._num_workers) for values in added]
             total = self._sum_packed(tf.stack(packed))
             for i, part in zip(chosen, _unpack(total, shapes), strict=True):
                 sums[i] = part
@@ -179,7 +179,7 @@ class WorkersExchange(Exchange):
 
     def of_tower_0(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
-        for chosen, shapes in _by_dtype(values):
+        for chosen, shapes in _packages(values):
             packed = self._collectives.broadcast(_pack([values[i] for i in chosen]))
             for i, part in zip(chosen, _unpack(packed, shapes), strict=True):
                 received[i] = part
@@ -195,15 +195,16 @@ class WorkersExchange(Exchange):
         return towers_of(worker, self._num_workers, self._num_towers)
 
     def _sum_packed(self, packed: tf.Tensor) -> tf.Tensor:
-        """[K, S], the packed values of this worker's K subtrees -> [S], summed over all."""
-        num_workers, size = self._num_workers, packed.shape[1]
+        """[K, S], the packed values of this worker's K subtrees -> [S], summed over all.
+
+        S: a multiple of W.
+        """
         most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
-        slice_size = -(-size // num_workers)
-        padding = [[0, most - packed.shape[0]], [0, num_workers * slice_size - size]]
-        slices = tf.reshape(tf.pad(packed, padding), [most, num_workers, slice_size])
+        padded = tf.pad(packed, [[0, most - packed.shape[0]], [0, 0]])
+        slices = tf.reshape(padded, [most, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
         total = _add_plan(self._plan, lambda subtree: received[subtree.worker, subtree.slot])
-        return tf.reshape(self._collectives.gather(total), [-1])[:size]
+        return tf.reshape(self._collectives.gather(total), [-1])
 
     def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
         """Gradients of embeddings, joined in the order of the towers, as `averaging.add` does."""
@@ -259,18 +260,33 @@ def _add_plan(plan: Plan, value: Callable[[Subtree], tf.Tensor]) -> tf.Tensor:
     return _add_plan(left, value) + _add_plan(right, value)
 
 
-def _by_dtype(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
-    """Which values are tensors of one dtype, and their shapes; for each dtype."""
-    tensors = [i for i, value in enumerate(values) if isinstance(value, tf.Tensor)]
-    for dtype in dict.fromkeys(values[i].dtype for i in tensors):
-        chosen = [i for i in tensors if values[i].dtype == dtype]
+# Packing copies a tensor twice; an exchange of its own costs 1 to 2 ms (benchmarks/machines.py).
+_LARGE = 2 * 10**6  # bytes
+
+
+def _packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
+    """What travels together: which values, and their shapes.
+
+    Each large tensor by itself, the others of one dtype as one.
+    """
+    packages: dict[tuple[tf.DType, int | None], list[int]] = {}
+    for i, value in enumerate(values):
+        if isinstance(value, tf.Tensor):
+            is_large = value.shape.num_elements() * value.dtype.size >= _LARGE
+            packages.setdefault((value.dtype, i if is_large else None), []).append(i)
+    for chosen in packages.values():
         yield chosen, [values[i].shape for i in chosen]
 
 
-def _pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+def _pack(values: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
+    """All values in one row, with zeros up to a multiple of that size."""
+    flat = [tf.reshape(value, [-1]) for value in values]
+    missing = -sum(value.shape[0] for value in flat) % multiple
+    return tf.concat([*flat, tf.zeros([missing], flat[0].dtype)] if missing else flat, axis=0)
 
 
 def _unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    parts = tf.split(packed, [shape.num_elements() for shape in shapes])
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    sizes = [shape.num_elements() for shape in shapes]
+    missing = packed.shape[0] - sum(sizes)
+    parts = tf.split(packed, [*sizes, missing] if missing else sizes)
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]

@@ -1,0 +1,153 @@
+"""What one worker of several measures besides training; prints one JSON line.
+
+`machines.py` starts a group of them; there is no need to call it by hand.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import tensorflow as tf  # noqa: E402  (TensorFlow reads the variable above)
+from absl import app, flags  # noqa: E402
+
+import towers  # noqa: E402
+from benchmarks.contender import (  # noqa: E402
+    batches,
+    peak_memory_mb,
+    tower_step,
+    wait_for_other_workers,
+)
+from benchmarks.workloads import WORKLOADS  # noqa: E402
+
+_CASE = flags.DEFINE_enum("case", "exchange", ["exchange", "memory"], "What is measured.")
+_MEGABYTES = flags.DEFINE_list("megabytes", ["4.8"], "Of float32 that each worker gives, 10**6 B.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "In each, the exchange and the ring take turns.")
+_SECONDS = flags.DEFINE_float("seconds", 0.5, "Of one turn, about.")
+_STEPS = flags.DEFINE_list("steps", ["200", "1000"], "After which the memory is noted.")
+_NUM_TENSORS = 8  # of equal size: what a step exchanges is packed
+_KEY = 1000  # of the ring's group and its operations: far from those of towers
+_WARM_UP_CALLS = 3
+
+
+def main(argv: list[str]) -> None:
+    """Prints what `exchange` or `memory` returns."""
+    del argv
+    towers.logical_cpus(1)
+    measured = exchange() if _CASE.value == "exchange" else memory()
+    print(json.dumps(measured))
+    sys.stdout.flush()
+    wait_for_other_workers()
+    os._exit(0)
+
+
+def exchange() -> dict[str, Any]:
+    """{"sizes": [{"megabytes", "calls", "sent_mb", "exchange": [ms], "ring": [ms]}]}, one a round.
+
+    sent_mb: what one worker sends in one exchange, as the loopback device counts it.
+    """
+    step = tower_step(WORKLOADS["tiny"](), "towers", 1)
+    sizes = [measure_size(step, float(text)) for text in _MEGABYTES.value]
+    return {"sizes": sizes, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
+
+
+def measure_size(step: towers.TowerStep, megabytes: float) -> dict[str, Any]:
+    """What `exchange` returns of one size."""
+    num_workers = step.cluster.num_workers
+    each = max(1, round(megabytes * 1e6 / 4 / _NUM_TENSORS))
+    values = [tf.fill([each], step.cluster.index + 1.0) for _ in range(_NUM_TENSORS)]
+    packed = tf.concat(values, axis=0)
+
+    # The way that a step's gradients take, without the rest of the step.
+    @tf.function(autograph=False)
+    def exchanged(*values: tf.Tensor) -> list[tf.Tensor]:
+        return tf.nest.flatten(step.partial_sums([list(values)]))
+
+    instance_key = _KEY + each
+
+    @tf.function(autograph=False)
+    def reduced(packed: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=packed, group_size=num_workers, group_key=_KEY, instance_key=instance_key,
+            ordering_token=[], merge_op="Add", final_op="Id", communication_hint="ring",
+        )
+
+    total = num_workers * (num_workers + 1) / 2
+    ways: dict[str, Callable[[], Any]] = {
+        "exchange": lambda: exchanged(*values), "ring": lambda: reduced(packed)
+    }
+    for way in ways.values():
+        for _ in range(_WARM_UP_CALLS):
+            for tensor in tf.nest.flatten(way()):
+                assert float(tensor[0]) == float(tensor[-1]) == total
+    calls = agreed_calls(step, max(_timed(way, 1)[0] for way in ways.values()))
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    sent = []
+    for index in range(_ROUNDS.value):
+        for name in [*ways][:: -1 if index % 2 else 1]:
+            seconds, count = _timed(ways[name], calls)
+            found[name].append(1e3 * seconds)
+            if name == "exchange":
+                sent.append(count / num_workers / 1e6)
+    return {
+        "megabytes": megabytes, "calls": calls, "sent_mb": round(min(sent), 3), **found,
+    }
+
+
+def agreed_calls(step: towers.TowerStep, seconds: float) -> int:
+    """How many calls fill a turn, by all workers' estimates: each must make the same."""
+
+    @tf.function(autograph=False)
+    def total(value: tf.Tensor) -> list[tf.Tensor]:
+        return tf.nest.flatten(step.partial_sums([[value]]))
+
+    (estimates,) = total(tf.constant([seconds]))
+    return max(1, round(_SECONDS.value * step.cluster.num_workers / float(estimates[0])))
+
+
+def memory() -> dict[str, Any]:
+    """{"200": MB, "1000": MB}: what this process has in memory after so many steps."""
+    workload, noted = WORKLOADS["tiny"](), {}
+    step = tower_step(workload, "towers", 1)
+    marks = sorted(map(int, _STEPS.value))
+    x, y = workload.data(1)
+    for index, (x, y) in enumerate(batches(x, y, workload.batch_size, marks[-1]), start=1):
+        step.train_batch(x, y)
+        if index in marks:
+            noted[str(index)] = resident_mb()
+    return {**noted, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
+
+
+def resident_mb() -> float:
+    """What this process has in the CPU's memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _timed(way: Callable[[], Any], calls: int) -> tuple[float, int]:
+    """(seconds of one call: the median, bytes of one call over loopback by everybody)."""
+    seconds, before = [], _loopback_bytes()
+    for _ in range(calls):
+        begin = time.perf_counter()
+        way()  # returns when the values are there, on a CPU
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds), (_loopback_bytes() - before) // calls
+
+
+def _loopback_bytes() -> int:
+    """What this machine has sent to itself."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[8])
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
