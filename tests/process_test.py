@@ -1,8 +1,6 @@
 """What becomes of a run when what is around it fails: its output, files, disk and memory."""
 
 import csv
-import shutil
-import subprocess
 
 import keras
 import pytest
@@ -10,31 +8,17 @@ import tensorflow as tf
 
 import towers
 from tests.loop_test import config
+from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
 from towers.config import TrainConfig
 from towers.saving import checkpoints, run_dir
 
 SHORT = (*FLAGS, "--max_steps=2")
-# A mount that the command alone sees, and that ends with it.
-NAMESPACE = ("unshare", "--map-root-user", "--mount", "sh", "-euc")
-READ_ONLY = 'mount --bind . . && mount -o remount,bind,ro . && cd "$PWD" && exec "$@"'
-SMALL_DISK = """
-    mkdir disk && mount -t tmpfs -o size=1M tmpfs disk && cd disk
-    "$@" || code=$?
-    rm filler && cp -R run .. && exit ${code:-0}
-"""
 
 
 @pytest.fixture(name="mount", scope="module")
 def _mount(tmp_path_factory):
-    """Skips where the system lets nobody mount, as many containers do not."""
-    if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare(1) here")
-    cwd = tmp_path_factory.mktemp("mount")
-    for script in (READ_ONLY, 'mount -t tmpfs -o size=1M tmpfs . && "$@"'):
-        done = subprocess.run([*NAMESPACE, script, "sh", "true"], cwd=cwd, capture_output=True)
-        if done.returncode:
-            pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+    skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
 def test_a_run_whose_reader_goes_away_trains_to_its_end(tmp_path):

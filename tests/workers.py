@@ -28,10 +28,10 @@ def tf_config(hosts, index):
     return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
 
 
-def start(hosts, index, *arguments, cwd=ROOT, **environment):
-    """One worker: python ARGUMENTS, which finds the project's modules."""
+def start(hosts, index, *arguments, cwd=ROOT, inside=(), **environment):
+    """One worker: python ARGUMENTS, which finds the project's modules; inside of a command."""
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
+        [*inside, sys.executable, *map(str, arguments)],
         cwd=cwd,
         env={
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import workers
+from tests.mounts import NAMESPACE, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.processes import has_ended
 from towers.machine.cluster import LOST_WORKER
 
@@ -48,6 +49,11 @@ def wait_for(step, run_dir):
             return
         time.sleep(0.05)
     raise TimeoutError(f"step {step}")
+
+
+@pytest.fixture(name="mount", scope="module")
+def _mount(tmp_path_factory):
+    skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
 @pytest.fixture(name="alone", scope="module")
@@ -107,6 +113,38 @@ def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
     finish(start("--resume=run"))
     assert bits(disks[0] / "run") == alone
     assert {path.name for path in (disks[1] / "run").iterdir()} == {"config.json", "log-1.txt"}
+
+
+def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
+    """It is full from the fifth step on; with room again, a run goes on from what there is."""
+    (tmp_path / "other").mkdir()
+    hosts = workers.addresses(2)
+    full = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"
+    inside = (*NAMESPACE, SMALL_DISK, "sh")
+    flags = ("--run_dir=run", *FLAGS[:-1], "--checkpoint_every=2")
+    (code, said, _), (other, _, errors) = workers.finish([
+        workers.start(hosts, 0, "-m", "tests.resuming", full, *flags, cwd=tmp_path, inside=inside),
+        workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other"),
+    ])
+    assert (code, other, errors) == (0, 0, "")
+    assert "results.csv cannot be written (No space left on device); " in said
+    finish([
+        workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", cwd=cwd)
+        for i, cwd in enumerate([tmp_path, tmp_path / "other"])
+    ])
+    assert bits(tmp_path / "run") == alone
+
+
+def test_another_version_on_one_worker_is_refused(tmp_path):
+    hosts = workers.addresses(2)
+    flags = (f"--run_dir={tmp_path / 'run'}", *FLAGS)
+    other = "import runpy, towers; towers.__version__ = '9'; " \
+            "runpy.run_path('train.py', {}, '__main__')"
+    for code, _, errors in workers.finish([
+        workers.start(hosts, 0, "train.py", *flags), workers.start(hosts, 1, "-c", other, *flags)
+    ]):
+        assert code == 2
+        assert "differs from the chief in towers' version (9, the chief's is " in errors
 
 
 @pytest.mark.parametrize("told", [0, 1])
