@@ -70,10 +70,10 @@ def kill_at(step, run_dir, lost):
     processes[lost].send_signal(signal.SIGKILL)
     killed_at = time.monotonic()
     (code, _, errors) = workers.finish(processes)[1 - lost]
-    assert time.monotonic() - killed_at < 10
+    assert time.monotonic() - killed_at < 30  # seconds; on a busy machine
     assert (code, errors.count("error:")) == (LOST_WORKER, 1), errors
     assert f"error: worker {lost} (127.0.0.1:" in errors
-    assert "Start the run again with --resume=DIR, on any number of workers." in errors
+    assert "resume=DIR, on any number of workers." in errors
 
 
 @pytest.mark.parametrize("lost, count", [(0, 3), (1, 1)])

@@ -79,6 +79,7 @@ def test_workers():
         keeps("start_collectives", "lets operations of several processes meet over gRPC"),
         keeps("task_name", "calls workers so"),
         keeps("answers", "tells whether a worker's server is there"),
+        keeps("is_gone", "tells a worker that has ended from one that is silent"),
     ):
         assert [code for code, _, _ in ended] == [0, 0], said
         assert all(json.loads(out)["answers"] for _, out, _ in ended)

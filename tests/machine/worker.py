@@ -45,6 +45,7 @@ def between_steps(cluster):
         "everyones": [list(row) for row in told.everyones(data)],
         "chiefs": list(told.chiefs(bytes(range(9 + cluster.index)))),
         "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
+        "is_gone": tensorflow_internals.is_gone(1 - cluster.index, 3.0),
     })
     told.most(0)  # nobody leaves before all have asked
 

@@ -24,6 +24,7 @@ def test_workers_tell_each_other_flags_and_bytes():
             "everyones": [[0], [255, 1]],
             "chiefs": list(range(9)),
             "answers": True,
+            "is_gone": False,
         }
 
 

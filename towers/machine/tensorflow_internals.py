@@ -125,6 +125,21 @@ def answers(index: int, timeout: float) -> bool:
     return True
 
 
+def is_gone(index: int, timeout: float) -> bool:
+    """Whether nobody listens where a worker was: it has ended, or has not started yet."""
+    from tensorflow.python.eager import context
+
+    try:
+        context.context().check_collective_ops_peer_health(
+            task_name(index), timeout_in_ms=round(1000 * timeout)
+        )
+    except tf.errors.UnavailableError:
+        return True
+    except tf.errors.OpError:
+        return False
+    return False
+
+
 def task_name(index: int) -> str:
     """How TensorFlow calls a worker in its messages."""
     return f"/job:{_JOB}/replica:0/task:{index}"

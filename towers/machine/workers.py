@@ -23,12 +23,13 @@ import tensorflow as tf
 from towers.machine.cluster import ALONE, LOST_WORKER, Cluster, LostWorkerError, find_cluster
 from towers.machine.collectives import Collectives
 from towers.machine.devices import HOST, has_started
-from towers.machine.tensorflow_internals import answers, start_collectives
+from towers.machine.tensorflow_internals import answers, is_gone, start_collectives
 from towers.machine.words import plural
 
 DEFAULT_TIMEOUT = 60.0
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
+_SOON = 2.0  # seconds of waiting, before the others are asked whether they are there
 _MOST_LISTED = 3
 _PATIENCE = 10  # with who answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
@@ -210,11 +211,21 @@ class _Watch:
             time.sleep(min(1.0, self.timeout / 4))
             begun = self._begun
             seconds = time.monotonic() - begun if begun else 0.0
-            if seconds >= self.timeout:
+            text = None
+            if self._longest and seconds >= _SOON:  # all have met before
+                text = self._loss()
+            if text is None and seconds >= self.timeout:
                 text = self._verdict(seconds)
-                if text and self._begun == begun:
-                    print(f"error: {text}", file=sys.stderr, flush=True)
-                    os._exit(LOST_WORKER)
+            if text and self._begun == begun:
+                print(f"error: {text}", file=sys.stderr, flush=True)
+                os._exit(LOST_WORKER)
+
+    def _loss(self) -> str | None:
+        """Who has ended while nothing was on its way to him: no operation fails of it."""
+        for worker in _others(self._cluster):
+            if is_gone(worker, _ANSWER_SECONDS):
+                return _loss_text(self._cluster, worker, self._phase)
+        return None
 
     def _verdict(self, seconds: float) -> str | None:
         """What is wrong, after so many seconds of one phase."""
@@ -230,8 +241,11 @@ class _Watch:
 
 
 def _silent(cluster: Cluster) -> list[int]:
-    others = [w for w in range(cluster.num_workers) if w != cluster.index]
-    return [w for w in others if not answers(w, _ANSWER_SECONDS)]
+    return [w for w in _others(cluster) if not answers(w, _ANSWER_SECONDS)]
+
+
+def _others(cluster: Cluster) -> list[int]:
+    return [w for w in range(cluster.num_workers) if w != cluster.index]
 
 
 def _silent_text(cluster: Cluster, silent: list[int], phase: str, seconds: float) -> str:
@@ -254,6 +268,10 @@ def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
         lost = next(iter(_silent(cluster)), None)
     if lost is None:
         return f"the workers lost each other in {phase}: {' '.join(text.split())[-600:]}"
+    return _loss_text(cluster, lost, phase)
+
+
+def _loss_text(cluster: Cluster, lost: int, phase: str) -> str:
     return (
         f"worker {lost} ({cluster.addresses[lost]}) was lost in {phase}. Start the run again with "
         "resume=DIR, on any number of workers."
