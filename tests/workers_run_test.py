@@ -16,8 +16,8 @@ from towers.machine.cluster import LOST_WORKER
 
 FLAGS = (
     "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--num_towers=4",
-    "--num_gpus=2", "--batch_size=8", "--epochs=2", "--checkpoint_every=1",
-)  # 7 steps an epoch: 50 = 6 x 8 + 2
+    "--num_gpus=2", "--batch_size=8", "--epochs=30", "--checkpoint_every=1",
+)  # long enough to be stopped; 7 steps an epoch: 50 = 6 x 8 + 2
 
 
 def train(count, run_dir, *flags, **environment):
@@ -35,7 +35,7 @@ def finish(processes, expected=0):
 
 def bits(run_dir):
     """Of the run's last state, and of its rows but for their times."""
-    newest = run_dir / "checkpoints" / "epoch-2-step-14" / "arrays.bin"
+    newest = run_dir / "checkpoints" / "epoch-30-step-210" / "arrays.bin"
     rows = (run_dir / "results.csv").read_text().splitlines()
     return (
         hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows]

@@ -77,7 +77,7 @@ def test_a_stopped_worker_is_named_after_the_timeout():
 
 
 def test_a_worker_that_hangs_ends_the_others_after_the_timeout():
-    processes = begin(2, "hang", TIMEOUT="1")
+    processes = begin(2, "hang", LATER="1")
     ((code, _, errors),) = started.finish(processes[:1], timeout=60)
     processes[1].kill()
     assert code == LOST_WORKER
