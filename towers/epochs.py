@@ -101,7 +101,8 @@ class Epochs:
         number, stop, stopped = self._run.workers.most(
             self._pending.number or 0, int(model.stop_training), int(position.stopped)
         )
-        self._pending.number = number or None
+        if number:  # else one may have come to this worker while it waited for the others
+            self._pending.number = number
         model.stop_training, position.stopped = bool(stop), bool(stopped)
 
     def _check(self) -> None:
