@@ -120,6 +120,26 @@ def test_a_signal_waits_for_the_end_of_a_step_and_listeners_are_told(run, moment
     assert position.step == step and not position.in_step
 
 
+class Agreement:
+    """The workers' agreement; a signal comes to this worker in the middle of the first."""
+
+    def __init__(self, pending):
+        self._pending, self._calls = pending, 0
+
+    def most(self, *values):
+        self._calls += 1
+        if self._calls == 1:
+            self._pending.receive(15, None)
+        return values
+
+
+def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(run):
+    pending, position = Pending(), Position()
+    with pytest.raises(StopRequested):
+        train(run._replace(workers=Agreement(pending)), Recorder(), position, pending)
+    assert (position.step, pending.number) == (2, 15)
+
+
 @pytest.mark.parametrize(
     ("error", "in_step"), [(NonFiniteError("tower 0"), False), (RuntimeError("half"), True)]
 )

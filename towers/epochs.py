@@ -54,9 +54,9 @@ class Epochs:
             position.step < num_steps(self._run) and not model.stop_training
         ):
             self._train_epoch()
-            self._agree()
+            signal = self._agree()
             model.stop_training = position.is_stopped(patience)
-            self._pending.check()
+            self._pending.obey(signal)
         self._listener.end()
 
     def _train_epoch(self) -> None:
@@ -88,27 +88,29 @@ class Epochs:
             self._listener.begin_step()
             self._train_step(batch)
             self._listener.end_step()
-            self._agree()
+            signal = self._agree()
             if run.step.model.stop_training:
                 break
-            self._pending.check()
+            self._pending.obey(signal)
             if position.epoch_step < count:
                 self._listener.between_steps()
 
-    def _agree(self) -> None:
-        """A signal to one worker, or a callback's wish to stop in one, is every worker's."""
+    def _agree(self) -> int:
+        """A signal to one worker, or a callback's wish to stop in one, is every worker's.
+
+        Returns:
+            The signal; 0 where none has come.
+        """
         position, model = self._position, self._run.step.model
-        number, stop, stopped = self._run.workers.most(
+        signal, stop, stopped = self._run.workers.most(
             self._pending.number or 0, int(model.stop_training), int(position.stopped)
         )
-        if number:  # else one may have come to this worker while it waited for the others
-            self._pending.number = number
         model.stop_training, position.stopped = bool(stop), bool(stopped)
+        return signal
 
     def _check(self) -> None:
         """Raises StopRequested, in every worker, when a signal has come to one."""
-        self._agree()
-        self._pending.check()
+        self._pending.obey(self._agree())
 
     def _train_step(self, batch: Batch) -> None:
         """One update."""

@@ -34,10 +34,10 @@ def test_a_signal_waits_for_the_check_and_is_then_received_as_before(number):
     reached = []
     with pytest.raises(Received):
         with deferred() as pending:
-            pending.check()
+            pending.obey(pending.number or 0)
             signal.raise_signal(number)
             reached.append("the end of the step")
-            pending.check()
+            pending.obey(pending.number or 0)
             reached.append("never")
     assert reached == ["the end of the step"]
     assert signal.getsignal(number) is raise_received
@@ -57,7 +57,7 @@ def test_without_a_signal_nothing_happens_and_the_handlers_come_back(number):
     signal.signal(number, raise_received)
     with deferred() as pending:
         assert signal.getsignal(number) is not raise_received
-        pending.check()
+        pending.obey(pending.number or 0)
     assert signal.getsignal(number) is raise_received
 
 
@@ -75,7 +75,7 @@ def test_a_handler_that_returns_still_ends_the_run(number):
     with pytest.raises(KeyboardInterrupt):
         with deferred() as pending:
             signal.raise_signal(number)
-            pending.check()
+            pending.obey(pending.number or 0)
     assert received == [number]
 
 
@@ -83,7 +83,7 @@ def test_a_signal_that_is_ignored_stays_ignored(number):
     signal.signal(number, signal.SIG_IGN)  # as under nohup
     with deferred() as pending:
         signal.raise_signal(number)
-        pending.check()
+        pending.obey(pending.number or 0)
         assert signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -94,7 +94,7 @@ def test_another_thread_receives_no_signals_and_changes_no_handler(number):
     def run():
         with deferred() as pending:
             seen.append(signal.getsignal(number))
-            pending.check()
+            pending.obey(pending.number or 0)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -107,7 +107,7 @@ def test_a_stop_passes_everybodys_except_exception():
     pending.receive(signal.SIGINT, None)
     with pytest.raises(StopRequested):
         try:
-            pending.check()
+            pending.obey(pending.number or 0)
         except Exception:
             pytest.fail("caught")
 

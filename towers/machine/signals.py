@@ -23,9 +23,13 @@ class Pending:
             os._exit(128 + number)
         self.number = number
 
-    def check(self) -> None:
-        """Raises StopRequested when a signal has come."""
-        if self.number is not None:
+    def obey(self, agreed: int) -> None:
+        """Raises StopRequested for the signal that all workers of a run obey now; 0: for none.
+
+        One that has come to this worker since they agreed waits until all know of it.
+        """
+        if agreed:
+            self.number = agreed
             raise StopRequested
 
 
@@ -35,7 +39,7 @@ class StopRequested(BaseException):
 
 @contextmanager
 def deferred() -> Iterator[Pending]:
-    """Signals wait until `Pending.check`; those that came are sent again at the end.
+    """Signals wait until `Pending.obey`; those that came are sent again at the end.
 
     Only the main thread receives signals; in others this does nothing.
     """
