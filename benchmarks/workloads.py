@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
+from benchmarks import dcgan
 from examples import wide_mlp
 from towers import models
 
@@ -101,6 +102,7 @@ WORKLOADS = {
     "mlp": lambda: built_in("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
     "gru": lambda: Workload(gru, keras.optimizers.Adam, 256, (49, 128), 128, 24),
+    "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "tiny": lambda: Workload(tiny, momentum, 8, (4,), 2, 2),
 }

@@ -109,6 +109,25 @@ if count == 3:
     assert gpus(tmp_path, 2) == ["4", "6"]
 
 
+def test_a_worker_that_hangs_is_named_by_the_launcher_which_killed_it(tmp_path):
+    text = LOG + """
+if count == 3 and index == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note("ready")
+    time.sleep(1000)
+if count == 3:
+    while not Path("ready-1").exists():
+        time.sleep(0.01)
+    print("error: not all of them came to the end of a step.", file=sys.stderr)
+    sys.exit(3)
+"""
+    code, lines, _ = launch(tmp_path, text, "--workers=3")
+    assert (code, lines) == (0, [
+        "Restart   not all of them came to the end of a step; worker 1 did not end and was killed: "
+        "script.py starts again with 2 workers (1 of 3)"
+    ])
+
+
 def gpus(tmp_path, num_workers):
     """The workers' CUDA_VISIBLE_DEVICES, in the attempt of so many."""
     lines = sorted((tmp_path / "log").read_text().splitlines())

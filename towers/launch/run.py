@@ -87,7 +87,11 @@ def _loss(ended: Ended, why: End) -> str:
     said = [line for line in ended.errors[why.worker] if line.startswith(_ERROR)]
     if why.code < 0 or not said:
         return in_words(why)
-    return said[0].removeprefix(_ERROR).decode(errors="replace").rstrip(". ")
+    text = said[0].removeprefix(_ERROR).decode(errors="replace").rstrip(". ")
+    names = [f"worker {end.worker} " for end in ended.ends if end.killed]
+    if not names or text.startswith(names[0]):
+        return text
+    return f"{text}; {names[0]}did not end and was killed"
 
 
 def _show_failure(screen: Screen, ended: Ended, why: End) -> None:

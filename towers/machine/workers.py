@@ -236,7 +236,7 @@ class _Watch:
             return None
         return (
             f"the workers answer, but not all of them came to {self._phase} within {seconds:.0f} "
-            "seconds: one of them waits, or computes something else."
+            "seconds: the worker hangs whose own log does not end with this line."
         )
 
 
