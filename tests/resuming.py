@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import keras
 import numpy as np
+
+from tests.forked import Forked
 
 ROOT = Path(__file__).parent.parent
 _RUN = ("--num_gpus=2", "--num_towers=4", "--batch_size=16", "--epochs=2", "--device=cpu",
@@ -35,6 +38,12 @@ def model(input_shape, num_classes):
         keras.layers.Dropout(0.5),
         keras.layers.Dense(num_classes, activation="softmax"),
     ])
+
+
+def faulty_model(input_shape, num_classes):
+    """`model`, whose run meets the environment's FAULT at each step, see `start`."""
+    meet_at_each_step(os.environ.get("FAULT", ""))
+    return model(input_shape, num_classes)
 
 
 def data():
@@ -80,25 +89,34 @@ def start(*flags, cwd, fault="", inside=()):
         flags: of train.py.
         cwd: where it runs.
         fault: a Python expression, evaluated at each step. It sees `step`, the updates that are
-            done; `kill(name)` sends the process a signal.
+            done; `kill(name)` sends the process a signal, `hold(path)` makes PATH-PID and
+            waits for PATH.
         inside: a command that runs the command given behind it.
     """
-    hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [*inside, sys.executable, "-m", "tests.resuming", fault, *flags]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True,
+        command, cwd=cwd, env=_environment(), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
 
 
-def train(*flags, cwd, **options):
+def _environment():
+    hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    return {
+        **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
+
+
+def train(*flags, cwd, fault="", inside=()):
     """(exit code, stdout, stderr) of a process that has ended; takes what `start` takes.
 
     Without what TensorFlow says on stderr: this module imports Keras before train.py is quiet.
     """
-    process = start(*flags, cwd=cwd, **options)
+    if inside:
+        process = start(*flags, cwd=cwd, fault=fault, inside=inside)
+    else:
+        process = Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
     stdout, stderr = process.communicate(timeout=500)
     lines = [line for line in stderr.splitlines(True) if not _TENSORFLOWS.match(line)]
     return process.returncode, stdout, "".join(lines)
@@ -142,21 +160,33 @@ def outcome(directory):
     }
 
 
-def _main(fault, argv):
-    """Runs train.py's main, with a fault at each step."""
-    import train as command
+def meet_at_each_step(fault):
+    """From now on this process evaluates an expression at each step; see `start`."""
     from towers.saving import position
 
     def kill(name):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
+    def hold(path):
+        Path(f"{path}-{os.getpid()}").touch()
+        while not Path(path).exists():
+            time.sleep(0.01)
+
+    names = {"kill": kill, "hold": hold, "os": os}
     add_step = position.Position.add_step
 
     def add_step_and_fail(self, logs):
         add_step(self, logs)
-        eval(fault or "None", {"step": self.step, "kill": kill, "os": os})  # the tests' own text
+        eval(fault or "None", {"step": self.step, **names})  # the tests' own text
 
     position.Position.add_step = add_step_and_fail
+
+
+def _main(fault, argv):
+    """Runs train.py's main, with a fault at each step."""
+    import train as command
+
+    meet_at_each_step(fault)
     keras.optimizers.ScheduledAdam = ScheduledAdam  # where --optimizer looks for it
     return command.main(["train.py", *argv])
 

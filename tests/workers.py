@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import Forked
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -28,20 +30,29 @@ def tf_config(hosts, index):
     return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
 
 
-def start(hosts, index, *arguments, cwd=ROOT, inside=(), **environment):
-    """One worker: python ARGUMENTS, which finds the project's modules; inside of a command."""
+def start(hosts, index, *arguments, cwd=ROOT, **environment):
+    """One worker: python ARGUMENTS, which finds the project's modules."""
+    return Forked(arguments, cwd, _environment(tf_config(hosts, index), environment))
+
+
+def start_anew(hosts, index, *arguments, cwd=ROOT, inside=(), **environment):
+    """The same, with nothing imported before; inside of a command."""
     return subprocess.Popen(
         [*inside, sys.executable, *map(str, arguments)],
         cwd=cwd,
-        env={
-            **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
-            "TF_CONFIG": tf_config(hosts, index), "PYTHONPATH": str(ROOT), **environment,
-        },
+        env=_environment(tf_config(hosts, index), environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _environment(config, others):
+    return {
+        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "TF_CONFIG": config,
+        "PYTHONPATH": str(ROOT), **others,
+    }
 
 
 def start_all(count, *arguments, **environment):

@@ -15,16 +15,20 @@ from tests.processes import has_ended
 from towers.machine.cluster import LOST_WORKER
 
 FLAGS = (
-    "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--num_towers=4",
-    "--num_gpus=2", "--batch_size=8", "--epochs=30", "--checkpoint_every=1",
-)  # long enough to be stopped; 7 steps an epoch: 50 = 6 x 8 + 2
+    "--model=tests.resuming:faulty_model", "--dataset=tests.resuming:data", "--num_towers=4",
+    "--num_gpus=2", "--batch_size=8", "--epochs=2", "--checkpoint_every=1",
+)  # 7 steps an epoch: 50 = 6 x 8 + 2
 
 
 def train(count, run_dir, *flags, **environment):
     """All workers of a run, started."""
-    place = [f"--resume={run_dir}"] if flags == ("resume",) else [f"--run_dir={run_dir}", *FLAGS]
-    given = () if flags == ("resume",) else flags
-    return workers.start_all(count, "train.py", *place, *given, **environment)
+    return workers.start_all(count, "train.py", f"--run_dir={run_dir}", *FLAGS, *flags,
+                             **environment)
+
+
+def resume(count, run_dir):
+    """The same, of one that goes on; waits for its end."""
+    finish(workers.start_all(count, "train.py", f"--resume={run_dir}"))
 
 
 def finish(processes, expected=0):
@@ -35,20 +39,29 @@ def finish(processes, expected=0):
 
 def bits(run_dir):
     """Of the run's last state, and of its rows but for their times."""
-    newest = run_dir / "checkpoints" / "epoch-30-step-210" / "arrays.bin"
+    newest = run_dir / "checkpoints" / "epoch-2-step-14" / "arrays.bin"
     rows = (run_dir / "results.csv").read_text().splitlines()
     return (
         hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows]
     )
 
 
-def wait_for(step, run_dir):
-    """Until the checkpoint after so many steps is there."""
-    for _ in range(1200):
-        if any(run_dir.glob(f"checkpoints/epoch-*-step-{step}")):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"step {step}")
+class Hold:
+    """Where the workers of a run stand still: after a step, before they agree on its end."""
+
+    def __init__(self, step, directory):
+        self.fault = {"FAULT": f"step == {step} and hold({str(directory / 'go')!r})"}
+        self._directory = directory
+
+    def wait_for(self, count):
+        """Until so many workers stand there."""
+        until = time.monotonic() + 120
+        while len(list(self._directory.glob("go-*"))) < count:
+            assert time.monotonic() < until, "the workers do not come"
+            time.sleep(0.02)
+
+    def end(self):
+        (self._directory / "go").touch()
 
 
 @pytest.fixture(name="mount", scope="module")
@@ -65,10 +78,12 @@ def _alone(tmp_path_factory):
 
 def kill_at(step, run_dir, lost):
     """Two workers, of which one is killed at that step; what the other says."""
-    processes = train(2, run_dir)
-    wait_for(step, run_dir)
+    hold = Hold(step, run_dir.parent)
+    processes = train(2, run_dir, **hold.fault)
+    hold.wait_for(2)
     processes[lost].send_signal(signal.SIGKILL)
     killed_at = time.monotonic()
+    hold.end()
     (code, _, errors) = workers.finish(processes)[1 - lost]
     assert time.monotonic() - killed_at < 30  # seconds; on a busy machine
     assert (code, errors.count("error:")) == (LOST_WORKER, 1), errors
@@ -81,7 +96,7 @@ def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
     lost, count, alone, tmp_path
 ):
     kill_at(3, tmp_path / "run", lost)
-    finish(train(count, tmp_path / "run", "resume"))
+    resume(count, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
     logs = {path.name for path in (tmp_path / "run").glob("log*")}
     assert logs == {"log.txt", "log-1.txt", *[f"log-{i}.txt" for i in range(1, count)]}
@@ -92,7 +107,7 @@ def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
 @pytest.mark.parametrize("step", range(1, 8))
 def test_a_worker_may_be_killed_at_every_step_of_an_epoch(step, alone, tmp_path):
     kill_at(step, tmp_path / "run", lost=1)
-    finish(train(1, tmp_path / "run", "resume"))
+    resume(1, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
 
 
@@ -102,13 +117,15 @@ def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
     for disk in disks:
         disk.mkdir()
 
-    def start(*flags):
+    def start(*flags, **fault):
         script = workers.ROOT / "train.py"
-        return [workers.start(hosts, i, script, *flags, cwd=disks[i]) for i in (0, 1)]
+        return [workers.start(hosts, i, script, *flags, cwd=disks[i], **fault) for i in (0, 1)]
 
-    processes = start("--run_dir=run", *FLAGS)
-    wait_for(3, disks[0] / "run")
+    hold = Hold(3, tmp_path)
+    processes = start("--run_dir=run", *FLAGS, **hold.fault)
+    hold.wait_for(2)
     processes[0].send_signal(signal.SIGTERM)
+    hold.end()
     finish(processes, expected=143)
     finish(start("--resume=run"))
     assert bits(disks[0] / "run") == alone
@@ -123,7 +140,9 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     inside = (*NAMESPACE, SMALL_DISK, "sh")
     flags = ("--run_dir=run", *FLAGS[:-1], "--checkpoint_every=2")
     (code, said, _), (other, _, errors) = workers.finish([
-        workers.start(hosts, 0, "-m", "tests.resuming", full, *flags, cwd=tmp_path, inside=inside),
+        workers.start_anew(
+            hosts, 0, "-m", "tests.resuming", full, *flags, cwd=tmp_path, inside=inside
+        ),
         workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other"),
     ])
     assert (code, other, errors) == (0, 0, "")
@@ -141,7 +160,8 @@ def test_another_version_on_one_worker_is_refused(tmp_path):
     other = "import runpy, towers; towers.__version__ = '9'; " \
             "runpy.run_path('train.py', {}, '__main__')"
     for code, _, errors in workers.finish([
-        workers.start(hosts, 0, "train.py", *flags), workers.start(hosts, 1, "-c", other, *flags)
+        workers.start(hosts, 0, "train.py", *flags),
+        workers.start_anew(hosts, 1, "-c", other, *flags),
     ]):
         assert code == 2
         assert "differs from the chief in towers' version (9, the chief's is " in errors
@@ -149,19 +169,24 @@ def test_another_version_on_one_worker_is_refused(tmp_path):
 
 @pytest.mark.parametrize("told", [0, 1])
 def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, tmp_path):
-    processes = train(2, tmp_path / "run")
-    wait_for(3, tmp_path / "run")
+    hold = Hold(3, tmp_path)
+    processes = train(2, tmp_path / "run", **hold.fault)
+    hold.wait_for(2)
     processes[told].send_signal(signal.SIGTERM)
+    hold.end()
     for _, _, errors in finish(processes, expected=143):
         assert errors.count("\n") == 1 and "stopped by SIGTERM" in errors
-    finish(train(2, tmp_path / "run", "resume"))
+    assert (tmp_path / "run" / "checkpoints" / "epoch-0-step-3").is_dir()
+    resume(2, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
 
 
 def test_a_stopped_worker_is_lost_after_the_timeout(tmp_path):
-    processes = train(2, tmp_path / "run", "--worker_timeout=4")
-    wait_for(2, tmp_path / "run")
+    hold = Hold(2, tmp_path)
+    processes = train(2, tmp_path / "run", "--worker_timeout=4", **hold.fault)
+    hold.wait_for(2)
     processes[1].send_signal(signal.SIGSTOP)
+    hold.end()
     ((code, _, errors),) = workers.finish(processes[:1])
     processes[1].kill()
     assert code == LOST_WORKER
@@ -200,12 +225,14 @@ def test_a_malformed_tf_config_is_one_line(tf_config, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def launch(run_dir, *flags):
-    """The launcher of three workers."""
-    return workers.start(
+def launch(run_dir, hold, *flags):
+    """The launcher of three workers, who stand where they are to be held."""
+    launcher = workers.start_anew(
         [""], 0, "-m", "towers.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
-        *FLAGS, *flags, TF_CONFIG="",
+        *FLAGS, *flags, TF_CONFIG="", **hold.fault,
     )
+    hold.wait_for(3)
+    return launcher
 
 
 def worker_processes(run_dir):
@@ -224,9 +251,10 @@ def worker_processes(run_dir):
 
 
 def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_path):
-    launcher = launch(tmp_path / "run")
-    wait_for(3, tmp_path / "run")
+    hold = Hold(3, tmp_path)
+    launcher = launch(tmp_path / "run", hold)
     os.kill(worker_processes(tmp_path / "run")[1], signal.SIGKILL)
+    hold.end()
     ((code, said, _),) = workers.finish([launcher])
     assert code == 0
     assert "worker 1 was killed by SIGKILL" in said and "goes on with 2 workers" in said
@@ -234,18 +262,20 @@ def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_p
 
 
 def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
-    launcher = launch(tmp_path / "run")
-    wait_for(3, tmp_path / "run")
+    hold = Hold(3, tmp_path)
+    launcher = launch(tmp_path / "run", hold)
     launcher.send_signal(signal.SIGTERM)
+    hold.end()
     ((code, _, _),) = workers.finish([launcher])
     assert (code, worker_processes(tmp_path / "run")) == (143, {})
-    finish(train(2, tmp_path / "run", "resume"))
+    resume(2, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
 
 
 def test_the_workers_end_with_a_launcher_that_is_killed(tmp_path):
-    launcher = launch(tmp_path / "run", "--epochs=1000")
-    wait_for(3, tmp_path / "run")
+    hold = Hold(3, tmp_path)
+    launcher = launch(tmp_path / "run", hold, "--epochs=1000")
+    hold.end()
     processes = worker_processes(tmp_path / "run").values()
     launcher.kill()
     assert len(processes) == 3 and all(has_ended(process) for process in processes)

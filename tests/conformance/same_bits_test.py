@@ -12,7 +12,8 @@ from towers.machine import devices
 from towers.step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10
-BATCHES = [24, 24, 24, 13, 5]  # a partial last batch, and one smaller than the tower count
+BATCHES = [24, 13, 5]  # a partial last batch, and one smaller than the tower count
+DEVICES = {"cnn": (1, 2, 3, 4, 8)}  # of the others: a few
 
 
 def train(build, batches, num_towers, num_devices, **options):
@@ -46,7 +47,7 @@ def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     digests = {
         train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 8, num_devices,
               loss="sparse_categorical_crossentropy")
-        for num_devices in (1, 2, 3, 4, 8)
+        for num_devices in DEVICES.get(name, (1, 3, 8))
     }
     assert len(digests) == 1
 

@@ -3,28 +3,37 @@
 Real processes, which meet over gRPC; each kind of model of tests/conformance/worker.py.
 """
 
+import functools
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from tests.workers import run_all
 
-QUICK = ["cnn", "resnet20", "synchronized", "skip", "embedding", "masked_gru", "two_outputs",
-         "sample_weight", "adds_loss"]
-REST = ["gru", "tower0", "packed", "schedule"]
-SMALL = ["embedding", "masked_gru", "two_outputs_dict", "layer_norm", "sum", "subclassed"]
+QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs")
+REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
+        "schedule")
+SMALL = ("embedding", "masked_gru", "two_outputs_dict")
+SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 
-def digests(num_workers, num_towers, kinds, directory):
+def digests(num_workers, num_towers, kinds):
     """{kind: digest} of each worker."""
-    out = directory / f"{num_workers}-{num_towers}"
-    out.mkdir()
-    ended = run_all(
-        num_workers, "-m", "tests.conformance.worker", f"--num_towers={num_towers}",
-        f"--out={out}", f"--kinds={','.join(kinds)}", timeout=3000,
-    )
-    assert [code for code, _, _ in ended] == [0] * num_workers, ended[0][2]
-    return [json.loads((out / f"worker-{w}.json").read_text()) for w in range(num_workers)]
+    with tempfile.TemporaryDirectory() as out:
+        ended = run_all(
+            num_workers, "-m", "tests.conformance.worker", f"--num_towers={num_towers}",
+            f"--out={out}", f"--kinds={','.join(kinds)}", timeout=3000,
+        )
+        assert [code for code, _, _ in ended] == [0] * num_workers, ended[0][2]
+        return [json.loads(Path(out, f"worker-{w}.json").read_text()) for w in range(num_workers)]
+
+
+@functools.cache
+def alone(num_towers, kinds):
+    """{kind: digest} of one process."""
+    return digests(1, num_towers, kinds)[0]
 
 
 @pytest.mark.timeout(3600)
@@ -32,20 +41,18 @@ def digests(num_workers, num_towers, kinds, directory):
     (4, [2], QUICK),
     (6, [3], SMALL),  # worker 1 has two towers of two subtrees
     pytest.param(4, [4], QUICK + REST, marks=pytest.mark.slow),
-    pytest.param(5, [2, 3, 4], ["embedding", "masked_gru", "sum"], marks=pytest.mark.slow),
-    pytest.param(8, [3], ["embedding", "two_outputs_dict"], marks=pytest.mark.slow),
+    pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.slow),
+    pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.slow),
 ])
 def test_any_number_of_workers_gives_the_bits_of_one_process(
-    num_towers, workers, kinds, tmp_path
+    num_towers, workers, kinds
 ):
-    (alone,) = digests(1, num_towers, kinds, tmp_path)
-    assert len(alone) == len(kinds)
+    assert set(alone(num_towers, kinds)) == set(kinds)
     for num_workers in workers:
-        for worker in digests(num_workers, num_towers, kinds, tmp_path):
-            assert worker == alone
+        for worker in digests(num_workers, num_towers, kinds):
+            assert worker == alone(num_towers, kinds)
 
 
-def test_the_tower_count_does_change_the_bits(tmp_path):
+def test_the_tower_count_does_change_the_bits():
     """Otherwise the test above could not fail."""
-    few, many = (digests(1, towers, ["embedding"], tmp_path)[0] for towers in (2, 6))
-    assert few != many
+    assert alone(4, QUICK)["masked_gru"] != alone(6, SMALL)["masked_gru"]

@@ -49,7 +49,7 @@ def begin(count, what, **environment):
     """Workers, all of which have begun to meet."""
     processes = started.start_all(count, *WORKER, what, **environment)
     for process in processes:
-        assert process.stdout.readline() == '"begun"\n', process.stderr.read()
+        assert process.first_line() == '"begun"'
     return processes
 
 

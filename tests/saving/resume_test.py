@@ -23,12 +23,6 @@ def killed_again_and_again(steps, *flags, cwd):
     return resumed(cwd)
 
 
-def test_notebook_cnn_goes_on_to_the_same_bits_however_often_it_is_killed(tmp_path):
-    """Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches."""
-    flags = [*NOTEBOOK, "--checkpoint_every=1"]
-    assert killed_again_and_again([3, 6], *flags, cwd=tmp_path) == uninterrupted(*NOTEBOOK)
-
-
 def test_a_killed_run_goes_on_to_the_same_bits_on_any_devices(tmp_path):
     killed_at(4, *FLAGS, "--checkpoint_every=3", cwd=tmp_path)
     killed_at(7, "--resume=run", "--num_gpus=1", cwd=tmp_path)
@@ -36,16 +30,12 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_any_devices(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_notebook_cnn_killed_at_any_step_goes_on_to_the_same_bits(step, tmp_path):
-    killed_at(step, *NOTEBOOK, "--checkpoint_every=1", cwd=tmp_path)
-    assert resumed(tmp_path) == uninterrupted(*NOTEBOOK)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "every"), [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
 def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_path):
-    """One process a step, each killed right after it."""
+    """One process a step, each killed right after it.
+
+    Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches.
+    """
     steps = range(1, STEPS + 1)
     result = killed_again_and_again(steps, *flags, f"--checkpoint_every={every}", cwd=tmp_path)
     assert result == uninterrupted(*flags)

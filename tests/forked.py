@@ -1,0 +1,87 @@
+"""Processes that begin with TensorFlow imported, which takes most of a short process's time.
+
+They are forked from a server that has imported it, in another environment, and done nothing else.
+"""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["keras", "tensorflow"])
+
+
+class Forked:
+    """python ARGUMENTS, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments, cwd, environment):
+        """
+        Args:
+            arguments: a script, or -m and a module; and its arguments.
+            cwd: where it runs.
+            environment: its variables, all of them.
+        """
+        self._said = tempfile.TemporaryDirectory()
+        self._paths = [Path(self._said.name, name) for name in ("stdout", "stderr")]
+        self._process = _CONTEXT.Process(
+            target=_run, args=([*map(str, arguments)], str(cwd), environment, self._paths)
+        )
+        for path in self._paths:
+            path.touch()
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        """None while it runs; negative for a signal."""
+        return self._process.exitcode
+
+    def communicate(self, timeout=None):
+        """(stdout, stderr), once it has ended."""
+        if not wait([self._process.sentinel], timeout):
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        self._process.join()
+        return tuple(path.read_text() for path in self._paths)
+
+    def first_line(self):
+        """Of stdout, once it is there."""
+        while "\n" not in self._paths[0].read_text():
+            assert self._process.is_alive(), self._paths[1].read_text()
+            time.sleep(0.01)
+        return self._paths[0].read_text().splitlines()[0]
+
+    def send_signal(self, number):
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+
+def _run(arguments, cwd, environment, paths):
+    """What `python ARGUMENTS` does."""
+    for descriptor, path in enumerate([os.devnull, *paths]):
+        mode = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT
+        opened = os.open(path, mode)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.stdin = open(os.devnull)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, cwd)
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
