@@ -77,7 +77,8 @@ class Best(NamedTuple):
             step: the updates that are done.
         """
         value = monitor.score(logs[monitor.column])
-        is_finite = math.isfinite(logs.get("val_loss", logs["loss"]) + value)
+        loss = logs["val_loss" if "val_loss" in logs else "loss"]
+        is_finite = math.isfinite(loss + value)
         if is_finite and (self.score is None or value > self.score):
             return Best(value, step)
         return self._replace(epochs_since=self.epochs_since + 1)

@@ -107,7 +107,7 @@ def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
         where: the file or function that they come from, for the error.
         what: they are called there.
     """
-    if x.dtype.kind not in "fc":
+    if x.dtype.kind not in "fc" or len(x) == 0:
         return
     rows = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
     for begin in range(0, len(x), rows):
