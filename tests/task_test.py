@@ -1,8 +1,9 @@
-"""Any task: what a model was compiled with, and data of any structure, from one end to the other."""
+"""Any task: what a model was compiled with, data of any structure, from one end to the other."""
 
 import csv
 import json
 import math
+import re
 
 import keras
 import numpy as np
@@ -211,7 +212,8 @@ def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capsys):
     history = towers.train(config(), model=model, train=numbers(3))
     assert list(history) == ["loss"] and header() == "epoch,loss,seconds,examples_per_second"
     said = capsys.readouterr().out
-    assert "no test examples" in said and "the best by loss" in said and "\n           (best)" in said
+    assert "no test examples" in said and "the best by loss" in said
+    assert "\n           (best)" in said
     assert (RUN / "results.png").exists()
 
 
@@ -244,7 +246,7 @@ def test_a_run_of_objects_says_so_and_is_not_resumed_without_them():
     towers.train(config(max_steps=1), model=regression_model(), train=train)
     saved = json.loads((RUN / "config.json").read_text())
     assert (saved["model"], saved["dataset"]) == ("python", "python")
-    with pytest.raises(ValueError, match=r"model \(python\) is an object of the script .*resume='r"):
+    with pytest.raises(ValueError, match=r"model \(python\) is an object .*resume='run'"):
         towers.train(TrainConfig(resume="run"))
     with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
         towers.train(TrainConfig(resume="run"), model=regression_model())
@@ -350,3 +352,13 @@ def test_a_plan_counts_every_part_of_a_structure(capsys):
     (x, y), _ = two_outputs_data()
     assert towers.train(config(plan=True), model=two_outputs_model(), train=(x, y)) == {}
     assert "Each step moves" in capsys.readouterr().out
+
+
+def test_what_the_page_shows_runs(monkeypatch):
+    page = (run_dir.Path(__file__).parents[1] / "docs/own_task.md").read_text()
+    module, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    run_dir.Path("house.py").write_text(module)
+    monkeypatch.syspath_prepend(".")
+    exec(compile(script, "own_task.md", "exec"), {})
+    columns = header(run_dir.Path("runs/houses")).split(",")
+    assert columns[1:6] == ["loss", "kind_accuracy", "price_mae", "price_loss", "kind_loss"]

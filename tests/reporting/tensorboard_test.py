@@ -42,7 +42,9 @@ def _traced_step():
 
 def row(epoch, loss=0.5):
     """An epoch whose values all differ; exact in float32, as TensorBoard keeps them."""
-    return classifier_result(epoch, loss, 0.25, 2 * loss, 0.125, seconds=3.0, examples_per_second=1000.5)
+    return classifier_result(
+        epoch, loss, 0.25, 2 * loss, 0.125, seconds=3.0, examples_per_second=1000.5
+    )
 
 
 def fail(message):
