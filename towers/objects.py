@@ -41,11 +41,11 @@ class Objects(NamedTuple):
 def _check(name: str, value: Any, config: TrainConfig) -> None:
     named, default = getattr(config, name), getattr(TrainConfig, name)
     if value is None and named == PYTHON:
-        where = "..." if config.resume is None else f"towers.TrainConfig(resume={config.resume!r})"
+        where = f"towers.TrainConfig(resume={config.resume!r})" if config.resume else "config"
         raise ValueError(
             f"{name} ({PYTHON}) is an object of the script that began the run, which no name "
-            f"brings back. Call towers.train({where}, model=..., train=..., test=...) there, with "
-            "the same objects."
+            f"brings back. Call towers.train({where}, ...) there, with the same model, "
+            "train and test."
         )
     if value is not None and named != PYTHON and (config.resume is not None or named != default):
         raise ValueError(
