@@ -28,8 +28,9 @@ def define_flags() -> None:
         kind(name, default[name], *arguments, **bounds)
 
     define(string, "model", "cnn, notebook_cnn, mlp, gru, lstm, resnet, resnet20, resnet56, "
-           "resnet50, or package.module:function (input_shape, num_classes) -> a built Keras "
-           "model. The default trains in minutes.")
+           "resnet50; package.module:function (input_shape, num_classes), or without arguments, "
+           "-> a Keras model; or FILE.keras, which is trained further. A compiled one brings its "
+           "own loss, metrics and optimizer. The default trains in minutes.")
     define(string, "dataset", "mnist, fashion_mnist, cifar10, music, image_folder, npz, "
            "synthetic, or package.module:function -> (train, test). The default needs no "
            "download.")
@@ -88,8 +89,12 @@ def define_flags() -> None:
            "of the results. Default: the cores divided among the towers.")
     define(flags.DEFINE_float, "worker_timeout", "Of several workers: seconds after which one that "
            "does not answer is lost, and the others end.")
-    define(choice, "monitor", ["val_accuracy", "val_loss", "accuracy", "loss"], "What makes an "
-           "epoch the best, whose model best.keras holds: the lowest loss, the highest accuracy.")
+    define(string, "monitor", "The column of results.csv that makes an epoch the best, whose model "
+           "best.keras holds. Default: val_accuracy, or val_loss where there is none.")
+    define(choice, "monitor_mode", ["auto", "min", "max"], "Whether the lowest or the highest "
+           "--monitor is the best. The default is what Keras knows of the metric.")
+    define(string, "callbacks", "package.module:function -> a list of Keras callbacks, which are "
+           "told of every step and epoch. Default: none.")
     define(integer, "early_stopping", "Epochs without a better --monitor after which the run ends. "
            "Default: never.")
     define(choice, "nonfinite", ["stop", "skip"], "What a NaN or infinite loss or gradient does: "

@@ -4,12 +4,13 @@ import keras
 import pytest
 
 from tests.loop_test import config
+from tests.results import classifier_result
+from towers.best import Monitor
 from towers.build import build
-from towers.callbacks import Callbacks
+from towers.callbacks import Callbacks, load
 from towers.saving.position import Position
-from towers.saving.run_dir import Result
 
-RESULT = Result(2, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+RESULT = classifier_result(2, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
 
 class Recorder(keras.callbacks.Callback):
@@ -40,6 +41,37 @@ class Recorder(keras.callbacks.Callback):
         self.told.append(("train end", dict(logs)))
 
 
+def two_callbacks():
+    return [Recorder(), keras.callbacks.TerminateOnNaN()]
+
+
+def one_callback():
+    return Recorder()
+
+
+def classes():
+    return [Recorder]
+
+
+def test_a_users_function_brings_callbacks():
+    first, second = load("tests.callbacks_test:two_callbacks")
+    assert isinstance(first, Recorder) and isinstance(second, keras.callbacks.TerminateOnNaN)
+    assert load(None) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tests.callbacks_test:one_callback", r"returned Recorder; it must be a list of keras"),
+        ("tests.callbacks_test:classes", r"returned <class .*Recorder'>, which is no keras"),
+        ("tests.callbacks_test:none", "has no function 'none'"),
+    ],
+)
+def test_what_brings_no_callbacks_is_refused(spec, message):
+    with pytest.raises(ValueError, match=rf"callbacks \('{spec}'\).*{message}"):
+        load(spec)
+
+
 @pytest.fixture(name="run", scope="module")
 def _run():
     """4 steps an epoch."""
@@ -62,7 +94,7 @@ def test_a_run_that_goes_on_in_mid_epoch_begins_that_epoch_first(run):
     position.add_step({"loss": 0.25})
     listener.end_step()
     logs = {"loss": 0.5}
-    position.end_epoch(RESULT, {**logs, "val_loss": 1.0, "val_accuracy": 0.5}, "val_accuracy")
+    position.end_epoch(RESULT, {**logs, "val_loss": 1.0, "val_accuracy": 0.5}, Monitor())
     listener.end_epoch(RESULT, logs)
     listener.end()
     assert recorder.told == [

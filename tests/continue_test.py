@@ -12,6 +12,7 @@ import tensorflow as tf
 import towers
 from tests import loop_test
 from tests.loop_test import config
+from tests.results import COLUMNS
 from towers.config import TrainConfig
 from towers.saving import checkpoints, run_dir
 from towers.saving.resume import continued_config
@@ -64,6 +65,25 @@ def test_the_history_and_the_final_model_are_those_of_an_uninterrupted_run():
     a, b = (keras.saving.load_model(f"{name}/final.keras") for name in ("run", "whole"))
     for x, y in zip(a.weights, b.weights, strict=True):
         np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_run_of_before_there_were_other_tasks_goes_on():
+    """Its rows are lists without names, and nothing tells a monitor's mode or callbacks."""
+    whole = towers.train(config(run_dir="whole"))
+    interrupted(monitor="val_accuracy")
+    settings = json.loads((RUN / "config.json").read_text())
+    path, checkpoint, _ = checkpoints.read_newest(RUN / "checkpoints")
+    for field in ("monitor_mode", "callbacks"):
+        del settings[field], checkpoint.state["config"][field]
+    (RUN / "config.json").write_text(json.dumps(settings))
+    (row,) = checkpoint.state["position"]["results"]
+    assert row[:5] == [1, *(whole[name][0] for name in COLUMNS)] and len(row) == 7
+    shutil.rmtree(RUN / "checkpoints")
+    (RUN / "checkpoints").mkdir()
+    writer = checkpoints.Writer(pytest.fail)
+    writer.write(path, checkpoint, None)
+    assert writer.wait()
+    assert towers.train(TrainConfig(resume="run")) == whole
 
 
 def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.loop_test import config
+from towers.best import Monitor
 from towers.build import build
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener
@@ -99,7 +100,8 @@ def test_stop_training_ends_an_epoch_and_the_run(run):
 
 
 def test_patience_ends_a_run(run):
-    patient = run._replace(config=config(epochs=9, early_stopping=1, monitor="val_loss"))
+    monitor = Monitor("val_loss", highest=False)
+    patient = run._replace(config=config(epochs=9, early_stopping=1), monitor=monitor)
     rate = run.step.optimizer.learning_rate
     before = float(rate)
     rate.assign(0.0)  # nothing changes: the first epoch stays the best

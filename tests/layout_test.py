@@ -15,7 +15,7 @@ APART = ("models", "datasets")  # know nothing of towers; of the machine, only i
 TRUNK_BELOW = {
     "saving": {"config", "build", "best", "listener"},
     "reporting": {"named", "config", "build", "best", "listener", "pace"},
-    "diagnosis": {"config", "build", "command_line"},
+    "diagnosis": {"config", "build", "command_line", "compiled"},
     "models": {"named"},
     "datasets": {"named"},
 }

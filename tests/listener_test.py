@@ -2,10 +2,10 @@
 
 import pytest
 
+from tests.results import classifier_result
 from towers.listener import Listener, Listeners
-from towers.saving.run_dir import Result
 
-RESULT = Result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 LOGS = {"loss": 0.5}
 MOMENTS = [name for name in vars(Listener) if not name.startswith("_")]
 

@@ -1,23 +1,36 @@
 """TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers import datasets, models
+from towers.best import Monitor, find_monitor
+from towers.compiled import (
+    CompiledMetrics,
+    check_steps,
+    directions,
+    losses,
+    recompile,
+    set_learning_rate,
+)
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
+from towers.datasets.dataset import num_examples
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
 from towers.machine.workers import Workers, join_workers
 from towers.models.dropout import set_dropout
+from towers.objects import Objects
 from towers.step import TowerStep
+from towers.task import build_layers, build_metrics, find_source, make_model_and_data
 
 LOSS = "sparse_categorical_crossentropy"
 METRICS = ("accuracy",)
+_DIRECTIONS = {"loss": "down", "accuracy": "up"}
 
 
 class Run(NamedTuple):
@@ -25,52 +38,75 @@ class Run(NamedTuple):
 
     config: with the number of towers, the global batch and the threads filled in: they define
         the run, whatever devices compute it.
+    test: None where there is no validation.
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
+    metrics: "loss" and the names of the metrics.
+    monitor: what makes an epoch the best.
+    own_task: the model was compiled, and brought its own loss, metrics and optimizer.
+    first_iteration: what the optimizer had counted before: a saved model's goes on.
     """
 
     config: TrainConfig
     step: TowerStep
     train: Examples
-    test: Examples
+    test: Examples | None
     batch_size: int
     steps_an_epoch: int
     workers: Workers
+    metrics: Sequence[str] = ("loss", *METRICS)
+    monitor: Monitor = Monitor()
+    own_task: bool = False
+    first_iteration: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of an epoch's values in results.csv."""
+        return _columns(self.metrics, self.test)
 
 
-def build(config: TrainConfig) -> Run:
-    """Input, model and update step of a configuration; traces nothing yet.
+def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
+    """Input, model and update step of a configuration.
+
+    Traces nothing yet, unless the model brings its own loss and metrics, whose names are needed.
+
+    Args:
+        config: the run.
+        objects: what it does not name.
 
     Raises:
         ValueError: see `train`.
     """
     devices = find_devices(config)
     home = _variable_device(config.variable_device)
-    source = models.load(config.model)
-    dataset = datasets.load(
-        config.dataset,
-        config.data_dir,
-        input_shape=source.input_shape,
-        num_classes=source.num_classes,
-    )
-    train_examples, test_examples = (
-        load_examples(split, datasets.num_examples(split))
-        for split in (dataset.train, dataset.test)
-    )
-    keras.utils.set_random_seed(config.seed)
+    source = find_source(config, objects)
+    model, dataset = make_model_and_data(config, source, objects, home)
+    train_examples = load_examples(dataset.train, num_examples(dataset.train))
+    test_examples = None
+    if dataset.test is not None:
+        test_examples = load_examples(dataset.test, num_examples(dataset.test))
+    own_task = model.compiled
     with tf.device(home):
-        model = source.build(dataset.input_shape, dataset.num_classes)
+        build_layers(model, train_examples)
         if config.dropout is not None:
             set_dropout(model, config.dropout)
-        optimizer = make_optimizer(
-            config.optimizer or source.optimizer, config.learning_rate, config.precision
-        )
+        if own_task:
+            check_steps(model)
+            _give_optimizer(model, config)
+        else:
+            optimizer = make_optimizer(
+                config.optimizer or source.optimizer, config.learning_rate, config.precision
+            )
+            model.compile(optimizer, LOSS, metrics=list(METRICS))
+        loss, loss_weights = losses(model)
+        metrics = CompiledMetrics(model)
         step = TowerStep(
             model,
-            optimizer,
-            LOSS,
-            metrics=METRICS,
+            model.optimizer,
+            loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
             devices=devices,
             num_towers=config.num_towers,
             batch_norm=config.batch_norm,
@@ -79,19 +115,47 @@ def build(config: TrainConfig) -> Run:
             inline_towers=config.inline_towers,
             pack_transfers=config.pack_transfers,
         )
-        # For callbacks that set the learning rate, and for whoever loads the saved model.
-        model.compile(optimizer, LOSS, metrics=list(METRICS))
+    better: Mapping[str, str | None] = _DIRECTIONS
+    if own_task:
+        build_metrics(step, train_examples)
+        better = directions(model, metrics.names)
+    monitor = find_monitor(
+        config.monitor, config.monitor_mode, better, _columns(list(better), test_examples)
+    )
     batch_size = config.global_batch_size(len(devices) * step.cluster.num_workers)
-    steps = num_steps(train_examples.num_examples, batch_size)
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
+        monitor=monitor.column,
     )
-    workers = Workers(step.cluster)
-    return Run(resolved, step, train_examples, test_examples, batch_size, steps, workers)
+    return Run(
+        resolved,
+        step,
+        train_examples,
+        test_examples,
+        batch_size,
+        num_steps(train_examples.num_examples, batch_size),
+        Workers(step.cluster),
+        list(better),
+        monitor,
+        own_task,
+        int(step.optimizer.iterations),
+    )
+
+
+def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
+    return [*names, *(f"val_{name}" for name in names if test is not None)]
+
+
+def _give_optimizer(model: keras.Model, config: TrainConfig) -> None:
+    """What is given beside a compiled model wins over what it was compiled with."""
+    if config.optimizer is not None:
+        recompile(model, make_optimizer(config.optimizer, config.learning_rate, config.precision))
+    elif config.learning_rate is not None:
+        set_learning_rate(model.optimizer, config.learning_rate)
 
 
 def find_devices(config: TrainConfig) -> list[str]:

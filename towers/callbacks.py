@@ -5,10 +5,41 @@ from typing import Any
 
 import keras
 
+from towers import named
 from towers.build import Run
 from towers.listener import Listener
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
+
+
+def load(spec: str | None) -> list[keras.callbacks.Callback]:
+    """What a user's function returns; none without one.
+
+    Args:
+        spec: "package.module:function"; the function takes no arguments.
+
+    Raises:
+        ValueError: it cannot be imported, or returns something else.
+    """
+    if spec is None:
+        return []
+    returned = named.import_function(spec, "callbacks")()
+    if not isinstance(returned, list | tuple):
+        raise ValueError(
+            f"callbacks ({spec!r}) returned {type(returned).__name__}; it must be a list of "
+            "keras.callbacks.Callback."
+        )
+    check(returned, f"callbacks ({spec!r}) returned")
+    return list(returned)
+
+
+def check(callbacks: Sequence[Any], what: str) -> None:
+    """Raises ValueError where one of them is no Keras callback; `what` begins the sentence."""
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                f"{what} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
+            )
 
 
 class Callbacks(Listener):

@@ -13,9 +13,12 @@ _CHOICES = {
     "variable_device": ("cpu", "gpu"),
     "precision": ("float32", "mixed_float16", "mixed_bfloat16"),
     "batch_norm": ("average", "synchronized", "tower0"),
-    "monitor": ("val_accuracy", "val_loss", "accuracy", "loss"),
+    "monitor_mode": ("auto", "min", "max"),
     "nonfinite": ("stop", "skip"),
 }
+_NOT_EMPTY = (
+    "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
+)
 _SMALLEST = {
     "num_gpus": 1,
     "logical_gpus": 1,
@@ -35,7 +38,7 @@ _SMALLEST = {
 class TrainConfig:
     """A training run.
 
-    model: a built-in name, or "package.module:function".
+    model: a built-in name, "package.module:function", or FILE.keras.
     dataset: likewise.
     data_dir: where the data set's files are; None means the data set's own place.
     num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
@@ -68,7 +71,11 @@ class TrainConfig:
     resume: the directory of a run to go on with; its config.json brings the other values.
     checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
         at least one every 10 minutes.
-    monitor: what makes an epoch the best; a loss the lower, an accuracy the higher.
+    monitor: the column of results.csv that makes an epoch the best; None means val_accuracy, or
+        val_loss where there is no such column.
+    monitor_mode: whether its lowest ("min") or its highest value is the best; "auto": as Keras has
+        it for the metric.
+    callbacks: "package.module:function" -> Keras callbacks; None means none.
     early_stopping: epochs without a better one after which the run ends; None means never.
     tensorboard: write the epochs' scalars and the step's graph for TensorBoard.
     histograms: write the parameters' histograms, too, each epoch.
@@ -106,7 +113,9 @@ class TrainConfig:
     run_dir: str | None = None
     resume: str | None = None
     checkpoint_every: int | None = None
-    monitor: str = "val_accuracy"
+    monitor: str | None = None
+    monitor_mode: str = "auto"
+    callbacks: str | None = None
     early_stopping: int | None = None
     tensorboard: bool = False
     histograms: bool = False
@@ -126,7 +135,7 @@ class TrainConfig:
                 )
         for name, smallest in _SMALLEST.items():
             _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
-        for name in ("model", "dataset", "run_dir", "resume", "data_dir", "optimizer"):
+        for name in _NOT_EMPTY:
             if getattr(self, name) == "":
                 raise ValueError(f"`{name}` is empty; name one, or leave it out.")
         _check_positive("learning_rate", self.learning_rate, "0.001")

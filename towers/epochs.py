@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from towers.build import Run
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.listener import Listener
@@ -11,7 +13,7 @@ from towers.pace import Pace
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
 from towers.step.nonfinite import NonFiniteError
-from towers.step.prefetch import Batch, prefetched
+from towers.step.prefetch import Batch, WeightedBatch, prefetched
 
 
 def num_steps(run: Run) -> int:
@@ -67,10 +69,14 @@ class Epochs:
         self._train_steps()
         logs = {name: float(value) for name, value in position.logs.items()}
         self._listener.begin_validation()
-        logs |= {f"val_{k}": value for k, value in evaluate(run, self._check).items()}
+        if run.test is not None:
+            logs |= {f"val_{k}": value for k, value in evaluate(run, self._check).items()}
         self._pace.end_epoch()
-        result = _result(position.epoch + 1, logs, self._pace)
-        position.end_epoch(result, logs, run.config.monitor)
+        values = {name: logs[name] for name in run.columns}
+        result = Result(
+            position.epoch + 1, values, self._pace.epoch_seconds, self._pace.examples_per_second
+        )
+        position.end_epoch(result, logs, run.monitor)
         self._listener.end_epoch(result, logs)
 
     def _train_steps(self) -> None:
@@ -112,45 +118,32 @@ class Epochs:
         """Raises StopRequested, in every worker, when a signal has come to one."""
         self._pending.obey(self._agree())
 
-    def _train_step(self, batch: Batch) -> None:
+    def _train_step(self, batch: Batch | WeightedBatch) -> None:
         """One update."""
         position = self._position
         position.in_step = True
         try:
-            logs = self._run.step.train_batch(batch.x, batch.y, placed=batch.placed)
+            logs = self._run.step.train_batch(**batch._asdict())
         except NonFiniteError:
             position.in_step = False  # nothing has changed
             raise
         position.add_step(logs)
-        self._pace.add_step(batch.y.shape[0])
+        self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
 
 
 def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, float]:
     """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
 
     Args:
-        run: the run.
+        run: the run, with test examples.
         check: called before each batch; may raise.
     """
+    assert run.test is not None
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
     batches = ordered_batches(run.test, run.batch_size)
-    for x, y, placed in prefetched(
-        run.step, batches, to_devices=run.config.prefetch_to_devices
-    ):
+    for batch in prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices):
         if check is not None:
             check()
-        logs = run.step.test_batch(x, y, placed=placed)
+        logs = run.step.test_batch(**batch._asdict())
     return {name: float(value) for name, value in logs.items()}
-
-
-def _result(epoch: int, logs: dict[str, float], pace: Pace) -> Result:
-    return Result(
-        epoch=epoch,
-        loss=logs["loss"],
-        accuracy=logs["accuracy"],
-        val_loss=logs["val_loss"],
-        val_accuracy=logs["val_accuracy"],
-        seconds=pace.epoch_seconds,
-        examples_per_second=pace.examples_per_second,
-    )

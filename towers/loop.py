@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import keras
 
 from towers import deterministic, together
 from towers.build import Run, build
-from towers.callbacks import Callbacks
+from towers.callbacks import Callbacks, check, load
 from towers.config import TrainConfig
 from towers.datasets import batches
 from towers.diagnosis.anatomy_report import show_anatomy
@@ -18,6 +19,7 @@ from towers.listener import Listener, Listeners
 from towers.machine import environment, signals, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
+from towers.objects import Objects
 from towers.pace import Pace
 from towers.reporting import outcome, report, tensorboard
 from towers.reporting.curves import Curves
@@ -38,13 +40,27 @@ def train(
     config: TrainConfig,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     *,
+    model: keras.Model | None = None,
+    train: Any = None,
+    test: Any = None,
     noise: Noise | None = None,
 ) -> dict[str, list[float]]:
     """Trains a model, and leaves a run directory (see `run_dir`).
 
+    ```python
+    towers.train(towers.TrainConfig(epochs=3), model=compiled, train=(x, y), test=(x_test, y_test))
+    towers.train(towers.TrainConfig(resume="runs/python-001"), model=..., train=..., test=...)
+    ```
+
     Args:
         config: the run.
-        callbacks: Keras callbacks; `model.stop_training` ends the run.
+        callbacks: Keras callbacks; `model.stop_training` ends the run. Those that `config` names
+            come before them.
+        model: trained in place of the one that `config` names. What it was compiled with, its
+            loss, metrics and optimizer, is the run's; a model that is not compiled is a classifier.
+        train: what it is trained on: (x, y), (x, y, sample_weight) or x alone, arrays or
+            structures of arrays [N, ...]; or an unbatched tf.data.Dataset of such elements.
+        test: what it is validated on, likewise; None for no validation.
         noise: what is held back of libraries' messages until there is a log.txt.
 
     Returns:
@@ -60,6 +76,9 @@ def train(
         tensorboard.check_installed()
     if config.resume is not None and config.run_dir is None:
         config = continued_config(config.resume, given_fields(config))
+    objects = Objects(model, train, test)
+    config = objects.named_in(config)
+    check(callbacks, "callbacks hold")
     if config.resume is None and cluster.is_chief:
         run_dir.check(config.run_dir)
     together.check_config(cluster, config)
@@ -67,7 +86,8 @@ def train(
         deterministic.enable(config.seed)  # before the first kernel
     with _dtype_policy(config.precision), closing(together.report(cluster)) as out:
         with deterministic.refusals_explained(config.deterministic):
-            run = build(config)
+            run = build(config, objects)
+            callbacks = [*load(config.callbacks), *callbacks]
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
@@ -140,17 +160,22 @@ def _files(run: Run, position: Position, directory: Path, out: Report) -> list[L
         return []
     return [
         BestModel(run.step.model, directory, position, out.warn),
-        Curves(directory, position, run.config, out.warn),
-        ResultsFile(directory, position, out.warn),
+        Curves(directory, position, run.columns, _title(run.config), run.monitor, out.warn),
+        ResultsFile(directory, position, run.columns, out.warn),
         *_tensorboard(run, directory, out),
     ]
+
+
+def _title(config: TrainConfig) -> str:
+    return f"{config.model} on {config.dataset}"
 
 
 def _make_directory(config: TrainConfig) -> Path:
     """The run's directory: a new one, or the one to go on in."""
     if config.resume is not None:
         return Path(config.resume)
-    return run_dir.create(config.run_dir, f"{config.model}-{config.dataset}", config.to_json())
+    name = "-".join(dict.fromkeys([config.model, config.dataset]))
+    return run_dir.create(config.run_dir, name, config.to_json())
 
 
 def _open_log(path: Path, out: Report, noise: Noise | None) -> None:
@@ -163,8 +188,11 @@ def _open_log(path: Path, out: Report, noise: Noise | None) -> None:
 
 def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
     """--epochs=0."""
-    logs = {f"val_{name}": value for name, value in evaluate(run).items()}
-    out.line(report.validation_line(logs["val_loss"], logs["val_accuracy"], is_best=False))
+    if run.test is None:
+        raise ValueError("epochs=0 evaluates on test examples, and there are none; give `test`.")
+    values = evaluate(run)
+    logs = {f"val_{name}": values[name] for name in run.metrics}
+    out.line(report.validation_line(logs, is_best=False))
     out.line("Done: evaluated, not trained (--epochs=0)")
     return {name: [value] for name, value in logs.items()}
 

@@ -19,17 +19,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.compiled import losses, update_metrics
 from towers.machine import devices as devices_lib
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.workers import join_workers, watched
-from towers.overrides import overrides, own_loss
+from towers.overrides import overrides
 from towers.own_step import OwnStep, meet_in_layers
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
-from towers.step.losses import ModelLoss
-from towers.step.sharding import batch_size, batch_specs
+from towers.step.sharding import batch_specs
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -127,7 +127,8 @@ class ParallelModel(keras.Model):
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
-        return _logs(self, loss, x, y, y_pred, sample_weight, training=True)
+        with tf.device(_home(self)):
+            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
@@ -136,7 +137,8 @@ class ParallelModel(keras.Model):
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
-        return _logs(self, loss, x, y, y_pred, sample_weight, training=False)
+        with tf.device(_home(self)):
+            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=False)
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
@@ -282,12 +284,7 @@ def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
 
 
 def _make_step(model: ParallelModel) -> TowerStep:
-    compiled = keras_internals.compiled_loss(model)
-    loss, loss_weights = None, None
-    if overrides(model, "compute_loss"):
-        loss = ModelLoss(functools.partial(own_loss, model))
-    elif compiled is not None:
-        loss, loss_weights = compiled
+    loss, loss_weights = losses(model)
     return TowerStep(
         model,
         getattr(model, "optimizer", None) or "sgd",  # predict needs no compile
@@ -326,26 +323,6 @@ def _take_over(model: ParallelModel) -> None:
 
 
 # What a step is made of beside the towers.
-
-
-def _logs(
-    model: ParallelModel,
-    loss: tf.Tensor,
-    x: Any,
-    y: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    training: bool,
-) -> dict[str, tf.Tensor]:
-    """What Keras' own steps do after the forward pass, over the global batch."""
-    with tf.device(_home(model)):
-        keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
-        # The loss is known; these calls only feed the trackers in them.
-        if overrides(model, "compute_loss"):
-            own_loss(model, x, y, y_pred, sample_weight, training)
-        elif keras_internals.compiled_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
-            keras_internals.track_output_losses(model, y, y_pred, sample_weight)
-        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def _home(model: keras.Model) -> str:

@@ -41,7 +41,7 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
     step = make_step(keras.layers.Dense(8, name="first"))
     loss, gradients = step.gradients(*make_batch())
     wrong = [1.5 * gradients[0], 1.1 * gradients[1], *gradients[2:]]
-    monkeypatch.setattr(step, "gradients", lambda x, y: (loss, wrong))
+    monkeypatch.setattr(step, "gradients", lambda *batch: (loss, wrong))
     found = verify_gradients(step, LOSS, *make_batch())
     assert found.difference == pytest.approx(0.5, rel=1e-4)
     assert found.variable == step.model.trainable_variables[0].path

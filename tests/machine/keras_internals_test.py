@@ -120,6 +120,25 @@ def test_compiled_metrics():
         assert metrics.built and len(metrics.variables) == 2
 
 
+def test_given_metrics():
+    with keeps("given_metrics", "keeps the metrics that compile was given"):
+        model = two_outputs()
+        assert keras_internals.given_metrics(model) == (None, None)
+        model.compile("sgd", "mse", metrics=["mae", "mse"], weighted_metrics=[["mae"], []])
+        assert keras_internals.given_metrics(model) == (["mae", "mse"], [["mae"], []])
+
+
+def test_metric_direction():
+    with keeps("metric_direction", "says of a metric which values are better"):
+        directions = [
+            keras_internals.metric_direction(metric) for metric in (
+                keras.metrics.SparseCategoricalAccuracy(), keras.metrics.AUC(),
+                keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(),
+            )
+        ]
+        assert directions == ["up", "up", "down", None]
+
+
 def test_loss_tracker():
     class Other(keras.Sequential):
         metrics = [keras.metrics.Mean(name="other")]

@@ -59,14 +59,14 @@ def test_user_function_comes_with_its_module_constants(user_module):
         "def build(input_shape, num_classes): return (input_shape, num_classes)"
     )
     source = models.load("user_model:build")
-    assert source[2:] == ((4,), 3, "sgd")
+    assert source[2:5] == ((4,), 3, "sgd")
     assert source.build((4,), 3) == ((4,), 3)
     assert source.name == "user_model:build"
 
 
 def test_user_module_without_constants_gets_mnist_and_adam(user_module):
     user_module("def build(input_shape, num_classes): pass")
-    assert models.load("user_model:build")[2:] == ((28, 28, 1), 10, "adam")
+    assert models.load("user_model:build")[2:5] == ((28, 28, 1), 10, "adam")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from towers.best import Best
+from towers.best import Best, Monitor
 from towers.config import TrainConfig
 from towers.reporting import outcome
 from towers.reporting.report import Report
@@ -64,6 +64,7 @@ def test_an_amount_is_in_epochs_where_the_last_one_is_complete(step, expected):
     ("values", "monitor", "expected"),
     [
         ([0.5, 0.75, 0.75], "val_accuracy", "best val_accuracy 0.7500 (epoch 2)"),
+        ([2e-6], "val_loss", "best val_loss 2.000e-06 (epoch 1)"),
         ([0.5, 0.75], "loss", "best loss 0.5000 (epoch 1)"),
         ([math.nan, 0.5], "val_loss", "best val_loss 0.5000 (epoch 2)"),
         ([math.nan], "val_loss", "no finite val_loss"),
@@ -71,7 +72,7 @@ def test_an_amount_is_in_epochs_where_the_last_one_is_complete(step, expected):
     ],
 )
 def test_the_best_value_is_the_first_of_the_best_epochs(values, monitor, expected):
-    assert outcome.best_value(values, monitor) == expected
+    assert outcome.best_value(values, Monitor(monitor, "accuracy" in monitor)) == expected
 
 
 def test_the_last_lines_of_a_run():
@@ -108,7 +109,10 @@ def run_of(iterations, **config):
     """As much of a run as is looked at: 4 steps an epoch."""
     model = SimpleNamespace(history=SimpleNamespace(history={"val_accuracy": [0.75, 0.5]}))
     step = SimpleNamespace(model=model, optimizer=SimpleNamespace(iterations=iterations))
-    return SimpleNamespace(config=TrainConfig(**config), step=step, steps_an_epoch=4)
+    return SimpleNamespace(
+        config=TrainConfig(**config), step=step, steps_an_epoch=4, monitor=Monitor(),
+        first_iteration=0,
+    )
 
 
 def test_a_resumed_run_warns_of_newer_checkpoints_that_are_damaged(said):
@@ -138,6 +142,9 @@ def test_the_end_of_a_run_counts_what_was_left_out_and_names_the_best_epoch(said
     stream, out = said
     position = Position(step=6, epoch=2, best=Best(0.75, 4, 1))
     assert outcome.num_skipped(run_of(5), position) == 1
+    trained_before = run_of(105)
+    trained_before.first_iteration = 100
+    assert outcome.num_skipped(trained_before, position) == 1
     outcome.describe_end(run_of(5), position, 61.0, out)
     assert stream.getvalue().splitlines() == [
         "Models    final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.results import classifier_result
 from towers.best import Best
 from towers.config import TrainConfig
 from towers.reporting.outcome import num_skipped
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
 from towers.saving.position import Position
-from towers.saving.run_dir import Result
 
-RESULT = Result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3)
+RESULT = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3)
 
 
 @pytest.fixture(name="stream")
@@ -24,7 +24,10 @@ def _stream():
 def run_of(iterations, **optimizer):
     """As much of a run as is looked at: 4 steps an epoch, and an optimizer's counts."""
     step = SimpleNamespace(optimizer=SimpleNamespace(iterations=iterations, **optimizer))
-    return SimpleNamespace(config=TrainConfig(epochs=12), step=step, steps_an_epoch=4)
+    return SimpleNamespace(
+        config=TrainConfig(epochs=12), step=step, steps_an_epoch=4, metrics=["loss", "accuracy"],
+        first_iteration=0,
+    )
 
 
 def lines_of(stream, run):

@@ -11,7 +11,8 @@ import pytest
 from towers.reporting import report
 from towers.reporting.report import Progress, Report
 
-PROGRESS = Progress(3, 12, 273, 469, 0.0812, 0.9763, 3912.3, 41.2)
+PROGRESS = Progress(3, 12, 273, 469, {"loss": 0.0812, "accuracy": 0.9763}, 3912.3, 41.2)
+VALIDATION = {"val_loss": 0.046, "val_accuracy": 0.985}
 EIGHT_GPUS = [f"/gpu:{i}" for i in range(8)]
 
 
@@ -75,6 +76,11 @@ def test_the_other_lines_have_the_documented_form():
     assert title.plain == (
         "towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: runs/cnn-mnist-001"
     )
+    assert report.data_line("mine", 60, None).plain == "Data      mine: 60 train, no test examples"
+    assert report.task_line(["loss", "mae"], ["optimizer", "learning_rate"]).plain == (
+        "Task      the model's own, as it was compiled: loss, mae; but optimizer and learning_rate "
+        "as given beside it"
+    )
     assert report.data_line("mnist", 60000, 10000).plain == (
         "Data      mnist: 60,000 train, 10,000 test"
     )
@@ -83,7 +89,7 @@ def test_the_other_lines_have_the_documented_form():
     assert report.progress_line(PROGRESS, with_bar=True).plain == (
         "Epoch  3/12  [======      ]  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"
     )
-    assert report.validation_line(0.046, 0.985, True, 13).plain == (
+    assert report.validation_line(VALIDATION, True, 13).plain == (
         "             val_loss 0.0460  val_accuracy 0.985  (best)"
     )
 
@@ -118,7 +124,7 @@ def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
     out.line(report.labelled("Batch", "128 global"))
     out.warn("odd")
     out.progress(PROGRESS)
-    out.end_epoch(PROGRESS._replace(seconds_left=None), 0.046, 0.985, True)
+    out.end_epoch(PROGRESS._replace(seconds_left=None), VALIDATION, True)
     assert stream.getvalue().splitlines() == [
         "Batch     128 global",
         "Warning   odd",
@@ -133,7 +139,7 @@ def test_a_terminal_gets_colour_and_a_bar_and_the_log_neither(terminal, tmp_path
     out = Report(terminal)
     out.open_log(tmp_path / "log.txt")
     out.progress(PROGRESS)
-    out.end_epoch(PROGRESS, 0.046, 0.985, True)
+    out.end_epoch(PROGRESS, VALIDATION, True)
     out.close()
     assert "\x1b[32m======" in terminal.getvalue()
     assert "\x1b" not in (tmp_path / "log.txt").read_text()
@@ -173,7 +179,7 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(tmp_path):
     out.open_log(tmp_path / "log.txt")
     out.line("one")
     out.progress(PROGRESS)
-    out.end_epoch(PROGRESS, 0.046, 0.985, False)
+    out.end_epoch(PROGRESS, VALIDATION, False)
     out.close()
     assert (tmp_path / "log.txt").read_text().splitlines()[0] == "one"
 

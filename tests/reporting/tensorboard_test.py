@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.results import classifier_result
 from towers.reporting import tensorboard
 from towers.reporting.tensorboard import TensorBoardLog
-from towers.saving.run_dir import Result
 from towers.step import TowerStep
 
 KERNEL = np.array([[0.0], [1.0], [3.0]], "float32")
@@ -42,7 +42,9 @@ def _traced_step():
 
 def row(epoch, loss=0.5):
     """An epoch whose values all differ; exact in float32, as TensorBoard keeps them."""
-    return Result(epoch, loss, 0.25, 2 * loss, 0.125, seconds=3.0, examples_per_second=1000.5)
+    return classifier_result(
+        epoch, loss, 0.25, 2 * loss, 0.125, seconds=3.0, examples_per_second=1000.5
+    )
 
 
 def fail(message):

@@ -2,12 +2,12 @@
 
 import pytest
 
+from tests.results import classifier_result
 from towers.saving import autosave
 from towers.saving.autosave import Autosave
 from towers.saving.position import Position
-from towers.saving.run_dir import Result
 
-RESULT = Result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 STEPS_AN_EPOCH = 4
 
 

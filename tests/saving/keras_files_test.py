@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 
+from tests.results import classifier_result
 from towers.best import Best
 from towers.saving.keras_files import BestModel, save_model
 from towers.saving.position import Position
-from towers.saving.run_dir import Result
 
-RESULT = Result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
 
 @pytest.fixture(name="model")

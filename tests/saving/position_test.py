@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.best import Best
+from tests.results import classifier_result
+from towers.best import Best, Monitor
 from towers.saving.position import Position, plain
-from towers.saving.run_dir import Result
 
 
 def result(epoch, accuracy=0.5):
-    return Result(epoch, 1.0, accuracy, 1.0, accuracy, 1.0, 1.0)
+    return classifier_result(epoch, 1.0, accuracy, 1.0, accuracy, 1.0, 1.0)
 
 
 def logs(accuracy=0.5):
@@ -24,7 +24,7 @@ def two_epochs_and_a_step():
     for epoch, accuracy in enumerate([0.75, 0.5], 1):
         for _ in range(4):
             position.add_step({"loss": tf.constant(1.0)})
-        position.end_epoch(result(epoch, accuracy), logs(accuracy), "val_accuracy")
+        position.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
     position.add_step({"loss": tf.constant(0.5)})
     return position
 
@@ -56,7 +56,7 @@ def test_what_is_saved_does_not_change_with_later_steps():
     position = two_epochs_and_a_step()
     saved = position.to_json()
     before = json.dumps(saved)
-    position.end_epoch(result(3), logs(), "val_accuracy")
+    position.end_epoch(result(3), logs(), Monitor())
     assert json.dumps(saved) == before
 
 
@@ -70,7 +70,7 @@ def test_an_epoch_is_the_best_only_as_it_ends():
     seen = []
     for epoch, accuracy in enumerate([0.5, 0.75, 0.75], 1):
         position.add_step({})
-        position.end_epoch(result(epoch, accuracy), logs(accuracy), "val_accuracy")
+        position.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
         seen.append(position.is_best)
     assert seen == [True, True, False]
 

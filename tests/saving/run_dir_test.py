@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.results import COLUMNS, classifier_result
 from towers.saving import run_dir
 
 
@@ -123,8 +124,8 @@ def test_the_temporary_file_keeps_the_suffix_that_keras_looks_at():
 
 def test_results_have_one_header_and_a_row_an_epoch():
     path = run_dir.Path("results.csv")
-    run_dir.append_result(path, run_dir.Result(1, 0.5, 0.25, 1 / 3, 1.0, 12.0, 3912.5))
-    run_dir.append_result(path, run_dir.Result(2, float("nan"), 0.25, 1e-9, 1.0, 12.0, 3912.5))
+    run_dir.append_result(path, classifier_result(1, 0.5, 0.25, 1 / 3, 1.0, 12.0, 3912.5))
+    run_dir.append_result(path, classifier_result(2, float("nan"), 0.25, 1e-9, 1.0, 12.0, 3912.5))
     assert path.read_text().splitlines() == [
         "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second",
         "1,0.5,0.25,0.333333,1,12,3912.5",
@@ -140,6 +141,8 @@ def test_what_a_killed_process_left_goes_and_nothing_else():
 
 
 def test_a_row_is_the_values_of_a_result_in_order():
-    result = run_dir.Result(2, 0.5, 0.25, 0.125, 1.0, 12.0, 3912.5)
-    again = run_dir.Result.of([float(value) for value in result])
+    result = classifier_result(2, 0.5, 0.25, 0.125, 1.0, 12.0, 3912.5)
+    row = [float(value) for value in result.row]
+    assert row == [2, 0.5, 0.25, 0.125, 1.0, 12.0, 3912.5]
+    again = run_dir.Result.of(row, COLUMNS)
     assert again == result and type(again.epoch) is int

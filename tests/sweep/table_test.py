@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from towers.saving.run_dir import Result
+from tests.results import classifier_result
 from towers.sweep.cells import Cell
 from towers.sweep.table import (
     Row,
@@ -42,7 +42,10 @@ def test_the_per_tower_batch_is_the_largest_shard():
 
 
 def test_a_row_has_the_last_epochs_accuracies_and_all_epochs_seconds():
-    epochs = [Result(1, 2.0, 0.1, 1.5, 0.2, 10.0, 100.0), Result(2, 1.0, 0.3, 0.9, 0.4, 6.0, 300.0)]
+    epochs = [
+        classifier_result(1, 2.0, 0.1, 1.5, 0.2, 10.0, 100.0),
+        classifier_result(2, 1.0, 0.3, 0.9, 0.4, 6.0, 300.0),
+    ]
     done = filled_row(row(64, 1, None)._replace(error=""), epochs, 812.0, None)
     assert (done.epochs, done.accuracy, done.val_accuracy, done.seconds) == (2, 0.3, 0.4, 16.0)
     assert (done.host_memory_mb, done.device_memory_mb, done.error) == (812.0, None, "")
@@ -50,7 +53,7 @@ def test_a_row_has_the_last_epochs_accuracies_and_all_epochs_seconds():
 
 def test_the_speed_of_equal_epochs_is_all_examples_over_all_seconds():
     # 300 examples in 3 s and 300 in 1 s are 600 in 4 s.
-    epochs = [Result(1, 0, 0, 0, 0, 0, 100.0), Result(2, 0, 0, 0, 0, 0, 300.0)]
+    epochs = [classifier_result(e, examples_per_second=speed) for e, speed in ((1, 100), (2, 300))]
     assert mean_speed(epochs) == pytest.approx(150.0)
 
 

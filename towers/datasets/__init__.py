@@ -22,7 +22,12 @@ __all__ = ["NAMES", "Dataset", "check_arrays", "load", "num_examples"]
 
 
 def load(
-    name: str, data_dir: str | None = None, *, input_shape: tuple[int, ...], num_classes: int
+    name: str,
+    data_dir: str | None = None,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    own_task: bool = False,
 ) -> Dataset:
     """The data set of that name.
 
@@ -32,6 +37,8 @@ def load(
             ones; "npz" and "image_folder" have none.
         input_shape: the shape of one example of "synthetic"; the others know theirs.
         num_classes: the number of labels of "synthetic"; the others know theirs.
+        own_task: the model brings its own loss: the examples of "npz" and of a function of one's
+            own may have any structure, see `structures`.
 
     Raises:
         ValueError: the name is unknown, data_dir is given where nothing is read from it, or the
@@ -45,5 +52,7 @@ def load(
             "from it; leave it out."
         )
     if ":" in name:
-        return user.load(name)
+        return user.load(name, own_task)
+    if name == "npz":
+        return npz.load(data_dir, own_task)
     return _LOADERS[name](data_dir, input_shape, num_classes)

@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,12 +27,12 @@ _PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only tak
 class Examples(NamedTuple):
     """One split, in memory unless it is streamed.
 
-    source: (x [N, ...], y [N]) as tensors on the CPU, or a cached unbatched tf.data.Dataset, or
-        image files, which are streamed: decoded when their turn comes.
+    source: (x [N, ...], y [N]), or structures of such tensors, on the CPU, or a cached unbatched
+        tf.data.Dataset, or image files, which are streamed: decoded when their turn comes.
     num_examples: N.
     """
 
-    source: "tuple[tf.Tensor, tf.Tensor] | tf.data.Dataset | ImageFiles"
+    source: "tuple[Any, ...] | tf.data.Dataset | ImageFiles"
     num_examples: int
 
     @property
@@ -81,7 +81,7 @@ def load_examples(split: Split, num_examples: int) -> Examples:
     if isinstance(split, tf.data.Dataset):
         return Examples(split.cache(), num_examples)
     with tf.device("/cpu:0"):
-        return Examples(tuple(tf.convert_to_tensor(part) for part in split), num_examples)
+        return Examples(tf.nest.map_structure(tf.convert_to_tensor, split), num_examples)
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:
@@ -107,7 +107,7 @@ def digest(examples: Examples) -> str:
         for name, size, label in zip(source.names, source.sizes(), source.labels, strict=True):
             result.update(os.fsencode(f"{name}\0{size} {label}\0"))
         return result.hexdigest()
-    for part in source:
+    for part in tf.nest.flatten(source):
         result.update(f"{part.dtype.name} {part.shape}".encode())
         result.update(part.numpy().reshape(-1).view(np.uint8).data)
     return result.hexdigest()
@@ -171,7 +171,9 @@ def _indexed(
         )
     # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
     parts = examples.source
-    return _finish(indices.map(lambda batch: tuple(tf.gather(part, batch) for part in parts)))
+    return _finish(
+        indices.map(lambda batch: tf.nest.map_structure(lambda p: tf.gather(p, batch), parts))
+    )
 
 
 def _decoded(files: ImageFiles, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:

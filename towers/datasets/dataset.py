@@ -9,8 +9,9 @@ import tensorflow as tf
 from towers.datasets.image_files import ImageFiles
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
-# Arrays, or an unbatched tf.data.Dataset of (x, y), or what is decoded to (x, y) in its turn.
-Split: TypeAlias = "Arrays | tf.data.Dataset | ImageFiles"
+# Arrays, or structures of them (see `structures`), or an unbatched tf.data.Dataset of (x, y), or
+# what is decoded to (x, y) in its turn.
+Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | ImageFiles"
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 
@@ -23,15 +24,16 @@ class Dataset:
     train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
         0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
         the files of N images.
-    num_classes: the number of labels.
-    input_shape: the shape of one x.
+    num_classes: the number of labels; None where the examples have any structure: then train and
+        test are as `structures.from_splits` says, and test may be None.
+    input_shape: the shape of one x; of a structure, that of each part.
     """
 
     name: str
     train: Split
-    test: Split
-    num_classes: int
-    input_shape: tuple[int, ...]
+    test: "Split | None"
+    num_classes: int | None
+    input_shape: Any
 
 
 def num_examples(split: Split) -> int:
@@ -41,7 +43,7 @@ def num_examples(split: Split) -> int:
         ValueError: the tf.data.Dataset repeats forever.
     """
     if isinstance(split, tuple):
-        return len(split[1])
+        return len(tf.nest.flatten(split)[-1])
     if isinstance(split, ImageFiles):
         return len(split.labels)
     count = int(split.cardinality())
@@ -80,7 +82,7 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
     if len(x) == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
     _check_labels(y, num_classes, where)
-    _check_finite(x, where)
+    check_finite(x, where)
 
 
 def _check_labels(y: np.ndarray, num_classes: int, where: str) -> None:
@@ -97,8 +99,15 @@ def _check_labels(y: np.ndarray, num_classes: int, where: str) -> None:
         )
 
 
-def _check_finite(x: np.ndarray, where: str) -> None:
-    if x.dtype.kind not in "fc":
+def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
+    """Raises ValueError where one of N examples, [N, ...] of any type, holds NaN or infinity.
+
+    Args:
+        x: the examples.
+        where: the file or function that they come from, for the error.
+        what: they are called there.
+    """
+    if x.dtype.kind not in "fc" or len(x) == 0:
         return
     rows = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
     for begin in range(0, len(x), rows):
@@ -108,6 +117,6 @@ def _check_finite(x: np.ndarray, where: str) -> None:
             position: Any = np.unravel_index(int(finite.argmin()), finite.shape)
             index = (begin + int(position[0]), *map(int, position[1:]))
             raise ValueError(
-                f"{where}: example {index[0]} holds {x[index]} (at x{list(index)}); remove or "
+                f"{where}: example {index[0]} holds {x[index]} (at {what}{list(index)}); remove or "
                 "replace NaN and infinite values."
             )

@@ -6,20 +6,23 @@ import numpy as np
 
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
+from towers.datasets.structures import from_splits
 from towers.named import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)"
 
 
-def load(data_dir: str | None) -> Dataset:
+def load(data_dir: str | None, own_task: bool = False) -> Dataset:
     """The data set in an archive; the number of classes is 1 + its largest label.
 
     x: uint8 pixels are scaled to [0, 1], all other numbers keep their values; float32
-        afterwards. y: integers [N] or [N, 1].
+        afterwards. y: integers [N] or [N, 1]. For a model that brings its own loss both are as
+        they are, see `structures.from_splits`.
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
+        own_task: the model brings its own loss.
 
     Raises:
         ValueError: the file cannot be read, lacks a key, or holds Python objects (which are
@@ -28,12 +31,11 @@ def load(data_dir: str | None) -> Dataset:
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
     arrays = _read(data_dir)
-    return from_arrays(
-        "npz",
-        (arrays["x_train"], arrays["y_train"]),
-        (arrays["x_test"], arrays["y_test"]),
-        (f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"),
-    )
+    train, test = ((arrays[f"x_{which}"], arrays[f"y_{which}"]) for which in ("train", "test"))
+    if own_task:
+        return from_splits("npz", train, test)
+    where = (f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)")
+    return from_arrays("npz", train, test, where)
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

@@ -1,16 +1,19 @@
 """A data set of the user's own: `package.module:function` returns (train, test)."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from towers import named
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.structures import from_splits
 
 _FORMS = "((x_train, y_train), (x_test, y_test)) or two unbatched tf.data.Datasets of (x, y)"
 
 
-def load(spec: str) -> Dataset:
+def load(spec: str, own_task: bool = False) -> Dataset:
     """Calls the function, without arguments, and checks what it returns.
 
     It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
@@ -18,8 +21,12 @@ def load(spec: str) -> Dataset:
     module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
     values are not checked any further). What the function itself raises passes through.
 
+    For a model that brings its own task it returns (train, test) of any structure, see
+    `structures.from_splits`; test may be None.
+
     Args:
         spec: "package.module:function".
+        own_task: the model brings its own loss.
 
     Raises:
         ValueError: it cannot be imported, or returns something else.
@@ -32,12 +39,30 @@ def load(spec: str) -> Dataset:
             "number, at least 1."
         )
     splits = function()
-    if _is_pair(splits) and all(isinstance(split, tf.data.Dataset) for split in splits):
-        return _from_tf_data(spec, splits[0], splits[1], num_classes)
-    if _is_pair(splits) and all(_is_pair(split) for split in splits):
-        where = (f"{spec} (x_train, y_train)", f"{spec} (x_test, y_test)")
-        return from_arrays(spec, tuple(splits[0]), tuple(splits[1]), where, num_classes)
-    raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+    if own_task and _is_pair(splits):
+        return from_splits(spec, *splits)
+    if not _is_pair(splits) or not _are_classes(*splits):
+        raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+    train, test = splits
+    return from_splits_of_classes(spec, train, test, num_classes)
+
+
+def from_splits_of_classes(
+    name: str, train: Any, test: Any, num_classes: int | None = None
+) -> Dataset:
+    """A data set for classification; Args and Raises as in `load`."""
+    if not _are_classes(train, test):
+        what = _describe((train, test))
+        raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
+    if isinstance(train, tf.data.Dataset):
+        return _from_tf_data(name, train, test, num_classes)
+    where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
+    return from_arrays(name, tuple(train), tuple(test), where, num_classes)
+
+
+def _are_classes(train: Any, test: Any) -> bool:
+    both = (train, test)
+    return all(isinstance(split, tf.data.Dataset) for split in both) or all(map(_is_pair, both))
 
 
 def _from_tf_data(

@@ -20,7 +20,7 @@ from towers.machine.logical import logical_gpu_counts
 from towers.reporting.report import tower_range
 from towers.step import TowerStep, scopes
 from towers.step.averaging import add_tree
-from towers.step.prefetch import Batch, prefetched
+from towers.step.prefetch import prefetched
 
 CHROME_TRACE = "trace.json.gz"
 
@@ -54,13 +54,13 @@ class Anatomy(NamedTuple):
     home: str
 
 
-def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[tuple]:
+def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any]:
     """Epoch after epoch of shuffled global batches, without the last one where it is shorter."""
     full = min(batch_size, examples.num_examples)
     for epoch in itertools.count():
-        for x, y in shuffled_batches(examples, batch_size, seed, epoch):
-            if y.shape[0] == full:
-                yield x, y
+        for batch in shuffled_batches(examples, batch_size, seed, epoch):
+            if tf.nest.flatten(batch)[0].shape[0] == full:
+                yield batch
 
 
 def measure(
@@ -86,7 +86,7 @@ def measure(
         prefetch_to_devices: see `prefetched`.
     """
     iterator = prefetched(step, batches, to_devices=prefetch_to_devices)
-    x, y, _ = next(iterator)
+    x, y, *_ = next(iterator)
     _run(step, iterator, _WARM_UP_STEPS)
     additions = _compiled_additions(step)
     seconds: list[float] = []
@@ -112,7 +112,7 @@ def measure(
     step_seconds = phases.mean([seconds[i] for i in phases.typical(seconds)])
     unrecorded = phases.unrecorded(profiled, _means([m.events for m in usual]), step_seconds)
     scale = unrecorded[phases.TOWERS] / profiled[phases.TOWERS]
-    batch_size = int(x.shape[0])
+    batch_size = int(tf.nest.flatten(x)[0].shape[0])
     return Anatomy(
         phases.split_update(unrecorded, share),
         step_seconds,
@@ -120,7 +120,7 @@ def measure(
         each * _ROUNDS,
         batch_size,
         phases.mean_spans([m.spans for m in usual], step.tower_devices, scale),
-        plan.traffic(step, batch_size, _example(x), _example(y)),
+        plan.traffic(step, batch_size, *plan.one_example((x, y))),
         step.home,
     )
 
@@ -170,14 +170,14 @@ def _record(function: Callable[[], Any], directory: Path) -> list[Event]:
     return operations(read_events(directory))
 
 
-def _run(step: TowerStep, batches: Iterator[Batch], count: int) -> list[float]:
+def _run(step: TowerStep, batches: Iterator[Any], count: int) -> list[float]:
     """The seconds of `count` steps, each from its wait for input on; marks both parts of each."""
     times = [time.perf_counter()]
     for index in range(count):
         with tf.profiler.experimental.Trace(phases.INPUT_MARK):
-            x, y, placed = next(batches)
+            batch = next(batches)
         with tf.profiler.experimental.Trace(phases.STEP_MARK, step_num=index, _r=1):
-            logs = step.train_batch(x, y, placed=placed)
+            logs = step.train_batch(**batch._asdict())
             if index == count - 1:
                 float(logs["loss"])  # GPUs may still be at work
         times.append(time.perf_counter())
@@ -226,7 +226,3 @@ def _write_chrome_trace(directory: Path, events: list[Event], tower_devices: lis
         for interval in phases.union(intervals)
     ]
     write_chrome_trace(directory / CHROME_TRACE, first, events)
-
-
-def _example(batch: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec(batch.shape[1:], batch.dtype)

@@ -4,7 +4,8 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.build import LOSS, Run
+from towers.build import Run
+from towers.compiled import losses
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
 from towers.diagnosis.verify import verify_gradients
@@ -31,7 +32,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     if sharing is not None and is_gpu(step.tower_devices[0]):
         out.line(report.labelled("", sharing))
     out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
-    data = report.data_line(config.dataset, run.train.num_examples, run.test.num_examples)
+    num_test = None if run.test is None else run.test.num_examples
+    data = report.data_line(config.dataset, run.train.num_examples, num_test)
     out.line(data + ", decoded while training runs" if run.train.is_streamed else data)
     optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
     out.line(
@@ -44,6 +46,9 @@ def describe(run: Run, out: Report, what: str) -> None:
             config.precision,
         )
     )
+    if run.own_task:
+        given = [n for n in ("optimizer", "learning_rate") if getattr(config, n) is not None]
+        out.line(report.task_line(run.metrics, given))
     warning = report.split_warning(run.batch_size, step.num_towers)
     if warning is not None:
         out.warn(warning)
@@ -52,8 +57,7 @@ def describe(run: Run, out: Report, what: str) -> None:
 def show_plan(run: Run, out: Report) -> None:
     """--plan: the transfers of a step."""
     batches = ordered_batches(run.train, run.batch_size)
-    x, y = (tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in batches.element_spec)
-    rows = plan.traffic(run.step, run.batch_size, x, y)
+    rows = plan.traffic(run.step, run.batch_size, *plan.one_example(batches.element_spec))
     for line in plan.table(rows, run.step.policy.shares_memory):
         out.line(line)
 
@@ -61,5 +65,7 @@ def show_plan(run: Run, out: Report) -> None:
 def verify(run: Run, out: Report) -> None:
     """--verify_gradients: the averaged gradient against the large batch's."""
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
-    x, y = next(iter(batches))
-    out.line(report.labelled("Verify", str(verify_gradients(run.step, LOSS, x, y))))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
+    loss, loss_weights = losses(run.step.model)
+    found = verify_gradients(run.step, loss, x, y, sample_weight, loss_weights)
+    out.line(report.labelled("Verify", str(found)))

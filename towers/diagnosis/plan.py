@@ -17,7 +17,7 @@ from towers.machine.devices import HOST
 from towers.reporting.report import format_bytes, tower_range
 from towers.step import TowerStep
 from towers.step.averaging import partial_sums
-from towers.step.sharding import shard_sizes
+from towers.step.sharding import map_tensors, shard_sizes
 from towers.step.state import batch_norm_indices
 
 
@@ -36,7 +36,17 @@ class Traffic(NamedTuple):
     predictions: int
 
 
-def traffic(step: TowerStep, batch_size: int, x: tf.TensorSpec, y: tf.TensorSpec) -> list[Traffic]:
+def one_example(batch: Any) -> tuple[Any, Any]:
+    """The specs of one example's x and y; y is None where there is none.
+
+    Args:
+        batch: tensors [n, ...], or their specs: (x, y), x, or (x, y, sample_weight).
+    """
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return map_tensors(_example_spec, x), map_tensors(_example_spec, y)
+
+
+def traffic(step: TowerStep, batch_size: int, x: Any, y: Any) -> list[Traffic]:
     """The transfers of one step with a full global batch, for each device.
 
     The device that holds the parameters moves no parameters and no gradients, the CPU no examples:
@@ -46,12 +56,13 @@ def traffic(step: TowerStep, batch_size: int, x: tf.TensorSpec, y: tf.TensorSpec
     Args:
         step: the towers.
         batch_size: the global batch.
-        x: the spec of one example's input.
-        y: the spec of its label.
+        x: the spec of one example's input, or a structure of specs.
+        y: of its label, likewise; None where there is none.
     """
     model, sizes = step.model, shard_sizes(batch_size, step.num_towers)
     up = _bytes_up(step)
-    example_bytes = _num_bytes(x.shape, x.dtype) + _num_bytes(y.shape, y.dtype)
+    specs = [spec for spec in tf.nest.flatten((x, y)) if spec is not None]
+    example_bytes = sum(_num_bytes(spec.shape, spec.dtype) for spec in specs)
     prediction_bytes = _prediction_bytes(model, x)
     rows = []
     for device in dict.fromkeys(step.tower_devices):
@@ -130,9 +141,14 @@ def _subtrees(tower_devices: Sequence[str]) -> list[int]:
     return [int(count) for count in tf.nest.flatten(tree)]
 
 
-def _prediction_bytes(model: keras.Model, x: tf.TensorSpec) -> int:
+def _example_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
+
+
+def _prediction_bytes(model: keras.Model, x: Any) -> int:
     """Of one example's outputs."""
-    outputs: Any = model.compute_output_spec(keras.KerasTensor((1, *x.shape), x.dtype.name))
+    one = tf.nest.map_structure(lambda v: keras.KerasTensor((1, *v.shape), v.dtype.name), x)
+    outputs: Any = model.compute_output_spec(one)
     return sum(_num_bytes(v.shape, tf.as_dtype(v.dtype)) for v in tf.nest.flatten(outputs))
 
 

@@ -55,21 +55,23 @@ class Verification(NamedTuple):
         return reasons
 
 
-def verify_gradients(step: TowerStep, loss: Any, x: tf.Tensor, y: tf.Tensor) -> Verification:
+def verify_gradients(
+    step: TowerStep, loss: Any, x: Any, y: Any, sample_weight: Any = None, loss_weights: Any = None
+) -> Verification:
     """Computes both gradients on one batch; changes no variable, no state, no seed.
 
     Args:
         step: the towers.
-        loss: what `step` was made with.
-        x: the global batch's inputs [N, ...].
-        y: its labels [N].
+        loss, loss_weights: what `step` was made with.
+        x: the global batch's inputs [N, ...], or a structure of these.
+        y, sample_weight: its labels and weights, likewise.
     """
     one_tower = TowerStep(
-        step.model, "sgd", loss,
+        step.model, "sgd", loss, loss_weights=loss_weights,
         devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
     )
-    _, averaged = step.gradients(x, y)
-    _, expected = one_tower.gradients(x, y)
+    _, averaged = step.gradients(x, y, sample_weight)
+    _, expected = one_tower.gradients(x, y, sample_weight)
     pairs = [
         (tf.convert_to_tensor(a), tf.convert_to_tensor(b), v.path)
         for a, b, v in zip(averaged, expected, step.model.trainable_variables, strict=True)

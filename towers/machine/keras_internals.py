@@ -88,6 +88,25 @@ def function_loss(function: Callable) -> keras.losses.Loss:
     return _LossFunctionWrapper(function)
 
 
+class GivenMetrics(NamedTuple):
+    """What `compile` was given, as it was given."""
+
+    metrics: Any
+    weighted_metrics: Any
+
+
+def given_metrics(model: keras.Model) -> GivenMetrics:
+    """The metrics that a model was compiled with; None where there are none.
+
+    There is no public way to them but serialized ones, which functions of one's own do not survive.
+    Since 3.0.5.
+    """
+    compiled = model._compile_metrics
+    if compiled is None:
+        return GivenMetrics(None, None)
+    return GivenMetrics(compiled._user_metrics, compiled._user_weighted_metrics)
+
+
 class CompiledLoss(NamedTuple):
     """What `compile` was given, as it was given."""
 
@@ -127,6 +146,15 @@ def compiled_metrics(model: keras.Model) -> Any:
     makes their variables without a batch. Since 3.0.5.
     """
     return model._compile_metrics
+
+
+def metric_direction(metric: keras.metrics.Metric) -> str | None:
+    """"up" where a higher value is the better one, "down" where a lower one is; None: unknown.
+
+    Keras' own callbacks ask for it where they are told to find out which epoch is the best; there
+    is no public name. Since 3.0.5.
+    """
+    return getattr(metric, "_direction", None)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:

@@ -1,9 +1,11 @@
-"""Models by name: the built-in ones, one file each, and the user's `package.module:function`."""
+"""Models by name: the built-in ones, one file each, `package.module:function`, and FILE.keras."""
 
 import importlib
+import inspect
+import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -22,33 +24,38 @@ _BUILDERS = {
     "resnet50": "resnet50:build",
 }
 NAMES = tuple(_BUILDERS)
+_LONGEST_REASON = 300  # characters of an error of Keras', which may print a whole configuration
 
 
 class ModelSource(NamedTuple):
     """Where a model comes from.
 
-    name: a built-in name, or "package.module:function".
-    build: (input_shape, num_classes) -> a built model, softmax output.
+    name: a built-in name, "package.module:function", or FILE.keras.
+    build: (input_shape, num_classes) -> a model; one that is not compiled is built, with softmax
+        output.
     input_shape: the shape of one example in the model's original task; what the synthetic data
         set takes its shape from.
     num_classes: the number of classes in that task.
     optimizer: the Keras name of the optimizer that the model's source uses.
+    knows_shapes: the model is made without a look at the data: `build` passes over its arguments.
     """
 
     name: str
-    build: Callable[[tuple[int, ...], int], keras.Model]
-    input_shape: tuple[int, ...]
-    num_classes: int
-    optimizer: str
+    build: Callable[[Any, Any], keras.Model]
+    input_shape: tuple[int, ...] = (28, 28, 1)
+    num_classes: int = 10
+    optimizer: str = "adam"
+    knows_shapes: bool = False
 
 
 def load(name: str) -> ModelSource:
     """The model of that name; builds nothing yet.
 
     Args:
-        name: one of `NAMES`, or "package.module:function" for a function
-            `build(input_shape, num_classes)` of one's own. Its module may hold the constants
-            INPUT_SHAPE (default (28, 28, 1)), NUM_CLASSES (10) and OPTIMIZER ("adam").
+        name: one of `NAMES`; or "package.module:function" for a function
+            `build(input_shape, num_classes)`, or `build()`, of one's own. Its module may hold the
+            constants INPUT_SHAPE (default (28, 28, 1)), NUM_CLASSES (10) and OPTIMIZER ("adam").
+            Or FILE.keras, a model that Keras has saved.
 
     Raises:
         ValueError: the name is unknown, the module cannot be imported, the function is missing,
@@ -61,7 +68,27 @@ def load(name: str) -> ModelSource:
     if ":" in name:
         function = named.import_function(name, "model")
         return _source(name, function, named.import_module(name, "model"))
+    if name.endswith(".keras"):
+        return ModelSource(name, lambda *_: load_file(name), knows_shapes=True)
     raise named.unknown_name(name, "model", NAMES)
+
+
+def load_file(path: str) -> keras.Model:
+    """The model in a file that Keras has saved, compiled as it was.
+
+    Raises:
+        ValueError: there is no such file, or Keras cannot read it.
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"model ({path}) does not exist; name a file that model.save has written.")
+    try:
+        return keras.saving.load_model(path)
+    except Exception as error:  # Keras raises many kinds, for layers of one's own, too
+        reason = named.one_line(error)[:_LONGEST_REASON]
+        raise ValueError(
+            f"model ({path}) cannot be loaded: {reason}. Layers of one's own must be registered: "
+            "load it in a function of yours, and name that: model=package.module:function."
+        ) from error
 
 
 def _source(name: str, build: Callable[..., keras.Model], module: ModuleType) -> ModelSource:
@@ -74,7 +101,16 @@ def _source(name: str, build: Callable[..., keras.Model], module: ModuleType) ->
         raise _bad_constant(name, "NUM_CLASSES", num_classes, "a whole number, at least 1")
     if not isinstance(optimizer, str):
         raise _bad_constant(name, "OPTIMIZER", optimizer, "a Keras name such as 'adam'")
-    return ModelSource(name, build, tuple(input_shape), num_classes, optimizer)
+    knows_shapes = not _takes_arguments(build)
+    make = (lambda *_: build()) if knows_shapes else build
+    return ModelSource(name, make, tuple(input_shape), num_classes, optimizer, knows_shapes)
+
+
+def _takes_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a function that is not Python's
+        return True
 
 
 def _is_count(value: object) -> bool:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from towers.best import best_index
+from towers.best import Monitor
 from towers.build import Run
 from towers.datasets.batches import num_steps
 from towers.machine.words import plural
-from towers.reporting.report import Report, format_seconds, labelled
+from towers.reporting.report import Report, format_loss, format_seconds, labelled
 from towers.saving.position import Position
 from towers.saving.run_dir import BEST, FINAL
 from towers.saving.saver import Loaded
@@ -28,9 +28,8 @@ def describe_resumed(loaded: Loaded | None, out: Report) -> None:
 
 def describe_complete(run: Run, position: Position, out: Report) -> None:
     """Says that there is nothing to go on with."""
-    monitor = run.config.monitor
     done = amount(position.step, run.steps_an_epoch)
-    best = best_value(position.history.get(monitor, []), monitor)
+    best = best_value(position.history.get(run.monitor.column, []), run.monitor)
     out.line(complete_line(done, position.is_stopped(run.config.early_stopping), best))
 
 
@@ -43,17 +42,17 @@ def describe_end(run: Run, position: Position, seconds: float, out: Report) -> N
         seconds: how long this process has trained.
         out: where the lines go.
     """
-    monitor, best_step = run.config.monitor, position.best.step
+    monitor, best_step = run.monitor, position.best.step
     best_epoch = None if best_step is None else num_steps(best_step, run.steps_an_epoch)
     done = amount(position.step, run.steps_an_epoch)
-    best = best_value(run.step.model.history.history.get(monitor, []), monitor)
-    out.line(models_line(done, best_epoch, monitor))
+    best = best_value(run.step.model.history.history.get(monitor.column, []), monitor)
+    out.line(models_line(done, best_epoch, monitor.column))
     out.line(done_line(done, seconds, best, num_skipped(run, position), position.step))
 
 
 def num_skipped(run: Run, position: Position) -> int:
     """The updates that were left out: the optimizer has not counted them."""
-    return position.step - int(run.step.optimizer.iterations)
+    return position.step - (int(run.step.optimizer.iterations) - run.first_iteration)
 
 
 # The lines, each from plain values
@@ -117,17 +116,19 @@ def amount(step: int, steps_an_epoch: int) -> str:
     return f"{epochs} {plural('epoch', epochs)}" if rest == 0 else f"{step:,} steps"
 
 
-def best_value(values: Sequence[float], monitor: str) -> str:
+def best_value(values: Sequence[float], monitor: Monitor) -> str:
     """"best val_accuracy 0.9926 (epoch 9)".
 
     Args:
         values: the monitored value of each epoch.
-        monitor: its name.
+        monitor: its column, and which value is the best.
     """
-    index = best_index(values, monitor)
+    index = monitor.best_index(values)
     if index is not None:
-        return f"best {monitor} {values[index]:.4f} (epoch {index + 1})"
-    return f"no finite {monitor}" if len(values) > 0 else "no epoch is complete"
+        value = values[index]
+        shown = f"{value:.4f}" if "accuracy" in monitor.column else format_loss(value)
+        return f"best {monitor.column} {shown} (epoch {index + 1})"
+    return f"no finite {monitor.column}" if len(values) > 0 else "no epoch is complete"
 
 
 def complete_line(done: str, is_stopped: bool, best: str) -> str:
@@ -147,7 +148,7 @@ def models_line(done: str, best_epoch: int | None, monitor: str) -> Text:
     Args:
         done: the `amount` that is done.
         best_epoch: from 1; None where there is no best epoch, and no file.
-        monitor: the name of the value by which it is the best.
+        monitor: the column by which it is the best.
     """
     files = f"{FINAL} holds the weights after {done}"
     if best_epoch is not None:

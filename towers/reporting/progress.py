@@ -46,9 +46,9 @@ class ProgressLines(Listener):
         """Shows the epoch's two lines."""
         assert self._trained is not None
         progress = self._trained._replace(seconds_left=self._pace.seconds_left)
-        self._out.end_epoch(
-            progress, result.val_loss, result.val_accuracy, self._position.is_best
-        )
+        names = self._run.metrics
+        validation = {k: value for k, value in result.values.items() if k not in names}
+        self._out.end_epoch(progress, validation, self._position.is_best)
 
     def _progress(self) -> Progress:
         position = self._position
@@ -57,8 +57,7 @@ class ProgressLines(Listener):
             self._run.config.epochs,
             position.epoch_step,
             self._run.steps_an_epoch,
-            float(position.logs["loss"]),
-            float(position.logs["accuracy"]),
+            {name: float(position.logs[name]) for name in self._run.metrics},
             self._pace.examples_per_second,
             self._pace.seconds_left,
         )

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -26,7 +26,7 @@ class Progress(NamedTuple):
     """Where an epoch stands.
 
     epoch: from 1, of `epochs`. step: how many of the epoch's `num_steps` are done.
-    loss, accuracy: running means over these steps.
+    values: {"loss": ..., metric: ...}, running means over these steps.
     seconds_left: of the whole run; None where it has ended, or nothing is timed yet.
     """
 
@@ -34,8 +34,7 @@ class Progress(NamedTuple):
     epochs: int
     step: int
     num_steps: int
-    loss: float
-    accuracy: float
+    values: Mapping[str, float]
     examples_per_second: float
     seconds_left: float | None
 
@@ -94,9 +93,15 @@ class Report:
             self._leave_stream()
 
     def end_epoch(
-        self, progress: Progress, val_loss: float, val_accuracy: float, is_best: bool
+        self, progress: Progress, validation: Mapping[str, float], is_best: bool
     ) -> None:
-        """Shows an epoch's two lines."""
+        """Shows an epoch's two lines; without validation the second only says that it is the best.
+
+        Args:
+            progress: where it has ended.
+            validation: {"val_loss": ..., ...}.
+            is_best: whether it is the best so far.
+        """
         self._stop_live()
         if self._console:
             self._show(progress_line(progress, with_bar=True))
@@ -104,7 +109,8 @@ class Report:
             self._show(progress_line(progress))
         self._write_log(progress_line(progress).plain)
         indent = len(_epoch(progress.epoch, progress.epochs)) + 2
-        self.line(validation_line(val_loss, val_accuracy, is_best, indent))
+        if validation or is_best:
+            self.line(validation_line(validation, is_best, indent))
         self._shown_at = time.monotonic()
 
     def close(self) -> None:
@@ -213,9 +219,23 @@ def split_warning(batch_size: int, num_towers: int) -> str | None:
     return None
 
 
-def data_line(name: str, num_train: int, num_test: int) -> Text:
+def data_line(name: str, num_train: int, num_test: int | None) -> Text:
     """"mnist: 60,000 train, 10,000 test"."""
-    return labelled("Data", f"{name}: {num_train:,} train, {num_test:,} test")
+    test = "no test examples" if num_test is None else f"{num_test:,} test"
+    return labelled("Data", f"{name}: {num_train:,} train, {test}")
+
+
+def task_line(metrics: Sequence[str], given: Sequence[str]) -> Text:
+    """"the model's own loss, metrics (loss, mae) and optimizer; learning_rate as given".
+
+    Args:
+        metrics: "loss" and the names of the metrics.
+        given: what wins over what the model was compiled with.
+    """
+    text = f"the model's own, as it was compiled: {', '.join(metrics)}"
+    if given:
+        text += f"; but {' and '.join(given)} as given beside it"
+    return labelled("Task", text)
 
 
 def model_line(
@@ -235,17 +255,17 @@ def progress_line(progress: Progress, with_bar: bool = False, with_steps: bool =
         line.append("  [").append("=" * filled, "green").append(" " * (_BAR_WIDTH - filled) + "]")
     if with_steps:
         line.append(f"  step {progress.step:,}/{progress.num_steps:,}")
-    line.append(f"  loss {format_loss(progress.loss)}  accuracy {progress.accuracy:.3f}")
+    line.append(f"  {format_values(progress.values)}")
     line.append(f" | {progress.examples_per_second:,.0f} examples/s")
     if progress.seconds_left is not None:
         line.append(f" | {format_seconds(progress.seconds_left)} left")
     return line
 
 
-def validation_line(val_loss: float, val_accuracy: float, is_best: bool, indent: int = 0) -> Text:
+def validation_line(values: Mapping[str, float], is_best: bool, indent: int = 0) -> Text:
     """"val_loss 0.0460  val_accuracy 0.985  (best)"."""
-    text = f"val_loss {format_loss(val_loss)}  val_accuracy {val_accuracy:.3f}"
-    return Text.assemble(" " * indent, text, ("  (best)", "green") if is_best else "")
+    best = ("  (best)" if values else "(best)", "green")
+    return Text.assemble(" " * indent, format_values(values), best if is_best else "")
 
 
 def format_seconds(seconds: float) -> str:
@@ -253,6 +273,14 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_values(values: Mapping[str, float]) -> str:
+    """"loss 0.0812  accuracy 0.976": three decimals for a share of the examples."""
+    return "  ".join(
+        f"{name} {f'{value:.3f}' if 'accuracy' in name else format_loss(value)}"
+        for name, value in values.items()
+    )
 
 
 def format_loss(loss: float) -> str:

@@ -23,14 +23,7 @@ from towers.step import TowerStep
 FOLDER = "tensorboard"  # in the run directory
 NUM_BUCKETS = 30  # of a histogram: TensorBoard's own default
 
-_TAGS = {  # a tag's first part groups its chart with others; the names are results.csv's columns
-    "loss": "loss/train",
-    "val_loss": "loss/validation",
-    "accuracy": "accuracy/train",
-    "val_accuracy": "accuracy/validation",
-    "examples_per_second": "speed/examples_per_second",
-}
-_LEARNING_RATE = "speed/learning_rate"
+_SPEED, _LEARNING_RATE = "speed/examples_per_second", "speed/learning_rate"
 
 _FILE_VERSION = "brain.Event:2"  # the first record of every event file; TensorBoard needs it
 
@@ -123,7 +116,8 @@ class TensorBoardLog(Listener):
         file.write(tf.compat.v1.Event(wall_time=time.time(), **event).SerializeToString())
 
     def _summary(self, row: Result) -> tf.compat.v1.Summary:
-        scalars = {tag: getattr(row, name) for name, tag in _TAGS.items()}
+        scalars = {tag_of(column): value for column, value in row.values.items()}
+        scalars[_SPEED] = row.examples_per_second
         scalars[_LEARNING_RATE] = float(self._step.optimizer.learning_rate)
         summary = tf.compat.v1.Summary()
         for tag, value in scalars.items():
@@ -132,6 +126,13 @@ class TensorBoardLog(Listener):
             for variable in self._step.model.trainable_variables:
                 summary.value.add(tag=variable.path, histo=histogram(variable.numpy()))
         return summary
+
+
+def tag_of(column: str) -> str:
+    """"val_loss" -> "loss/validation": the first part groups a chart with others."""
+    if column.startswith("val_"):
+        return f"{column.removeprefix('val_')}/validation"
+    return f"{column}/train"
 
 
 def histogram(values: np.ndarray) -> tf.compat.v1.HistogramProto:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from towers.best import Best
+from towers.best import Best, Monitor
 from towers.saving.run_dir import Result
 
 
@@ -66,16 +66,16 @@ class Position:
         self.logs = logs
         self.in_step = False
 
-    def end_epoch(self, result: Result, logs: Mapping[str, float], monitor: str) -> None:
+    def end_epoch(self, result: Result, logs: Mapping[str, float], monitor: Monitor) -> None:
         """The epoch under way is complete, with its validation.
 
         Args:
             result: its row of results.csv.
             logs: its means, validation included.
-            monitor: the name of the value by which epochs are compared.
+            monitor: the value by which epochs are compared.
         """
         self.best = self.best.after_epoch(logs, monitor, self.step)
-        self.results.append(list(result))
+        self.results.append(result.row)
         self.epoch += 1
         self.epoch_step = 0
         self.logs = {}

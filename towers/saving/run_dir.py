@@ -36,24 +36,33 @@ class Result(NamedTuple):
     """One epoch, as a row of results.csv.
 
     epoch: from 1.
-    loss, accuracy: means over the epoch's training batches, while the parameters changed.
-    val_loss, val_accuracy: of the test examples, after the epoch.
+    values: {"loss": ..., metric: ...}, means over the epoch's training batches, while the
+        parameters changed; then {"val_loss": ..., ...} of the test examples, after the epoch.
     seconds: the whole epoch, validation included.
     examples_per_second: of the training steps; the run's first step, which traces, left out.
     """
 
     epoch: int
-    loss: float
-    accuracy: float
-    val_loss: float
-    val_accuracy: float
+    values: dict[str, float]
     seconds: float
     examples_per_second: float
 
     @classmethod
-    def of(cls, row: Sequence[float]) -> "Result":
-        """The result whose values a row holds, in order."""
-        return cls(int(row[0]), *row[1:])
+    def of(cls, row: Sequence[float], names: Sequence[str]) -> "Result":
+        """The result that a row holds; `names`: of its values, in order."""
+        epoch, *values, seconds, examples_per_second = row
+        named = dict(zip(names, values, strict=True))
+        return cls(int(epoch), named, seconds, examples_per_second)
+
+    @property
+    def columns(self) -> list[str]:
+        """The header of results.csv."""
+        return ["epoch", *self.values, "seconds", "examples_per_second"]
+
+    @property
+    def row(self) -> list[float]:
+        """Its values, in the order of the columns."""
+        return [self.epoch, *self.values.values(), self.seconds, self.examples_per_second]
 
 
 def check(run_dir: str | None) -> None:
@@ -199,9 +208,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _table(results: Sequence[Result]) -> list[bytes]:
-    """The lines of results.csv: the header, and one for each result."""
-    rows = [[value if isinstance(value, int) else f"{value:.6g}" for value in r] for r in results]
-    return [f"{','.join(map(str, row))}\n".encode() for row in [Result._fields, *rows]]
+    """The lines of results.csv: the header, and one for each of at least one result."""
+    rows = [
+        [str(value) if isinstance(value, int) else f"{value:.6g}" for value in result.row]
+        for result in results
+    ]
+    return [f"{','.join(row)}\n".encode() for row in [results[0].columns, *rows]]
 
 
 def _create_numbered(name: str) -> Path:

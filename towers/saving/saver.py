@@ -59,7 +59,8 @@ class Saver:
         self._callbacks, self._warn = list(callbacks), warn
         self._writer = checkpoints.Writer(warn)
         self._read: tuple[Path, Checkpoint] | None = None  # until `begin` puts it in place
-        self.data = {"train": digest(run.train), "test": digest(run.test)}
+        splits = {"train": run.train, "test": run.test}
+        self.data = {name: digest(split) for name, split in splits.items() if split is not None}
 
     def load(self, resume: bool = True) -> Loaded | None:
         """Reads the newest good checkpoint, without a change to any file; None: there is none yet.
@@ -79,6 +80,7 @@ class Saver:
             check_identity(checkpoint.state["config"], self._run.config, path)
             self._check_data(checkpoint.state["data"], path)
             position = Position.from_json(checkpoint.state["position"])
+            self._check_columns(position, path)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no checkpoint of a run: {error!r}.") from None
         self._build_metrics()
@@ -174,12 +176,22 @@ class Saver:
 
     def _build_metrics(self) -> None:
         """Makes the metrics' sums, which are part of the state."""
-        x, y = shuffled_batches(self._run.train, self._run.batch_size, 0, 0).element_spec
-        self._run.step.build_metrics("train", x, y)
+        spec = shuffled_batches(self._run.train, self._run.batch_size, 0, 0).element_spec
+        batch = keras.utils.unpack_x_y_sample_weight(spec)
+        self._run.step.build_metrics("train", *batch)
+
+    def _check_columns(self, position: Position, path: Path) -> None:
+        columns = self._run.columns
+        # Beside them a row holds the epoch, its seconds and its speed.
+        if any(len(row) != len(columns) + 3 for row in position.results):
+            raise ValueError(
+                f"{path} belongs to a run with other columns than {', '.join(columns)}: the "
+                "metrics have changed. Compile the model as it was, or start a new run."
+            )
 
     def _check_data(self, saved: dict[str, str], path: Path) -> None:
-        for split, value in self.data.items():
-            if saved[split] != value:
+        for split in sorted({*saved, *self.data}, reverse=True):
+            if saved.get(split) != self.data.get(split):
                 raise ValueError(
                     f"the {split} data are not those that {path} was trained on: their digest has "
                     "changed. Restore the data, or start a new run."

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import loss_tracker
-from towers.step.sharding import batch_size
+from towers.step.sharding import batch_size, map_tensors
 
 
 class BatchMetrics:
@@ -34,7 +34,13 @@ class BatchMetrics:
         self._is_built = False
 
     def update(
-        self, loss: tf.Tensor, x: Any, y: Any, predictions: Any
+        self,
+        loss: tf.Tensor,
+        x: Any,
+        y: Any,
+        predictions: Any,
+        sample_weight: Any = None,
+        training: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Adds one global batch; returns {"loss": ..., metric: ...} over all since `reset`.
 
@@ -44,7 +50,9 @@ class BatchMetrics:
             y: its labels.
             predictions: the model's outputs for it, carrying their masks; None where no metric
                 needs them.
+            sample_weight, training: of the batch, for metrics that ask for them.
         """
+        del sample_weight, training
         with tf.device(self._device):
             loss_tracker(self._holder).update_state(loss, sample_weight=batch_size(x))
             if not self.need_predictions:
@@ -56,17 +64,18 @@ class BatchMetrics:
         with tf.device(self._device):
             return self._holder.get_metrics_result()
 
-    def build(self, y: Any, predictions: Any) -> None:
+    def build(self, y: Any, predictions: Any, x: Any = None, sample_weight: Any = None) -> None:
         """Makes the metrics' variables, which depend on the outputs' shapes.
 
         A tf.function in which variables are made is traced a second time: do this before.
 
         Args:
-            y, predictions: what `update` will be given, or specs of it.
+            y, predictions, x, sample_weight: what `update` will be given, or specs of it.
         """
+        del x, sample_weight
         if self.need_predictions and not self._is_built:
             with tf.device(self._device):
-                self._holder.compute_metrics(None, *tf.nest.map_structure(_row, (y, predictions)))
+                self._holder.compute_metrics(None, *one_row((y, predictions)))
                 self.reset()
             self._is_built = True
 
@@ -80,9 +89,11 @@ class BatchMetrics:
         return self._holder.metrics_variables
 
 
-def _row(tensor: tf.TensorSpec) -> tf.Tensor:
-    """One row of zeros with a tensor's dtype and shape."""
-    return tf.zeros([1, *(size or 1 for size in tensor.shape[1:])], tensor.dtype)
+def one_row(batch: Any) -> Any:
+    """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
+    return map_tensors(
+        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
+    )
 
 
 class _MetricsHolder(keras.Model):

@@ -6,8 +6,9 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
@@ -24,6 +25,15 @@ class Batch(NamedTuple):
 
     x: tf.Tensor
     y: tf.Tensor
+    placed: Placed = None
+
+
+class WeightedBatch(NamedTuple):
+    """A Batch with what its examples count; sample_weight: [N], or as `TowerStep` takes it."""
+
+    x: tf.Tensor
+    y: tf.Tensor
+    sample_weight: tf.Tensor
     placed: Placed = None
 
 
@@ -45,29 +55,34 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
 
 def prefetched(
     step: TowerStep,
-    batches: Iterable[tuple[tf.Tensor, tf.Tensor]],
+    batches: Iterable[Any],
     *,
     to_devices: bool | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[Any]:
     """Each batch in order; its shards are copied to their devices while the step before it runs.
 
     It changes no bit, and takes the memory of one more shard a tower on each device.
 
     Args:
         step: the towers.
-        batches: (x, y), what `step` is to be called with.
+        batches: (x, y), what `step` is to be called with; or x alone, or (x, y, sample_weight),
+            as Keras takes them.
         to_devices: None: as the step's policy has it.
+
+    Returns:
+        A Batch for each, or a WeightedBatch: what `TowerStep.train_batch` takes, by its names.
     """
     if to_devices is None:
         to_devices = step.policy.prefetch_to_devices
     if not to_devices:
-        yield from (Batch(x, y) for x, y in batches)
+        yield from map(_batch, batches)
         return
     iterator = iter(batches)
 
-    def place_next() -> Batch | None:
-        for x, y in iterator:
-            return Batch(x, y, place(step, (x, y, None)))
+    def place_next() -> Batch | WeightedBatch | None:
+        for element in iterator:
+            values = keras.utils.unpack_x_y_sample_weight(element)
+            return _batch(element)._replace(placed=place(step, values))
         return None
 
     with ThreadPoolExecutor(1) as thread:
@@ -75,3 +90,8 @@ def prefetched(
         while (batch := ahead.result()) is not None:
             ahead = thread.submit(place_next)
             yield batch
+
+
+def _batch(element: Any) -> Batch | WeightedBatch:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
+    return Batch(x, y) if sample_weight is None else WeightedBatch(x, y, sample_weight)

@@ -93,7 +93,7 @@ class TowerStep:
             loss: a Keras loss, its name, a function, or a list or dict of these; None where layers
                 add all the losses.
             loss_weights: a factor, or a list or dict of factors, for several outputs.
-            metrics: Keras metrics, as `compile` takes them.
+            metrics: Keras metrics, as `compile` takes them; or a BatchMetrics.
             devices: this worker's device names; None means `tower_devices()`.
             num_towers: of all workers together; None means one tower per device.
             batch_norm: how BatchNormalization's statistics of T towers become one: "average"
@@ -151,7 +151,9 @@ class TowerStep:
             jit_compile=jit_compile,
             inline=inline_towers,
         )
-        self._metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
+        if not isinstance(metrics, BatchMetrics):
+            metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
+        self._metrics = metrics
         self._seeds = state_lib.seed_indices(model)
         self._statistics = (
             state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
@@ -406,7 +408,7 @@ class TowerStep:
 
         Args: those of `trace_tower`. The first batch does it too, unless it is done already.
         """
-        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight))
+        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
         """Traces the tower ahead of `train_graph` or `test_graph`; returns symbolic predictions.
@@ -430,7 +432,8 @@ class TowerStep:
         predictions = self._predictions(computed) if self._metrics.need_predictions else None
 
         def update_all() -> dict[str, tf.Tensor]:
-            return self._metrics.update(self._update(computed), x, y, predictions)
+            loss = self._update(computed)
+            return self._metrics.update(loss, x, y, predictions, sample_weight, training=True)
 
         if self._nonfinite == "apply":
             return update_all(), None
@@ -440,4 +443,4 @@ class TowerStep:
 
     def _test(self, x: Any, y: Any, sample_weight: Any, placed: Placed) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight, placed)
-        return self._metrics.update(loss, x, y, predictions)
+        return self._metrics.update(loss, x, y, predictions, sample_weight)

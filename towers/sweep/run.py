@@ -206,8 +206,9 @@ def _counted(cells: Sequence[Cell], left: Sequence[Cell], rows: dict[Key, Row]) 
 def _read_results(path: Path) -> list[run_dir.Result]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    names = run_dir.Result._fields[1:]
-    return [run_dir.Result(int(row["epoch"]), *(float(row[n]) for n in names)) for row in rows]
+    return [
+        run_dir.Result.of(list(map(float, row.values())), list(row)[1:-2]) for row in rows
+    ]
 
 
 def _cell_directory(out_dir: Path, key: Key) -> Path:

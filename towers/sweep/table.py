@@ -75,8 +75,8 @@ def filled_row(row: Row, results: Sequence[Result], host_mb: float, device_mb: f
     """
     return row._replace(
         epochs=len(results),
-        accuracy=results[-1].accuracy,
-        val_accuracy=results[-1].val_accuracy,
+        accuracy=results[-1].values["accuracy"],
+        val_accuracy=results[-1].values["val_accuracy"],
         seconds=sum(result.seconds for result in results),
         examples_per_second=mean_speed(results),
         host_memory_mb=host_mb,
