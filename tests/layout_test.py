@@ -13,7 +13,7 @@ APART = ("models", "datasets")  # know nothing of towers; of the machine, only i
 # Flat modules that folders may import: what defines a run, what it is made of, and the shape of
 # what runs beside it.
 TRUNK_BELOW = {
-    "saving": {"config", "build", "best", "listener"},
+    "saving": {"config", "build", "best", "listener", "schedules"},
     "reporting": {"named", "config", "build", "best", "listener", "pace"},
     "diagnosis": {"config", "build", "command_line"},
     "models": {"named"},

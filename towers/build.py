@@ -1,7 +1,8 @@
 """TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -9,11 +10,17 @@ import tensorflow as tf
 from towers import datasets, models
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
+from towers.freezing import freeze
+from towers.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
+from towers.machine.policy import policy_of
 from towers.machine.workers import Workers, join_workers
 from towers.models.dropout import set_dropout
+from towers.optimizer import learning_rate, make_optimizer, optimizer_class
+from towers.schedules import Length, schedule_notes
+from towers.starting_values import take_values
 from towers.step import TowerStep
 
 LOSS = "sparse_categorical_crossentropy"
@@ -28,6 +35,9 @@ class Run(NamedTuple):
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
+    make_step: of a number of towers, and whether those of one device take turns in any case,
+        makes the same step of as many.
+    notes: what to tell the user of the model and its training, in lines.
     """
 
     config: TrainConfig
@@ -37,6 +47,8 @@ class Run(NamedTuple):
     batch_size: int
     steps_an_epoch: int
     workers: Workers
+    make_step: Callable[[int, bool], TowerStep]
+    notes: Sequence[str] = ()
 
 
 def build(config: TrainConfig) -> Run:
@@ -45,6 +57,7 @@ def build(config: TrainConfig) -> Run:
     Raises:
         ValueError: see `train`.
     """
+    _check_towers(config)
     devices = find_devices(config)
     home = _variable_device(config.variable_device)
     source = models.load(config.model)
@@ -58,31 +71,22 @@ def build(config: TrainConfig) -> Run:
         load_examples(split, datasets.num_examples(split))
         for split in (dataset.train, dataset.test)
     )
+    num_devices = len(devices) * join_workers().num_workers
+    batch_size = config.global_batch_size(num_devices)
+    steps = num_steps(train_examples.num_examples, batch_size)
+    length = Length(_limited(config.epochs * steps, config.max_steps), steps)
     keras.utils.set_random_seed(config.seed)
     with tf.device(home):
         model = source.build(dataset.input_shape, dataset.num_classes)
-        if config.dropout is not None:
-            set_dropout(model, config.dropout)
-        optimizer = make_optimizer(
-            config.optimizer or source.optimizer, config.learning_rate, config.precision
-        )
-        step = TowerStep(
-            model,
-            optimizer,
-            LOSS,
-            metrics=METRICS,
-            devices=devices,
-            num_towers=config.num_towers,
-            batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite,
-            jit_compile=config.jit_compile,
-            inline_towers=config.inline_towers,
-            pack_transfers=config.pack_transfers,
-        )
-        # For callbacks that set the learning rate, and for whoever loads the saved model.
+        notes = _prepare(model, config)
+        name = config.optimizer or source.optimizer
+        optimizer = make_optimizer(config, name, length)
+        notes += schedule_notes(config, learning_rate(config, optimizer_class(name)), length)
+        make_step = _step_maker(config, model, optimizer, devices)
+        step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
+        # For callbacks that set the learning rate, and for whoever loads the saved model, without
+        # towers: with the loss of labels as they are.
         model.compile(optimizer, LOSS, metrics=list(METRICS))
-    batch_size = config.global_batch_size(len(devices) * step.cluster.num_workers)
-    steps = num_steps(train_examples.num_examples, batch_size)
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
@@ -91,7 +95,53 @@ def build(config: TrainConfig) -> Run:
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
     )
     workers = Workers(step.cluster)
-    return Run(resolved, step, train_examples, test_examples, batch_size, steps, workers)
+    return Run(
+        resolved, step, train_examples, test_examples, batch_size, steps, workers, make_step,
+        notes,
+    )
+
+
+def _prepare(model: keras.Model, config: TrainConfig) -> list[str]:
+    """What is done to a model before it has an optimizer; in words, for the user."""
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    notes = [take_values(model, config)] if config.init_from is not None else []
+    if config.freeze is not None:
+        notes.append(freeze(model, config.freeze))
+    return [note for note in notes if note]
+
+
+def _step_maker(
+    config: TrainConfig,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    devices: Sequence[str],
+) -> Callable[[int, bool], TowerStep]:
+    """See `Run.make_step`."""
+
+    def make_step(num_towers: int, take_turns: bool) -> TowerStep:
+        policy = policy_of(devices)
+        return TowerStep(
+            model,
+            optimizer,
+            training_loss(config),
+            metrics=METRICS,
+            devices=devices,
+            num_towers=num_towers,
+            batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=config.jit_compile,
+            inline_towers=config.inline_towers,
+            pack_transfers=config.pack_transfers,
+            policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
+        )
+
+    return make_step
+
+
+def training_loss(config: TrainConfig) -> Any:
+    """The loss of a run."""
+    return smoothed(LOSS, config.label_smoothing)
 
 
 def find_devices(config: TrainConfig) -> list[str]:
@@ -106,41 +156,11 @@ def find_devices(config: TrainConfig) -> list[str]:
     if config.logical_gpus is not None:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
-        _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
+        _split_cpu(config.num_gpus, config.fixed_towers, config.cpu_threads)
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
-    if config.num_towers is None:
+    if config.fixed_towers is None:
         return devices
-    return devices[: join_workers().most_towers(config.num_towers)]
-
-
-def make_optimizer(
-    name: str, learning_rate: float | None, precision: str
-) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name; scales the loss where float16 would underflow.
-
-    Args:
-        name: such as "adam", in any case.
-        learning_rate: None means the optimizer's own default.
-        precision: a Keras dtype policy.
-
-    Raises:
-        ValueError: Keras has none of that name.
-    """
-    not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-    classes = {
-        key.lower(): value
-        for key, value in vars(keras.optimizers).items()
-        if isinstance(value, type)
-        and issubclass(value, keras.optimizers.Optimizer)
-        and key not in not_alone
-    }
-    if name.lower() not in classes:
-        raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
-    arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
-    optimizer = classes[name.lower()](**arguments)
-    if precision == "mixed_float16":
-        return keras.optimizers.LossScaleOptimizer(optimizer)
-    return optimizer
+    return devices[: join_workers().most_towers(config.fixed_towers)]
 
 
 def _split_cpu(
@@ -164,6 +184,20 @@ def _split_cpu(
             f"cpu_threads ({threads}): TensorFlow has already started with "
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
+
+
+def _check_towers(config: TrainConfig) -> None:
+    """Of a run that goes on both numbers are known: each device may have other towers now."""
+    both = config.accumulate is not None and config.num_towers is not None
+    if both and config.resume is None:
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
+
+
+def _limited(steps: int, max_steps: int | None) -> int:
+    return steps if max_steps is None else min(steps, max_steps)
 
 
 def _variable_device(kind: str) -> str:

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.build import LOSS, Run
+from towers.build import Run, training_loss
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
 from towers.diagnosis.verify import verify_gradients
@@ -44,6 +44,8 @@ def describe(run: Run, out: Report, what: str) -> None:
             config.precision,
         )
     )
+    for note in run.notes:
+        out.line(report.labelled("", note))
     warning = report.split_warning(run.batch_size, step.num_towers)
     if warning is not None:
         out.warn(warning)
@@ -62,4 +64,5 @@ def verify(run: Run, out: Report) -> None:
     """--verify_gradients: the averaged gradient against the large batch's."""
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y = next(iter(batches))
-    out.line(report.labelled("Verify", str(verify_gradients(run.step, LOSS, x, y))))
+    found = verify_gradients(run.step, training_loss(run.config), x, y)
+    out.line(report.labelled("Verify", str(found)))
