@@ -16,7 +16,6 @@ import tensorflow as tf
 from towers.build import Run, build
 from towers.config import AUTO, TrainConfig
 from towers.datasets.batches import shuffled_batches
-from towers.machine.words import plural
 from towers.machine.workers import join_workers
 from towers.memory import too_little
 from towers.saving.snapshot import restore_arrays, take_arrays
@@ -44,22 +43,22 @@ def build_fitting(config: TrainConfig) -> Run:
     run = build(config)
     if config.plan or config.profile or config.epochs == 0:
         return run
-    at_first = too_little(run)
+    notes, at_first = run.notes, too_little(run)
     while (error := _first_step_error(run)) is not None:
         if run.step.num_towers >= run.batch_size:
             raise ValueError(f"{too_little(run)}. Use a smaller model.") from error
-        run = _with_towers(run, 2 * run.step.num_towers, at_first)
+        run = _with_towers(run, 2 * run.step.num_towers)
+        note = f"{run.config.num_towers} towers, {run.config.accumulate} a device: {at_first}"
+        run = run._replace(notes=[*notes, note])
     return run
 
 
-def _with_towers(run: Run, num_towers: int, why: str) -> Run:
+def _with_towers(run: Run, num_towers: int) -> Run:
     """The same run with another number of towers."""
     each = num_towers // len(run.step.devices)
     config = dataclasses.replace(run.config, num_towers=num_towers, accumulate=each)
-    note = f"{num_towers} {plural('tower', num_towers)}, {each} a device: {why}"
-    make_step = run.make_step
-    gc.collect()  # the step that did not fit
-    return run._replace(config=config, step=make_step(num_towers, True), notes=[note])
+    gc.collect()  # what is left of a step before
+    return run._replace(config=config, step=run.make_step(num_towers, True))
 
 
 def _first_step_error(run: Run) -> Exception | None:

@@ -45,17 +45,19 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     if not parallel.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
+    parallel.make_test_function()
     parallel.reset_metrics()
-    logs: dict[str, float] = {}
+    last: dict[str, Any] = {}  # the means over all batches so far
 
     def test(batch: Any) -> None:
-        logs.update(parallel.test_on_batch(*batch, return_dict=True))
+        last.update(parallel.test_function(iter([batch])))
 
     _for_each_batch(test, examples, batch_size, "Evaluate", out)
-    values = "  ".join(f"{name} {format_loss(float(value))}" for name, value in logs.items())
+    logs = {name: float(last[name]) for name in sorted(last, key=lambda name: name != "loss")}
+    values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
     seconds = format_seconds(time.perf_counter() - began)
     out.line(labelled("Evaluate", f"{values} | {examples.num_examples:,} examples in {seconds}"))
-    return {name: float(value) for name, value in logs.items()}
+    return logs
 
 
 def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> None:
