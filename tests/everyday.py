@@ -4,14 +4,24 @@ import keras
 import numpy as np
 
 import towers
-from tests.loop_test import NUM_CLASSES, config, small_data, small_model
+from tests.loop_test import NUM_CLASSES, config, small_data
 from towers.datasets.batches import load_examples, shuffled_batches
 
-BATCH, EPOCHS, STEPS = 16, 2, 8  # 50 examples: 3 x 16 + 2 an epoch
+BATCH, EPOCHS = 16, 2
+EPOCH, STEPS = 4, 8  # updates: 50 examples are 3 x 16 + 2
+
+
+def plain_model(input_shape, num_classes):
+    """Its layers' names do not count the models that a process has made before."""
+    return keras.Sequential([
+        keras.Input(input_shape),
+        keras.layers.Dense(8, activation="relu", name="body"),
+        keras.layers.Dense(num_classes, activation="softmax", name="head"),
+    ])
 
 
 def named_model(input_shape, num_classes):
-    """Its layers' names do not count the models that a process has made before."""
+    """The same with BatchNormalization, whose statistics differ between towers."""
     return keras.Sequential([
         keras.Input(input_shape),
         keras.layers.Dense(8, activation="relu", name="body"),
@@ -21,8 +31,10 @@ def named_model(input_shape, num_classes):
 
 
 def trained(**values):
-    """The run's history, and its final model; towers are more than devices, and none divides."""
-    history = towers.train(config(**{"num_towers": 3, "run_dir": "run", **values}))
+    """The run's history, and its final model: three towers, unless told otherwise."""
+    if "accumulate" not in values:
+        values = {"num_towers": 3, **values}
+    history = towers.train(config(model="tests.everyday:plain_model", run_dir="run", **values))
     return history, keras.saving.load_model("run/final.keras")
 
 
@@ -31,7 +43,7 @@ def by_keras(optimizer, loss="sparse_categorical_crossentropy", prepare=None, on
     train, (x_test, y_test) = small_data()
     examples = load_examples(train, len(train[1]))
     keras.utils.set_random_seed(0)
-    model = small_model((NUM_CLASSES,), NUM_CLASSES)
+    model = plain_model((NUM_CLASSES,), NUM_CLASSES)
     if prepare is not None:
         prepare(model)
 
