@@ -1,5 +1,7 @@
 """What the tests of the everyday flags share: a run of train(), and the same by Keras alone."""
 
+import zipfile
+
 import keras
 import numpy as np
 
@@ -31,10 +33,15 @@ def named_model(input_shape, num_classes):
 
 
 def trained(**values):
-    """The run's history, and its final model: three towers, unless told otherwise."""
+    """The run's history, and its final model, whose file knows nothing of towers.
+
+    Three towers, unless told otherwise.
+    """
     if "accumulate" not in values:
         values = {"num_towers": 3, **values}
     history = towers.train(config(model="tests.everyday:plain_model", run_dir="run", **values))
+    with zipfile.ZipFile("run/final.keras") as file:
+        assert b"towers" not in file.read("config.json")
     return history, keras.saving.load_model("run/final.keras")
 
 

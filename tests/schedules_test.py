@@ -84,7 +84,6 @@ def test_other_learning_rates_are_left_alone():
 
 
 @pytest.mark.parametrize("schedule, warmup_steps, words", [
-    ("constant", 0, []),
     ("constant", 5, ["learning rate: from 0 to 0.5 over 5 updates"]),
     ("cosine", 5, ["learning rate: from 0 to 0.5 over 5 updates, then cosine to 0 at update 40"]),
     ("step:1,3", 0, ["learning rate: a tenth after epoch 1, 3"]),

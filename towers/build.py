@@ -81,7 +81,8 @@ def build(config: TrainConfig) -> Run:
         notes = _prepare(model, config)
         name = config.optimizer or source.optimizer
         optimizer = make_optimizer(config, name, length)
-        notes += schedule_notes(config, learning_rate(config, optimizer_class(name)), length)
+        if config.has_schedule:
+            notes += schedule_notes(config, learning_rate(config, optimizer_class(name)), length)
         make_step = _step_maker(config, model, optimizer, devices)
         step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
         # For callbacks that set the learning rate, and for whoever loads the saved model, without

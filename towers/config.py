@@ -191,6 +191,11 @@ class TrainConfig:
         """The towers, given how many devices run them; of "auto" the fewest."""
         return self.fixed_towers or num_devices * (self.accumulate or 1)
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate changes by itself."""
+        return self.schedule != "constant" or self.warmup_steps > 0
+
     def to_json(self) -> str:
         """The configuration as JSON, one field a line."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -64,9 +64,9 @@ def optimizer_arguments(config: TrainConfig, kind: type, length: Length) -> dict
     Raises:
         ValueError: the class has no such argument.
     """
-    arguments: dict[str, Any] = {
-        "learning_rate": make_schedule(config, learning_rate(config, kind), length)
-    }
+    arguments: dict[str, Any] = {}
+    if config.learning_rate is not None or config.has_schedule:
+        arguments["learning_rate"] = make_schedule(config, learning_rate(config, kind), length)
     if config.momentum is not None:
         arguments["momentum"] = config.momentum
         if "momentum" not in inspect.signature(kind).parameters:

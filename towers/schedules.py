@@ -102,7 +102,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
 
 
 def schedule_notes(config: TrainConfig, rate: float, length: Length) -> list[str]:
-    """What becomes of the learning rate, in words; nothing where it stays the same."""
+    """What becomes of the learning rate, in words."""
     texts = []
     if config.warmup_steps:
         texts.append(f"from 0 to {rate:.4g} over {config.warmup_steps:,} updates")
@@ -111,17 +111,17 @@ def schedule_notes(config: TrainConfig, rate: float, length: Length) -> list[str
         texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
     elif config.schedule != "constant":
         texts.append(f"{config.schedule} to 0 at update {length.num_steps:,}")
-    return [f"learning rate: {', then '.join(texts)}"] if texts else []
+    return [f"learning rate: {', then '.join(texts)}"]
 
 
 @contextmanager
-def plain_schedule(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
     """Within, an optimizer has no object of towers' own: its file then loads without towers.
 
     What the file lacks is the warm-up, which is over before a model is of any use.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    config = inner.get_config().get("learning_rate")
+    inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
+    config = {} if inner is None else inner.get_config().get("learning_rate")
     if not isinstance(config, dict) or config.get("registered_name") != f"{_PACKAGE}>WarmUp":
         yield
         return

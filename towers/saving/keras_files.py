@@ -53,7 +53,7 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
-        with plain_schedule(model.optimizer):
+        with plain_schedule(getattr(model, "optimizer", None)):
             run_dir.write_atomically(path, model.save)
     except OSError as error:
         warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
