@@ -46,7 +46,6 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
     parallel.make_test_function()
-    parallel.reset_metrics()
     last: dict[str, Any] = {}  # the means over all batches so far
 
     def test(batch: Any) -> None:
