@@ -7,7 +7,9 @@ Every flag has a default. A machine without GPUs runs the same command on logica
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -16,6 +18,7 @@ import towers
 from towers import command_line
 from towers.config import TrainConfig
 from towers.machine import terminal
+from towers.saving.model_files import file_config, find_file
 from towers.saving.resume import continued_config
 
 
@@ -40,8 +43,12 @@ def define_flags() -> None:
            "logical CPU device a core.")
     define(integer, "logical_gpus", "Divide the GPUs into so many, of equal memory, to rehearse a "
            "run with fewer: real kernels and copies, not their speed. Default: each is one.")
-    define(integer, "num_towers", "Towers, over all devices: what defines the run, whatever the "
-           "number of devices. Default: one for each device.")
+    define(command_line.DEFINE_count_or_auto, "num_towers", "Towers, over all devices: what "
+           "defines the run, whatever the number of devices. auto: one for each device, or 2, 4 "
+           "..., until a step fits into its memory. Default: one for each device.")
+    define(integer, "accumulate", "Towers on each device, computed one after the other, in place "
+           "of --num_towers: the gradient of a batch that needs so many times the memory. Default: "
+           "one.")
     define(choice, "device", ["auto", "gpu", "cpu"], "What towers run on. The default takes GPUs "
            "when there are any.")
     define(choice, "variable_device", ["cpu", "gpu"], "Where the parameters live and are updated, "
@@ -81,8 +88,8 @@ def define_flags() -> None:
            "runs/<model>-<dataset>-001.")
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
            "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
-           "--checkpoint_every, --nonfinite, --tensorboard, --histograms, or a larger --epochs, "
-           "--max_steps or --early_stopping.")
+           "--checkpoint_every, --nonfinite, --tensorboard, --histograms, --export, or a larger "
+           "--epochs, --max_steps or --early_stopping.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
@@ -113,6 +120,46 @@ def define_flags() -> None:
            "each step moves; train nothing.")
     flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
                          "that towers would get; train nothing.")
+    _define_training_flags(define)
+    _define_flags_of_what_comes_after(define)
+
+
+def _define_training_flags(define: Callable[..., None]) -> None:
+    """How the parameters change, and which."""
+    string, number = flags.DEFINE_string, flags.DEFINE_float
+    define(string, "schedule", "What becomes of the learning rate over --epochs (or --max_steps): "
+           "constant; cosine or linear, to 0; or step:30,60, a tenth after each of these epochs. "
+           "The default can be changed by callbacks.")
+    define(flags.DEFINE_integer, "warmup_steps", "Updates over which the learning rate rises from "
+           "0, before --schedule. Default: none.")
+    define(number, "weight_decay", "Keras', of every trainable variable in each update: w -= "
+           "learning rate * weight_decay * w. Default: the optimizer's own, mostly none.")
+    define(number, "momentum", "Of sgd or rmsprop. Default: the optimizer's own, mostly none.")
+    define(number, "clip_norm", "The largest norm of all averaged gradients together; larger ones "
+           "are scaled down. Default: no limit.")
+    define(number, "ema", "Momentum, such as 0.999, of an average of each variable over the "
+           "updates, which final.keras holds in the variable's place. Default: none.")
+    define(number, "label_smoothing", "The part of each label that is spread over all classes, "
+           "such as 0.1. Default: none.")
+    define(string, "freeze", "A regular expression: variables in whose path it is found stay as "
+           "they are; a layer, all of whose are, is frozen as in Keras. Default: none.")
+    define(string, "init_from", "A .keras file, whose values the variables of the same names and "
+           "shapes begin with. Default: all begin at random.")
+
+
+def _define_flags_of_what_comes_after(define: Callable[..., None]) -> None:
+    """What is done with a trained model."""
+    define(flags.DEFINE_string, "export", "A new directory for a SavedModel, which serves without "
+           "towers: of the model at the run's end, or at that of a complete run with --resume, or "
+           "of the file of --evaluate or --predict. Default: none is written.")
+    for name, result in (("evaluate", "print its loss and metrics"),
+                         ("predict", "write its outputs to --out, in the data's order")):
+        flags.DEFINE_string(name, None, f"A .keras file, or a run's directory for its best.keras: "
+                            f"{result}, for the test data, on all towers; train nothing. Data and "
+                            "batch are those of the run in whose directory the file lies, unless "
+                            "they are given.")
+    flags.DEFINE_string("out", None, "With --predict, a new file: .npz for all outputs, .csv for "
+                        "label and probability. Neither takes memory for more than a batch.")
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:
@@ -123,12 +170,32 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     """
     if not command_line.parse_flags(argv):
         return None
+    _check_commands()
     fields: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
+    given = {flag.name: flag.value for flag in fields if flag.present}
     if flags.FLAGS.resume:
-        given = {flag.name: flag.value for flag in fields if flag.present}
         return continued_config(flags.FLAGS.resume, given)
+    if flags.FLAGS.evaluate or flags.FLAGS.predict:
+        return file_config(_model_file(), given)
     values: dict[str, Any] = {flag.name: flag.value for flag in fields}
     return TrainConfig(**values)
+
+
+def _check_commands() -> None:
+    """Raises ValueError for flags that ask for two things at once, or for half of one."""
+    evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
+    if predict and not out:
+        raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
+    if out and not predict:
+        raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
+    given = [f"`{name}`" for name in ("evaluate", "predict", "resume") if flags.FLAGS[name].value]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: give only one of them.")
+
+
+def _model_file() -> Path:
+    name = "evaluate" if flags.FLAGS.evaluate else "predict"
+    return find_file(str(flags.FLAGS[name].value), name)
 
 
 def run(config: TrainConfig) -> None:
@@ -136,6 +203,8 @@ def run(config: TrainConfig) -> None:
     with nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as noise:
         if flags.FLAGS.devices:
             show_devices(config)
+        elif flags.FLAGS.evaluate or flags.FLAGS.predict:
+            use_file(config)
         else:
             towers.train(config, noise=noise)
 
@@ -151,6 +220,26 @@ def show_devices(config: TrainConfig) -> None:
     with closing(Report()) as out:
         for line in device_report(config):
             out.line(line)
+
+
+def use_file(config: TrainConfig) -> None:
+    """Evaluates a trained model, or writes its predictions."""
+    from towers.machine import environment
+
+    environment.check()  # as above
+    from towers import export
+    from towers.predicting import evaluate_file, predict_file
+    from towers.reporting.report import Report
+
+    file = _model_file()
+    export.check(config.export)
+    with closing(Report()) as out:
+        if flags.FLAGS.evaluate:
+            evaluate_file(config, file, out)
+        else:
+            predict_file(config, file, str(flags.FLAGS.out), out)
+        if config.export is not None:
+            out.line(export.export_model(file, config.export))
 
 
 def train(argv: list[str]) -> None:

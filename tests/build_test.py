@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.build import build, find_devices, make_optimizer
+from towers.build import build, find_devices
 from towers.config import TrainConfig
 from towers.datasets.batches import ordered_batches
 from towers.machine import devices as devices_lib
@@ -82,14 +82,28 @@ def test_devices_without_a_tower_are_left_out():
     assert find_devices(config(num_gpus=None, num_towers=3)) == ["/cpu:0", "/cpu:1", "/cpu:2"]
 
 
-def test_an_optimizer_is_found_by_name_in_any_case_with_its_own_default_rate():
-    assert float(make_optimizer("SGD", None, "float32").learning_rate) == pytest.approx(0.01)
-    scaled = make_optimizer("rmsprop", 0.5, "mixed_float16")
-    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
-    assert float(scaled.inner_optimizer.learning_rate) == 0.5
+def test_accumulated_towers_take_turns_on_their_devices():
+    run = build(config(accumulate=3))
+    assert (run.step.num_towers, run.config.num_towers, run.config.accumulate) == (6, 6, 3)
+    assert run.step.policy.take_turns
+    assert not build(config(num_towers=6)).step.policy.take_turns
 
 
-@pytest.mark.parametrize("name", ["Optimizer", "LossScaleOptimizer", "get"])
-def test_what_is_no_optimizer_by_itself_is_refused(name):
-    with pytest.raises(ValueError, match="^optimizer "):
-        make_optimizer(name, None, "float32")
+def test_of_a_run_that_goes_on_both_numbers_are_known():
+    run = build(config(accumulate=3, num_towers=6, num_gpus=3, resume="run"))
+    assert (run.step.num_towers, len(run.step.devices)) == (6, 3)
+
+
+def test_a_step_is_made_again_with_other_towers():
+    run = build(config(num_towers=2))
+    step = run.make_step(5, True)
+    assert (step.num_towers, step.policy.take_turns) == (5, True)
+    assert step.model is run.step.model and step.optimizer is run.step.optimizer
+
+
+def test_what_was_done_to_the_model_is_noted():
+    run = build(config(model="tests.everyday:plain_model", freeze="body", schedule="cosine"))
+    assert run.notes == [
+        "2 of 4 trainable variables frozen, 32 parameters",
+        "learning rate: cosine to 0 at update 48",
+    ]

@@ -47,6 +47,22 @@ def defined():
         delattr(flags.FLAGS, name)
 
 
+@pytest.fixture
+def count():
+    """A flag for a count, or auto; it is removed afterwards."""
+    command_line.DEFINE_count_or_auto("count", None, "for these tests")
+    yield flags.FLAGS["count"]
+    delattr(flags.FLAGS, "count")
+
+
+def test_a_flag_takes_a_count_or_auto(count):
+    for text, value in (("8", 8), ("-1", -1), ("auto", "auto")):
+        count.parse(text)
+        assert count.value == value
+    with pytest.raises(flags.IllegalFlagValueError, match="whole number, or auto"):
+        count.parse("2.5")
+
+
 @pytest.mark.parametrize(("text", "expected"), [
     ("num_gpus (8) is more than this machine has. Use num_gpus=2, or num_gpus=2 num_towers=8.",
      "--num_gpus (8) is more than this machine has. Use --num_gpus=2, or --num_gpus=2 "

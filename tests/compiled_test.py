@@ -56,15 +56,6 @@ def test_another_optimizer_leaves_all_else_as_it_was():
     assert float(model.optimizer.learning_rate) == 0.25
 
 
-def test_a_learning_rate_replaces_no_schedule():
-    sgd = keras.optimizers.SGD(0.5)
-    compiled.set_learning_rate(sgd, 0.25)
-    assert float(sgd.learning_rate) == 0.25
-    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.5, 10))
-    with pytest.raises(ValueError, match=r"learning_rate \(0.25\) has no effect: .* `optimizer`"):
-        compiled.set_learning_rate(scheduled, 0.25)
-
-
 def test_the_names_are_known_before_the_first_batch_and_nothing_is_counted():
     model = model_of(("a", 1), ("b", 2), loss="mse", metrics=[["mae"], ["mse"]])
     metrics = built(model, *batch(1, 2))

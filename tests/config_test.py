@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from towers.config import TrainConfig
+from towers.config import TrainConfig, step_epochs
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,22 @@ from towers.config import TrainConfig
         ({"device": "tpu"}, r"device \('tpu'\) must be one of auto, gpu, cpu\."),
         ({"precision": "int8"}, r"precision \('int8'\) must be one of float32, "),
         ({"batch_norm": "sum"}, r"batch_norm \('sum'\) must be one of average, "),
+        ({"num_towers": "many"}, r"num_towers \('many'\) must be a whole number\."),
+        ({"accumulate": 0}, r"accumulate \(0\) must be at least 1\."),
+        ({"accumulate": 2, "num_towers": "auto"}, r"accumulate \(2\) .* num_towers=auto finds"),
+        ({"schedule": "cosin"}, r"schedule \('cosin'\) must be one of constant, cosine, "),
+        ({"schedule": "step:"}, r"schedule \('step:'\) must be one of "),
+        ({"schedule": "step:6,3"}, r"schedule \('step:6,3'\) .* in ascending order"),
+        ({"schedule": "step:0"}, r"schedule \('step:0'\) "),
+        ({"schedule": 3}, r"schedule \(3\) must be one of "),
+        ({"warmup_steps": -1}, r"warmup_steps \(-1\) must be at least 0\."),
+        ({"weight_decay": 0.0}, r"weight_decay \(0\.0\) must be above 0"),
+        ({"clip_norm": -1.0}, r"clip_norm \(-1\.0\) must be above 0"),
+        ({"momentum": 1.0}, r"momentum \(1\.0\) must be a number from 0 to below 1"),
+        ({"ema": 1.5}, r"ema \(1\.5\) must be a number from 0 to below 1, such as 0\.999"),
+        ({"label_smoothing": -0.1}, r"label_smoothing \(-0\.1\) must be a number from 0"),
+        ({"freeze": "("}, r"freeze \('\('\) is no regular expression: "),
+        ({"init_from": ""}, "`init_from` is empty"),
         ({"histograms": True}, "`histograms` needs `tensorboard`"),
         ({"model": ""}, "`model` is empty"),
         ({"run_dir": ""}, "`run_dir` is empty"),
@@ -56,6 +72,16 @@ def test_the_global_batch_is_the_batch_size_or_the_devices_share_times_their_num
     values, expected
 ):
     assert TrainConfig(**values).global_batch_size(num_devices=3) == expected
+
+
+def test_the_towers_of_a_number_of_devices():
+    configs = [{}, {"num_towers": "auto"}, {"num_towers": 7}, {"accumulate": 3}]
+    assert [TrainConfig(**values).num_towers_on(2) for values in configs] == [2, 2, 7, 6]
+    assert [TrainConfig(**values).fixed_towers for values in configs] == [None, None, 7, None]
+
+
+def test_the_epochs_of_a_schedule():
+    assert (step_epochs("step:30,60"), step_epochs("cosine")) == ([30, 60], [])
 
 
 def test_json_brings_back_the_same_configuration():

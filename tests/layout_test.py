@@ -13,9 +13,9 @@ APART = ("models", "datasets")  # know nothing of towers; of the machine, only i
 # Flat modules that folders may import: what defines a run, what it is made of, and the shape of
 # what runs beside it.
 TRUNK_BELOW = {
-    "saving": {"config", "build", "best", "listener"},
+    "saving": {"config", "build", "best", "listener", "schedules"},
     "reporting": {"named", "config", "build", "best", "listener", "pace"},
-    "diagnosis": {"config", "build", "command_line", "compiled"},
+    "diagnosis": {"config", "build", "command_line", "optimizer"},
     "models": {"named"},
     "datasets": {"named"},
 }
@@ -107,6 +107,7 @@ CROSS_CUTTING = {
     "examples_test": "examples/", "experiments_test": "experiments/",
     "sweep_test": "sweep.py", "train_test": "train.py",
     "continue_test": "loop and saving: a run that goes on where it was interrupted",
+    "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
     "layout_test": "all modules",
     "process_test": "a run as a process: full disks, closed pipes, too little memory",

@@ -27,13 +27,28 @@ CASES = {case.name: case for case in ODD}
     lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     lambda: keras.optimizers.Adam(0.01),
     lambda: keras.optimizers.RMSprop(0.01),
-], ids=["momentum", "adam", "rmsprop"])
+    lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.125, 0.0625]),
+        momentum=0.9, weight_decay=0.01, global_clipnorm=0.3, use_ema=True, ema_momentum=0.9,
+    ),
+], ids=["momentum", "adam", "rmsprop", "schedule, weight decay, clipping, average"])
 def test_fit_on_arrays_is_keras_fit(optimizer):
     """Shuffled, a ragged last batch, three epochs."""
     pair = build_pair(classifier, **{**CLASSIFIER, "optimizer": optimizer})
     history = assert_same_fit(pair, rows, batch_size=7, epochs=3)
     assert list(history) == ["accuracy", "loss"]
     assert history["loss"][2] < history["loss"][0]
+
+
+def test_smoothed_labels_and_the_gradients_of_towers_that_take_turns():
+    """Three towers on two devices: what others call gradient accumulation."""
+    def one_hot_rows():
+        x, y = rows()
+        return x, np.eye(3)[y]
+
+    smoothing = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
+    pair = build_pair(classifier, **{**CLASSIFIER, "loss": smoothing})
+    assert_same_fit(pair, one_hot_rows, batch_size=7, epochs=2)
 
 
 def dataset(batch_size=7):

@@ -64,6 +64,10 @@ def eight(tmp_path_factory):
         (["--batch_size=8", "--batch_size_per_gpu=8"], "give only one of them"),
         (["--learning_rate=-1"], "--learning_rate (-1.0) must be above 0"),
         (["--learning_rate=nan"], "--learning_rate (nan) must be above 0"),
+        (["--num_towers=many"], "flag --num_towers=many: it must be a whole number, or auto"),
+        (["--predict=x.keras"], "--predict (x.keras) needs --out, a new file"),
+        (["--evaluate=x.keras", "--resume=run"], "--evaluate and --resume: give only one of them."),
+        (["--evaluate=x.keras"], "--evaluate (x.keras) is neither a .keras file nor the directory"),
         (["--device=tpu"], "flag --device=tpu: value should be one of <auto|gpu|cpu>"),
         (["8"], "'8' is not a flag."),
         (["--plan", "true"], "'true' is not a flag."),
@@ -144,6 +148,16 @@ def test_the_final_model_loads_without_towers(eight, tmp_path):
         check=True,
     )
     assert done.stdout == "1199882\n"
+
+
+def test_a_trained_model_is_evaluated_on_the_data_of_its_run(eight, tmp_path):
+    done = run_train(f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    with open(eight[1] / "results.csv", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"Evaluate  loss {float(row['val_loss']):.4f}  accuracy ")
+    assert " | 10,000 examples in " in last and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])

@@ -1,30 +1,30 @@
 """TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from towers.best import Monitor, find_monitor
-from towers.compiled import (
-    CompiledMetrics,
-    check_steps,
-    directions,
-    losses,
-    recompile,
-    set_learning_rate,
-)
+from towers.compiled import CompiledMetrics, check_steps, directions, losses, recompile
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.datasets.dataset import num_examples
+from towers.freezing import freeze
+from towers.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
+from towers.machine.policy import policy_of
 from towers.machine.workers import Workers, join_workers
+from towers.models import ModelSource
 from towers.models.dropout import set_dropout
 from towers.objects import Objects
+from towers.optimizer import make_optimizer, with_given
+from towers.schedules import Length, schedule_notes
+from towers.starting_values import take_values
 from towers.step import TowerStep
 from towers.task import build_layers, build_metrics, find_source, make_model_and_data
 
@@ -38,14 +38,17 @@ class Run(NamedTuple):
 
     config: with the number of towers, the global batch and the threads filled in: they define
         the run, whatever devices compute it.
-    test: None where there is no validation.
+    test: None where nothing is validated.
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
+    make_step: of a number of towers, and whether those of one device take turns in any case,
+        makes the same step of as many.
     metrics: "loss" and the names of the metrics.
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
+    notes: what to tell the user of the model and its training, in lines.
     """
 
     config: TrainConfig
@@ -55,10 +58,12 @@ class Run(NamedTuple):
     batch_size: int
     steps_an_epoch: int
     workers: Workers
-    metrics: Sequence[str] = ("loss", *METRICS)
-    monitor: Monitor = Monitor()
-    own_task: bool = False
-    first_iteration: int = 0
+    make_step: Callable[[int, bool], TowerStep]
+    metrics: Sequence[str]
+    monitor: Monitor
+    own_task: bool
+    first_iteration: int
+    notes: Sequence[str]
 
     @property
     def columns(self) -> list[str]:
@@ -78,43 +83,25 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     Raises:
         ValueError: see `train`.
     """
+    _check_towers(config)
     devices = find_devices(config)
     home = _variable_device(config.variable_device)
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, home)
-    train_examples = load_examples(dataset.train, num_examples(dataset.train))
-    test_examples = None
-    if dataset.test is not None:
-        test_examples = load_examples(dataset.test, num_examples(dataset.test))
+    train_examples, test_examples = map(_load, (dataset.train, dataset.test))
+    assert train_examples is not None
+    num_devices = len(devices) * join_workers().num_workers
+    batch_size = config.global_batch_size(num_devices)
+    steps = num_steps(train_examples.num_examples, batch_size)
+    length = Length(_limited(config.epochs * steps, config.max_steps), steps)
     own_task = model.compiled
     with tf.device(home):
         build_layers(model, train_examples)
-        if config.dropout is not None:
-            set_dropout(model, config.dropout)
-        if own_task:
-            check_steps(model)
-            _give_optimizer(model, config)
-        else:
-            optimizer = make_optimizer(
-                config.optimizer or source.optimizer, config.learning_rate, config.precision
-            )
-            model.compile(optimizer, LOSS, metrics=list(METRICS))
-        loss, loss_weights = losses(model)
+        notes = _prepare(model, config)
+        notes += _give_optimizer(model, config, source, length)
         metrics = CompiledMetrics(model)
-        step = TowerStep(
-            model,
-            model.optimizer,
-            loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            devices=devices,
-            num_towers=config.num_towers,
-            batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite,
-            jit_compile=config.jit_compile,
-            inline_towers=config.inline_towers,
-            pack_transfers=config.pack_transfers,
-        )
+        make_step = _step_maker(config, model, metrics, devices)
+        step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
         build_metrics(step, train_examples)
@@ -122,7 +109,6 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     monitor = find_monitor(
         config.monitor, config.monitor_mode, better, _columns(list(better), test_examples)
     )
-    batch_size = config.global_batch_size(len(devices) * step.cluster.num_workers)
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
@@ -132,30 +118,91 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         monitor=monitor.column,
     )
     return Run(
-        resolved,
-        step,
-        train_examples,
-        test_examples,
-        batch_size,
-        num_steps(train_examples.num_examples, batch_size),
-        Workers(step.cluster),
-        list(better),
-        monitor,
-        own_task,
-        int(step.optimizer.iterations),
+        config=resolved,
+        step=step,
+        train=train_examples,
+        test=test_examples,
+        batch_size=batch_size,
+        steps_an_epoch=steps,
+        workers=Workers(step.cluster),
+        make_step=make_step,
+        metrics=list(better),
+        monitor=monitor,
+        own_task=own_task,
+        first_iteration=int(step.optimizer.iterations),
+        notes=notes,
     )
+
+
+def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
+    """The loss of a run and its weights, as `TowerStep` takes them."""
+    loss, loss_weights = losses(model)
+    return smoothed(loss, config.label_smoothing), loss_weights
+
+
+def _load(split: Any) -> Examples | None:
+    return None if split is None else load_examples(split, num_examples(split))
 
 
 def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
     return [*names, *(f"val_{name}" for name in names if test is not None)]
 
 
-def _give_optimizer(model: keras.Model, config: TrainConfig) -> None:
-    """What is given beside a compiled model wins over what it was compiled with."""
-    if config.optimizer is not None:
-        recompile(model, make_optimizer(config.optimizer, config.learning_rate, config.precision))
-    elif config.learning_rate is not None:
-        set_learning_rate(model.optimizer, config.learning_rate)
+def _prepare(model: keras.Model, config: TrainConfig) -> list[str]:
+    """What is done to a model before it has an optimizer; in words, for the user."""
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    notes = [take_values(model, config)] if config.init_from is not None else []
+    if config.freeze is not None:
+        notes.append(freeze(model, config.freeze))
+    return [note for note in notes if note]
+
+
+def _give_optimizer(
+    model: keras.Model, config: TrainConfig, source: ModelSource, length: Length
+) -> list[str]:
+    """Compiles the model; what becomes of the learning rate, in words.
+
+    The model's own loss and metrics stay; what is given beside its own optimizer wins over it.
+    Without any it is a classifier, compiled with the loss of labels as they are, for whoever loads
+    its file without towers.
+    """
+    if model.compiled:
+        check_steps(model)
+        optimizer = with_given(model.optimizer, config, length)
+        if optimizer is not model.optimizer:
+            recompile(model, optimizer)
+    else:
+        optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
+        model.compile(optimizer, LOSS, metrics=list(METRICS))
+    return schedule_notes(config, length) if config.has_schedule else []
+
+
+def _step_maker(
+    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
+) -> Callable[[int, bool], TowerStep]:
+    """See `Run.make_step`."""
+    loss, loss_weights = training_loss(model, config)
+
+    def make_step(num_towers: int, take_turns: bool) -> TowerStep:
+        policy = policy_of(devices)
+        return TowerStep(
+            model,
+            model.optimizer,
+            loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            devices=devices,
+            num_towers=num_towers,
+            batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=config.jit_compile,
+            inline_towers=config.inline_towers,
+            pack_transfers=config.pack_transfers,
+            policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
+        )
+
+    return make_step
 
 
 def find_devices(config: TrainConfig) -> list[str]:
@@ -170,41 +217,11 @@ def find_devices(config: TrainConfig) -> list[str]:
     if config.logical_gpus is not None:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
-        _split_cpu(config.num_gpus, config.num_towers, config.cpu_threads)
+        _split_cpu(config.num_gpus, config.fixed_towers, config.cpu_threads)
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
-    if config.num_towers is None:
+    if config.fixed_towers is None:
         return devices
-    return devices[: join_workers().most_towers(config.num_towers)]
-
-
-def make_optimizer(
-    name: str, learning_rate: float | None, precision: str
-) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name; scales the loss where float16 would underflow.
-
-    Args:
-        name: such as "adam", in any case.
-        learning_rate: None means the optimizer's own default.
-        precision: a Keras dtype policy.
-
-    Raises:
-        ValueError: Keras has none of that name.
-    """
-    not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-    classes = {
-        key.lower(): value
-        for key, value in vars(keras.optimizers).items()
-        if isinstance(value, type)
-        and issubclass(value, keras.optimizers.Optimizer)
-        and key not in not_alone
-    }
-    if name.lower() not in classes:
-        raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
-    arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
-    optimizer = classes[name.lower()](**arguments)
-    if precision == "mixed_float16":
-        return keras.optimizers.LossScaleOptimizer(optimizer)
-    return optimizer
+    return devices[: join_workers().most_towers(config.fixed_towers)]
 
 
 def _split_cpu(
@@ -228,6 +245,20 @@ def _split_cpu(
             f"cpu_threads ({threads}): TensorFlow has already started with "
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
+
+
+def _check_towers(config: TrainConfig) -> None:
+    """Of a run that goes on both numbers are known: each device may have other towers now."""
+    both = config.accumulate is not None and config.num_towers is not None
+    if both and config.resume is None:
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
+
+
+def _limited(steps: int, max_steps: int | None) -> int:
+    return steps if max_steps is None else min(steps, max_steps)
 
 
 def _variable_device(kind: str) -> str:

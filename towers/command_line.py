@@ -37,6 +37,25 @@ def parse_flags(argv: list[str]) -> bool:
     return True
 
 
+def DEFINE_count_or_auto(name: str, default: int | str | None, help: str) -> None:
+    """Defines a flag whose value is a whole number or "auto"."""
+    flags.DEFINE(_CountOrAuto(), name, default, help)
+
+
+class _CountOrAuto(flags.ArgumentParser):
+    """"8" -> 8, "auto" -> "auto"."""
+
+    syntactic_help = "a whole number, or auto"
+
+    def parse(self, argument: Any) -> int | str:
+        if argument == "auto" or isinstance(argument, int):
+            return argument  # type: ignore[no-any-return]
+        try:
+            return int(argument)
+        except ValueError:
+            raise ValueError("it must be a whole number, or auto") from None
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command; says in one line how it failed, if it did.
 

@@ -44,21 +44,6 @@ def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None
     )
 
 
-def set_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
-    """Sets the learning rate of a model's own optimizer.
-
-    Raises:
-        ValueError: it follows a schedule.
-    """
-    try:
-        optimizer.learning_rate = learning_rate
-    except TypeError:
-        raise ValueError(
-            f"learning_rate ({learning_rate}) has no effect: the model's own optimizer follows a "
-            "schedule. Leave it out, or give `optimizer` as well, which replaces both."
-        ) from None
-
-
 def update_metrics(
     model: keras.Model,
     loss: tf.Tensor,

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+import re
 from typing import Any
 
 DEFAULT_BATCH_SIZE = 128
 LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
 
+_PARTS = {"dropout": 0.25, "momentum": 0.9, "ema": 0.999, "label_smoothing": 0.1}
 _CHOICES = {
     "device": ("auto", "gpu", "cpu"),
     "variable_device": ("cpu", "gpu"),
@@ -18,11 +20,13 @@ _CHOICES = {
 }
 _NOT_EMPTY = (
     "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
+    "freeze", "init_from", "export",
 )
 _SMALLEST = {
     "num_gpus": 1,
     "logical_gpus": 1,
     "num_towers": 1,
+    "accumulate": 1,
     "batch_size": 1,
     "batch_size_per_gpu": 1,
     "epochs": 0,
@@ -31,7 +35,10 @@ _SMALLEST = {
     "checkpoint_every": 1,
     "cpu_threads": 1,
     "early_stopping": 1,
+    "warmup_steps": 0,
 }
+AUTO = "auto"
+SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,11 @@ class TrainConfig:
     data_dir: where the data set's files are; None means the data set's own place.
     num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
     logical_gpus: how many the GPUs are divided into, to rehearse with fewer; None means not at all.
-    num_towers: copies of the computation, each fed one shard; None means one for each device.
+    num_towers: copies of the computation, each fed one shard; None means one for each device;
+        "auto" the fewest for each device, of 1, 2, 4 ..., with which the first step fits into its
+        memory.
+    accumulate: towers of each device, which are computed one after the other, in place of
+        num_towers; None means as num_towers says.
     device: what towers run on: "auto" (GPUs when there are any), "gpu" or "cpu".
     variable_device: where the parameters live, and are updated: "cpu" or "gpu".
     batch_size: examples of one update, over all towers; None means 128, or batch_size_per_gpu
@@ -53,6 +64,17 @@ class TrainConfig:
     max_steps: updates after which the run ends, even in mid-epoch; None means no limit.
     optimizer: a Keras name; None means the model's own.
     learning_rate: None means the optimizer's own default.
+    schedule: what becomes of the learning rate over the run's epochs (or max_steps): "constant",
+        "cosine" or "linear" (to 0), or "step:30,60" (a tenth after each of these epochs).
+    warmup_steps: the first updates, over which the learning rate rises from 0.
+    weight_decay: Keras', of every trainable variable: w -= learning rate * weight_decay * w.
+    momentum: of optimizers that have such an argument.
+    clip_norm: the largest norm of all averaged gradients together; None means no limit.
+    ema: the momentum of the average of each trainable variable over the updates, which takes the
+        variable's place at the end; None means no average.
+    label_smoothing: the part of a label that is spread evenly over all classes.
+    freeze: a regular expression; the variables in whose path it is found stay as they are.
+    init_from: a .keras file whose values the variables of the same names and shapes begin with.
     dropout: the rate of every Dropout layer; None means the model's own rates.
     seed: of the parameters, the order of the examples, and dropout.
     precision: a Keras dtype policy.
@@ -82,6 +104,7 @@ class TrainConfig:
     verify_gradients: compare the averaged with the large-batch gradient on the first batch.
     profile: measure the phases of a step and what bounds them; train nothing.
     plan: print the devices, towers and transfers; train nothing.
+    export: a new directory for the model at the end, as a SavedModel.
     """
 
     model: str = "cnn"
@@ -89,7 +112,8 @@ class TrainConfig:
     data_dir: str | None = None
     num_gpus: int | None = None
     logical_gpus: int | None = None
-    num_towers: int | None = None
+    num_towers: int | str | None = None
+    accumulate: int | None = None
     device: str = "auto"
     variable_device: str = "cpu"
     batch_size: int | None = None
@@ -98,6 +122,15 @@ class TrainConfig:
     max_steps: int | None = None
     optimizer: str | None = None
     learning_rate: float | None = None
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float | None = None
+    momentum: float | None = None
+    clip_norm: float | None = None
+    ema: float | None = None
+    label_smoothing: float | None = None
+    freeze: str | None = None
+    init_from: str | None = None
     dropout: float | None = None
     seed: int = 0
     precision: str = "float32"
@@ -122,6 +155,7 @@ class TrainConfig:
     verify_gradients: bool = False
     profile: bool = False
     plan: bool = False
+    export: str | None = None
 
     def __post_init__(self) -> None:
         """
@@ -134,13 +168,18 @@ class TrainConfig:
                     f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
                 )
         for name, smallest in _SMALLEST.items():
-            _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
+            if (name, getattr(self, name)) != ("num_towers", AUTO):
+                _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
         for name in _NOT_EMPTY:
             if getattr(self, name) == "":
                 raise ValueError(f"`{name}` is empty; name one, or leave it out.")
         _check_positive("learning_rate", self.learning_rate, "0.001")
         _check_positive("worker_timeout", self.worker_timeout, "60")
-        _check_dropout(self.dropout)
+        _check_positive("weight_decay", self.weight_decay, "0.0001")
+        _check_positive("clip_norm", self.clip_norm, "1.0")
+        for name, example in _PARTS.items():
+            _check_part(name, getattr(self, name), example)
+        step_epochs(self.schedule)
         self._check_together()
 
     def global_batch_size(self, num_devices: int) -> int:
@@ -148,6 +187,20 @@ class TrainConfig:
         if self.batch_size_per_gpu is not None:
             return self.batch_size_per_gpu * num_devices
         return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
+
+    @property
+    def fixed_towers(self) -> int | None:
+        """`num_towers`, where it is a number."""
+        return self.num_towers if isinstance(self.num_towers, int) else None
+
+    def num_towers_on(self, num_devices: int) -> int:
+        """The towers, given how many devices run them; of "auto" the fewest."""
+        return self.fixed_towers or num_devices * (self.accumulate or 1)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate changes by itself."""
+        return self.schedule != "constant" or self.warmup_steps > 0
 
     def to_json(self) -> str:
         """The configuration as JSON, one field a line."""
@@ -185,10 +238,41 @@ class TrainConfig:
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: "
                 "give only one of them."
             )
+        if self.accumulate is not None and self.num_towers == AUTO:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) is a number of towers a device, and "
+                f"num_towers={AUTO} finds one: give only one of them."
+            )
+        try:
+            re.compile(self.freeze or "")
+        except re.error as error:
+            raise ValueError(
+                f"freeze ({self.freeze!r}) is no regular expression: {error}."
+            ) from None
         if self.histograms and not self.tensorboard:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")
         if self.seed > LARGEST_SEED:
             raise ValueError(f"seed ({self.seed}) must be at most {LARGEST_SEED}.")
+
+
+def step_epochs(schedule: str) -> list[int]:
+    """[30, 60] of "step:30,60"; [] of a schedule without steps.
+
+    Raises:
+        ValueError: there is no such schedule.
+    """
+    if schedule in SCHEDULES:
+        return []
+    kind, _, text = schedule.partition(":") if isinstance(schedule, str) else ("", "", "")
+    parts = text.split(",")
+    epochs = [int(part) for part in parts if part.isdecimal()]
+    is_ascending = all(a < b for a, b in zip([0, *epochs], epochs, strict=False))
+    if kind != "step" or len(epochs) != len(parts) or not is_ascending:
+        raise ValueError(
+            f"schedule ({schedule!r}) must be one of {', '.join(SCHEDULES)}, or step:30,60: the "
+            "epochs, in ascending order, after which the learning rate is a tenth."
+        )
+    return epochs
 
 
 def _may_be_none(name: str) -> bool:
@@ -213,8 +297,8 @@ def _check_positive(name: str, value: Any, example: str) -> None:
         raise ValueError(f"{name} ({value}) must be above 0 and finite, such as {example}.")
 
 
-def _check_dropout(value: Any) -> None:
+def _check_part(name: str, value: Any, example: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"dropout ({value}) must be a number from 0 to below 1, such as 0.25.")
+        raise ValueError(f"{name} ({value}) must be a number from 0 to below 1, such as {example}.")

@@ -7,13 +7,15 @@ from typing import Any
 
 import keras
 
-from towers import deterministic, together
-from towers.build import Run, build
+from towers import deterministic, export, starting_values, together
+from towers.average_weights import AveragedWeights
+from towers.build import Run
 from towers.callbacks import Callbacks, check, load
 from towers.config import TrainConfig
 from towers.datasets import batches
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, verify
+from towers.fitting import build_fitting
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener, Listeners
 from towers.machine import environment, signals, workers
@@ -81,12 +83,13 @@ def train(
     check(callbacks, "callbacks hold")
     if config.resume is None and cluster.is_chief:
         run_dir.check(config.run_dir)
+    export.check(config.export)
     together.check_config(cluster, config)
     if config.deterministic:
         deterministic.enable(config.seed)  # before the first kernel
     with _dtype_policy(config.precision), closing(together.report(cluster)) as out:
         with deterministic.refusals_explained(config.deterministic):
-            run = build(config, objects)
+            run = build_fitting(config, objects)
             callbacks = [*load(config.callbacks), *callbacks]
         if config.plan:
             describe(run, out, "plan")
@@ -103,6 +106,8 @@ def train(
         ):
             together.check_same(run, saver.data)
             loaded = saver.load(resume=config.resume is not None)
+            if loaded is None:
+                starting_values.check_file(config)
             _open_log(log, out, noise)
             describe(run, out, f"run: {directory}")
             if config.resume is not None or loaded is not None:
@@ -113,12 +118,17 @@ def train(
             if config.verify_gradients:
                 verify(run, out)
             if config.epochs == 0:
-                return _evaluate_only(run, out)
+                history = _evaluate_only(run, out)
+                _export(run, config, run.step.model, out)
+                return history
             position = Position() if loaded is None else loaded.position
             if _is_complete(run, position, saver):
                 outcome.describe_complete(run, position, out)
+                _export(run, config, directory / run_dir.FINAL, out)
                 return position.history
-            return _train(run, position, directory, out, callbacks, saver)
+            history = _train(run, position, directory, out, callbacks, saver)
+            _export(run, config, run.step.model, out)
+            return history
 
 
 def _train(
@@ -140,6 +150,7 @@ def _train(
         # shows the epoch's learning rate, and a callback may set the next one.
         *_files(run, position, directory, out),
         Callbacks(callbacks, run, position),
+        AveragedWeights(model, run.step.optimizer),
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
             saver, position, run.steps_an_epoch, config.checkpoint_every,
@@ -195,6 +206,12 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
     out.line(report.validation_line(logs, is_best=False))
     out.line("Done: evaluated, not trained (--epochs=0)")
     return {name: [value] for name, value in logs.items()}
+
+
+def _export(run: Run, config: TrainConfig, model: keras.Model | Path, out: Report) -> None:
+    """--export: a model, or the one in a file; of several workers, by the chief alone."""
+    if config.export is not None and run.workers.cluster.is_chief:
+        out.line(export.export_model(model, config.export))
 
 
 def _is_complete(run: Run, position: Position, saver: Saver) -> bool:

@@ -76,6 +76,13 @@ def make_parallel(
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
     devices = gpu_devices(gpus, count)
     towers = len(devices) * join_workers().num_workers if count is None else count
+    return parallel_on(model, devices, towers, batch_norm)
+
+
+def parallel_on(
+    model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average"
+) -> keras.Model:
+    """`make_parallel`, given the names of the devices and the number of towers."""
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
     parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))

@@ -4,14 +4,14 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.build import Run
-from towers.compiled import losses
+from towers.build import Run, training_loss
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
 from towers.diagnosis.verify import verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus
 from towers.machine.policy import REHEARSAL, is_rehearsal
+from towers.optimizer import given
 from towers.reporting import report
 from towers.reporting.report import Report
 
@@ -47,8 +47,10 @@ def describe(run: Run, out: Report, what: str) -> None:
         )
     )
     if run.own_task:
-        given = [n for n in ("optimizer", "learning_rate") if getattr(config, n) is not None]
-        out.line(report.task_line(run.metrics, given))
+        smoothing = ["label_smoothing"] if config.label_smoothing is not None else []
+        out.line(report.task_line(run.metrics, [*given(config), *smoothing]))
+    for note in run.notes:
+        out.line(report.labelled("", note))
     warning = report.split_warning(run.batch_size, step.num_towers)
     if warning is not None:
         out.warn(warning)
@@ -66,6 +68,6 @@ def verify(run: Run, out: Report) -> None:
     """--verify_gradients: the averaged gradient against the large batch's."""
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
-    loss, loss_weights = losses(run.step.model)
+    loss, loss_weights = training_loss(run.step.model, run.config)
     found = verify_gradients(run.step, loss, x, y, sample_weight, loss_weights)
     out.line(report.labelled("Verify", str(found)))

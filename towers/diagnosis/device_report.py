@@ -72,7 +72,7 @@ def _versions() -> list[Text]:
 def _towers(config: TrainConfig) -> list[Text]:
     try:
         devices = find_devices(config)
-        towers = place_towers(config.num_towers or len(devices), devices)
+        towers = place_towers(config.num_towers_on(len(devices)), devices)
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         return [labelled("Devices", f"none: {as_flags(str(error))}")]
     lines = [devices_line(f"/{config.variable_device}:0", towers)]

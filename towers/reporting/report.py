@@ -78,12 +78,17 @@ class Report:
 
     def progress(self, progress: Progress) -> None:
         """Shows where an epoch stands: a bar that moves, or a line."""
+        self.ongoing(
+            progress_line(progress, with_steps=True), progress_line(progress, with_bar=True)
+        )
+
+    def ongoing(self, line: Text, text: Text) -> None:
+        """Shows how far something is: `text` in place of the one before, or a `line` each time."""
         self._shown_at = time.monotonic()
         if self._console is None:
-            self.line(progress_line(progress, with_steps=True))
+            self.line(line)
             return
         try:
-            text = progress_line(progress, with_bar=True)
             text.no_wrap, text.overflow = True, "ellipsis"
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -251,14 +256,31 @@ def progress_line(progress: Progress, with_bar: bool = False, with_steps: bool =
     """"Epoch  3/12  [=======     ]  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"."""
     line = Text.assemble((_epoch(progress.epoch, progress.epochs), "bold"))
     if with_bar:
-        filled = _BAR_WIDTH * progress.step // max(1, progress.num_steps)
-        line.append("  [").append("=" * filled, "green").append(" " * (_BAR_WIDTH - filled) + "]")
+        line.append(_bar(progress.step, progress.num_steps))
     if with_steps:
         line.append(f"  step {progress.step:,}/{progress.num_steps:,}")
     line.append(f"  {format_values(progress.values)}")
     line.append(f" | {progress.examples_per_second:,.0f} examples/s")
     if progress.seconds_left is not None:
         line.append(f" | {format_seconds(progress.seconds_left)} left")
+    return line
+
+
+def share_line(
+    label: str,
+    done: int,
+    total: int,
+    examples_per_second: float,
+    seconds_left: float | None,
+    with_bar: bool = False,
+) -> Text:
+    """"Predict   3,456/10,000  [====        ] | 3,912 examples/s | 0:02 left"."""
+    line = labelled(label, f"{done:,}/{total:,}")
+    if with_bar:
+        line.append(_bar(done, total))
+    line.append(f" | {examples_per_second:,.0f} examples/s")
+    if seconds_left is not None:
+        line.append(f" | {format_seconds(seconds_left)} left")
     return line
 
 
@@ -300,6 +322,11 @@ def format_bytes(count: float) -> str:
 def tower_range(first: int, last: int) -> str:
     """"0-7", or "3" for a single tower."""
     return f"{first}-{last}" if last > first else f"{first}"
+
+
+def _bar(done: int, total: int) -> Text:
+    filled = _BAR_WIDTH * done // max(1, total)
+    return Text.assemble("  [", ("=" * filled, "green"), " " * (_BAR_WIDTH - filled) + "]")
 
 
 def _epoch(epoch: int, epochs: int) -> str:

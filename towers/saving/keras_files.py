@@ -10,6 +10,7 @@ from towers.listener import Listener
 from towers.saving import run_dir
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
+from towers.schedules import plain_schedule
 
 
 class BestModel(Listener):
@@ -52,7 +53,8 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
-        run_dir.write_atomically(path, model.save)
+        with plain_schedule(getattr(model, "optimizer", None)):
+            run_dir.write_atomically(path, model.save)
     except OSError as error:
         warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
         return False

@@ -12,10 +12,12 @@ from towers.saving import run_dir
 # No bit of a good step depends on these.
 _FREE = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
-    "tensorboard", "histograms", "worker_timeout",
+    "tensorboard", "histograms", "worker_timeout", "export",
 )
 _LARGER = ("epochs", "max_steps", "early_stopping")  # limits
-_NOT_OF_THE_RUN = ("plan", "profile", "verify_gradients", "run_dir", "resume")  # not done again
+_NOT_OF_THE_RUN = (  # not done again
+    "plan", "profile", "verify_gradients", "run_dir", "resume", "export",
+)
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:

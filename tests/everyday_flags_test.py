@@ -1,0 +1,89 @@
+"""The everyday flags: train.py's run is Keras' own on one device, for each of them."""
+
+import keras
+import numpy as np
+import pytest
+
+import towers
+from tests.everyday import EPOCH, EPOCHS, STEPS, assert_same, by_keras, plain_model, trained
+from tests.loop_test import NUM_CLASSES, config
+from towers.config import TrainConfig
+
+schedules = keras.optimizers.schedules
+WARM = 2
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+class WarmLine(schedules.LearningRateSchedule):
+    """From 0 to 0.1 over two updates, then on a line to 0 after the last."""
+
+    def __call__(self, step):
+        step = keras.ops.cast(step, "float32")
+        return 0.1 * keras.ops.minimum(step / WARM, (STEPS - step) / (STEPS - WARM))
+
+
+def test_cosine_momentum_decay_clipping_average_and_smoothed_labels_on_accumulated_towers(capsys):
+    run = trained(
+        optimizer="sgd", learning_rate=0.1, momentum=0.9, schedule="cosine", warmup_steps=WARM,
+        weight_decay=0.01, clip_norm=0.5, ema=0.9, label_smoothing=0.1, accumulate=2,
+    )
+    assert_same(run, by_keras(
+        keras.optimizers.SGD(
+            schedules.CosineDecay(0.0, STEPS - WARM, warmup_target=0.1, warmup_steps=WARM),
+            momentum=0.9, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9,
+        ),
+        keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
+        one_hot=True,
+    ))
+    shown = capsys.readouterr().out
+    assert "Batch     16 global = 4 towers x 4" in shown
+    assert "learning rate: from 0 up over 2 updates, then cosine to 0 at update 8\n" in shown
+
+
+def test_a_line_after_a_warm_up_with_a_frozen_layer():
+    def freeze_body(model):
+        model.get_layer("body").trainable = False
+
+    run = trained(
+        optimizer="rmsprop", learning_rate=0.1, momentum=0.5, schedule="linear",
+        warmup_steps=WARM, freeze="^body/|/body/",
+    )
+    optimizer = keras.optimizers.RMSprop(WarmLine(), momentum=0.5)
+    assert_same(run, by_keras(optimizer, prepare=freeze_body))
+    keras.utils.set_random_seed(0)
+    first = plain_model((NUM_CLASSES,), NUM_CLASSES).get_layer("body").kernel
+    np.testing.assert_array_equal(run[1].get_layer("body").kernel.numpy(), first.numpy())
+
+
+def test_steps_from_the_values_of_a_file_and_without_it_when_the_run_goes_on(tmp_path):
+    file = tmp_path / "other.keras"
+    keras.utils.set_random_seed(7)
+    plain_model((NUM_CLASSES,), NUM_CLASSES).save(file)
+    flags = {"optimizer": "adam", "learning_rate": 0.05, "schedule": "step:1",
+             "init_from": str(file)}
+    run = trained(**flags)
+    optimizer = keras.optimizers.Adam(schedules.PiecewiseConstantDecay([EPOCH - 1], [0.05, 0.005]))
+    assert_same(run, by_keras(optimizer, prepare=lambda model: model.load_weights(file)))
+
+    towers.train(config(model="tests.everyday:plain_model", num_towers=3, run_dir="parts",
+                        epochs=EPOCHS, max_steps=EPOCH, **flags))
+    file.unlink()
+    assert towers.train(TrainConfig(resume="parts", max_steps=STEPS)) == run[0]
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
+    ({"freeze": "no such variable"}, "is found in no trainable variable's path"),
+    ({"init_from": "missing.keras"}, "is no file; name a .keras file"),
+    ({"optimizer": "adam", "momentum": 0.9}, r"^momentum \(0.9\): adam has none"),
+    ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
+    ({"export": "."}, r"^export \(.\) exists already; name a new directory"),
+])
+def test_what_cannot_be_is_refused_before_there_is_a_directory(values, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        towers.train(config(run_dir="run", **values))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,121 @@
+"""--evaluate and --predict: Keras' own values on one device, in the order of the data."""
+
+import io
+
+import keras
+import numpy as np
+import pytest
+
+from tests.loop_test import small_data
+from towers import predicting
+from towers.config import TrainConfig
+from towers.predicting import evaluate_file, predict_file
+from towers.reporting.report import Report
+
+(_, _), (X, Y) = small_data()
+
+
+def data():
+    """20 examples to test."""
+    return small_data()
+
+
+def numbers():
+    """The inputs of another task."""
+    (x, y), (x_test, y_test) = small_data()
+    return (x[:, :2], y), (x_test[:, :2], y_test)
+
+
+@pytest.fixture(name="model", scope="module")
+def _model():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([
+        keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5),
+        keras.layers.Dense(3, activation="softmax"),
+    ])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(name="file")
+def _file(model, tmp_path):
+    path = tmp_path / "model.keras"
+    model.save(path)
+    return path
+
+
+def config(**values):
+    """Batches of 7, 7 and 6 on 3 towers."""
+    made = {"dataset": "tests.predicting_test:data", "num_gpus": 2, "num_towers": 3,
+            "batch_size": 7, "device": "cpu"}
+    return TrainConfig(**{**made, **values})
+
+
+@pytest.fixture(name="out")
+def _out():
+    stream = io.StringIO()
+    out = Report(stream)
+    out.text = stream.getvalue
+    return out
+
+
+def test_evaluate_is_keras_evaluate(model, file, out):
+    logs = evaluate_file(config(), file, out)
+    expected = model.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    assert list(logs) == ["loss", "accuracy"]
+    for name, value in logs.items():
+        assert value == pytest.approx(expected[name], rel=1e-6)
+    assert out.text().splitlines()[0] == (
+        "Devices   parameters on /cpu:0; towers 0-1 on /cpu:0, 2 on /cpu:1"
+    )
+    last = out.text().splitlines()[-1]
+    assert last.startswith(f"Evaluate  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.4f} |")
+
+
+def test_predict_is_keras_predict_and_shows_how_far_it_is(model, file, out, tmp_path, monkeypatch):
+    monkeypatch.setattr(Report, "is_due", lambda self: True)
+    predict_file(config(), file, str(tmp_path / "p.npz"), out)
+    expected = model.predict(X, verbose=0)
+    found = np.load(tmp_path / "p.npz")["predictions"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert "\nPredict   14/20 | " in out.text() and "left\nPredict   20/20 | " in out.text()
+    predict_file(config(), file, str(tmp_path / "p.csv"), out)
+    rows = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(rows[:, 0], expected.argmax(axis=1))
+    np.testing.assert_allclose(rows[:, 1], expected.max(axis=1), rtol=1e-5)
+
+
+def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, tmp_path):
+    """Half precision, in a process of another policy: float32 in the file."""
+    inputs = keras.Input((3,))
+    policy = "mixed_bfloat16"
+    dense = keras.layers.Dense(4, dtype=policy, name="body")(inputs)
+    heads = {"a": keras.layers.Dense(3, dtype=policy, name="a")(dense),
+             "b": keras.layers.Dense(1, dtype="float32", name="b")(dense)}
+    model = keras.Model(inputs, heads)
+    model.save(tmp_path / "two.keras")
+    predict_file(config(), tmp_path / "two.keras", str(tmp_path / "p.npz"), out)
+    expected = model.predict(X, verbose=0)
+    with np.load(tmp_path / "p.npz") as saved:
+        for name in ("a", "b"):
+            assert saved[name].dtype == np.float32
+            values = expected[name].astype(np.float32)
+            np.testing.assert_allclose(saved[name], values, rtol=2**-7)  # of bfloat16
+
+
+def test_a_model_without_a_loss_predicts_and_is_not_evaluated(out, tmp_path):
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match=r"^evaluate \(.*m.keras\): .* without a loss; compile"):
+        evaluate_file(config(), tmp_path / "m.keras", out)
+
+
+def test_data_of_another_shape_are_refused(file, out):
+    with pytest.raises(ValueError, match=r"^evaluate \(.*\) takes inputs of shape \(3,\), and dat"):
+        evaluate_file(config(dataset="tests.predicting_test:numbers"), file, out)
+
+
+def test_several_workers_are_refused(file, out, monkeypatch):
+    workers = type("Workers", (), {"num_workers": 2})
+    monkeypatch.setattr(predicting, "join_workers", lambda: workers)
+    with pytest.raises(ValueError, match=r"^evaluate \(.*\) works with one worker"):
+        evaluate_file(config(), file, out)

@@ -1,0 +1,45 @@
+"""The file of a trained model, and what is known of the run that it lies beside."""
+
+import pytest
+
+from towers.config import TrainConfig
+from towers.saving.model_files import file_config, find_file
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path):
+    config = TrainConfig(
+        dataset="npz", data_dir="x.npz", batch_size=32, num_gpus=8, num_towers=8, cpu_threads=2,
+        device="gpu", export="there", init_from="first.keras",
+    )
+    (tmp_path / "config.json").write_text(config.to_json())
+    (tmp_path / "final.keras").touch()
+    return tmp_path
+
+
+def test_a_directory_stands_for_its_best_model_or_else_its_final_one(run):
+    assert find_file(str(run), "predict") == run / "final.keras"
+    (run / "best.keras").touch()
+    assert find_file(str(run), "predict") == run / "best.keras"
+    assert find_file(str(run / "final.keras"), "predict") == run / "final.keras"
+
+
+@pytest.mark.parametrize("name", ["missing.keras", "checkpoints"])
+def test_what_is_neither_is_refused(name, run):
+    (run / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=rf"^predict \(.*{name}\) is neither a .keras file nor"):
+        find_file(str(run / name), "predict")
+
+
+def test_the_runs_data_and_batch_are_brought_and_not_its_machine(run):
+    config = file_config(run / "final.keras", {"num_gpus": 2})
+    assert config == TrainConfig(dataset="npz", data_dir="x.npz", batch_size=32, num_gpus=2)
+
+
+def test_what_is_given_wins(run):
+    config = file_config(run / "final.keras", {"dataset": "mnist", "batch_size_per_gpu": 4})
+    assert config == TrainConfig(dataset="mnist", batch_size_per_gpu=4)
+
+
+def test_a_file_without_a_run_beside_it_has_what_is_given(tmp_path):
+    assert file_config(tmp_path / "m.keras", {"batch_size": 4}) == TrainConfig(batch_size=4)

@@ -1,0 +1,191 @@
+"""--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import datasets, models, named, prediction_files
+from towers.build import find_devices
+from towers.config import TrainConfig
+from towers.datasets.dataset import Dataset
+from towers.datasets.batches import Examples, load_examples, num_steps, ordered_batches
+from towers.machine.devices import place_towers
+from towers.machine.workers import join_workers
+from towers.objects import PYTHON
+from towers.pace import Pace
+from towers.parallel_model import parallel_on
+from towers.reporting.report import (
+    Report,
+    devices_line,
+    format_loss,
+    format_seconds,
+    labelled,
+    share_line,
+)
+from towers.starting_values import load
+
+_HOME = "/cpu:0"
+
+
+def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
+    """The loss and the metrics that a file was compiled with, of all test examples.
+
+    Args:
+        config: the data, the batch and the devices.
+        file: of the model.
+        out: where the lines go.
+
+    Raises:
+        ValueError: the file, the data or the devices cannot be used, or the model has no loss.
+    """
+    parallel, examples, batch_size = _prepare(config, file, out, "evaluate", compile=True)
+    if not parallel.compiled:
+        raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
+    began = time.perf_counter()
+    parallel.make_test_function()
+    last: dict[str, Any] = {}  # the means over all batches so far
+
+    def test(batch: Any) -> None:
+        last.update(parallel.test_function(iter([batch])))
+
+    _for_each_batch(test, examples, batch_size, "Evaluate", out)
+    logs = {name: float(last[name]) for name in sorted(last, key=lambda name: name != "loss")}
+    values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
+    seconds = format_seconds(time.perf_counter() - began)
+    out.line(labelled("Evaluate", f"{values} | {examples.num_examples:,} examples in {seconds}"))
+    return logs
+
+
+def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> None:
+    """Writes the model's outputs for all test examples, in their order, to a new file.
+
+    Args:
+        config: the data, the batch and the devices.
+        file: of the model.
+        path: see `prediction_files.prediction_file`.
+        out: where the lines go.
+
+    Raises:
+        ValueError: the files, the data or the devices cannot be used.
+    """
+    prediction_files.check(path)
+    parallel, examples, batch_size = _prepare(config, file, out, "predict", compile=False)
+    names = _output_names(parallel)
+    with prediction_files.prediction_file(path, names, examples.num_examples) as predictions:
+
+        def predict(batch: Any) -> None:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            outputs = tf.nest.flatten(parallel.predict_on_batch(x))
+            predictions.add([_plain(output) for output in outputs])
+
+        _for_each_batch(predict, examples, batch_size, "Predict", out)
+    out.line(labelled("Predict", f"{examples.num_examples:,} examples: {path}"))
+
+
+def _prepare(
+    config: TrainConfig, file: Path, out: Report, argument: str, *, compile: bool
+) -> tuple[keras.Model, Examples, int]:
+    """The model on towers, the test examples and the global batch."""
+    workers = join_workers().num_workers
+    if workers > 1:
+        raise ValueError(
+            f"{argument} ({file}) works with one worker, and the environment names {workers}. "
+            "Unset TF_CONFIG for it."
+        )
+    devices = find_devices(config)
+    if ":" in config.model:  # its module may register layers
+        named.import_module(config.model, "model")
+    with tf.device(_HOME):
+        model = load(file, argument, compile)
+    examples = _test_examples(config, model, file, argument)
+    num_towers = config.num_towers_on(len(devices))
+    out.line(devices_line(_HOME, place_towers(num_towers, devices)))
+    out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
+    out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
+    batch_size = config.global_batch_size(len(devices))
+    return parallel_on(model, devices, num_towers), examples, batch_size
+
+
+def _test_examples(
+    config: TrainConfig, model: keras.Model, file: Path, argument: str
+) -> Examples:
+    shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
+    shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
+    dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
+    if dataset.test is None:
+        raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
+    found = dataset.input_shape
+    if shape is not None and found is not None and not _fits(shape, found):
+        raise ValueError(
+            f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "
+            f"{found}."
+        )
+    return load_examples(dataset.test, datasets.num_examples(dataset.test))
+
+
+def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
+    """The data as training has taken them: of classes if they can be, see `task`."""
+
+    def load(own_task: bool) -> Dataset:
+        return datasets.load(
+            config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
+            own_task=own_task,
+        )
+
+    if config.model != PYTHON:
+        source = models.load(config.model)
+        if source.knows_shapes:
+            return load(own_task=source.build(None, None).compiled)
+    try:
+        return load(own_task=False)
+    except ValueError as problem:
+        try:
+            return load(own_task=True)
+        except ValueError:
+            raise problem from None
+
+
+def _fits(shape: tuple[int | None, ...], data_shape: tuple[int, ...]) -> bool:
+    """Whether data of one shape are what a model takes; None is any size."""
+    pairs = zip(shape, data_shape, strict=False)
+    return len(shape) == len(data_shape) and all(a in (None, b) for a, b in pairs)
+
+
+def _for_each_batch(
+    action: Callable[[Any], None], examples: Examples, batch_size: int, label: str, out: Report
+) -> None:
+    """Does it for each global batch, in order, and shows how far it is."""
+    total = examples.num_examples
+    pace = Pace(num_steps(total, batch_size), 1)
+    for done, batch in _counted(ordered_batches(examples, batch_size), batch_size, total):
+        action(batch)
+        pace.add_step(min(batch_size, total - done))
+        if out.is_due():
+            now = min(done + batch_size, total), total, pace.examples_per_second, pace.seconds_left
+            out.ongoing(share_line(label, *now), share_line(label, *now, with_bar=True))
+
+
+def _counted(batches: Any, batch_size: int, total: int) -> Iterator[tuple[int, Any]]:
+    """Each batch, and how many examples there were before it."""
+    yield from zip(range(0, total, batch_size), batches, strict=True)
+
+
+def _output_names(model: keras.Model) -> list[str]:
+    """"predictions" of one output; of several their names, or their numbers."""
+    outputs = getattr(model, "output", None)
+    count = len(tf.nest.flatten(outputs))
+    if count == 1:
+        return ["predictions"]
+    names = sorted(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", [])
+    return list(names) if len(set(names)) == count else [f"output_{i}" for i in range(count)]
+
+
+def _plain(output: Any) -> np.ndarray:
+    """In a dtype that NumPy's files know: bfloat16 is no such one."""
+    array = np.asarray(output)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array

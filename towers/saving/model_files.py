@@ -1,0 +1,55 @@
+"""A trained model's file, and the run in whose directory it lies; without TensorFlow."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from towers.config import TrainConfig
+from towers.saving import run_dir
+
+# Of the run in whose directory a file lies: not the machine's part, nor what a run begins with.
+_NOT_BROUGHT = (
+    "num_gpus", "logical_gpus", "device", "num_towers", "accumulate", "cpu_threads", "run_dir",
+    "resume", "init_from", "freeze", "export", "plan", "profile", "verify_gradients",
+)
+
+
+def find_file(path: str, argument: str) -> Path:
+    """The .keras file; of a run's directory its best one, or else the final one.
+
+    Args:
+        path: of either.
+        argument: its name, for the error.
+
+    Raises:
+        ValueError: there is none.
+    """
+    file = Path(path)
+    found = [file / name for name in (run_dir.BEST, run_dir.FINAL)] if file.is_dir() else [file]
+    for candidate in found:
+        if candidate.is_file():
+            return candidate
+    raise ValueError(
+        f"{argument} ({path}) is neither a .keras file nor the directory of a run with a "
+        f"{run_dir.BEST}."
+    )
+
+
+def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
+    """What to evaluate a file with: the data of the run in whose directory it lies, if it does.
+
+    Args:
+        file: of the model.
+        given: the fields that the user has set; they win.
+    """
+    try:
+        text = (file.parent / run_dir.CONFIG).read_text(encoding="utf-8")
+    except OSError:
+        return TrainConfig(**given)
+    values = vars(TrainConfig.from_json(text))
+    if "dataset" in given:
+        values = {**values, "data_dir": None}
+    brought = {name: value for name, value in values.items() if name not in _NOT_BROUGHT}
+    if "batch_size_per_gpu" in given:
+        brought.pop("batch_size")
+    return TrainConfig(**{**brought, **given})
