@@ -9,6 +9,7 @@ import tensorflow as tf
 from towers import datasets, models
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
+from towers.datasets.options import InputOptions
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
@@ -53,10 +54,16 @@ def build(config: TrainConfig) -> Run:
         config.data_dir,
         input_shape=source.input_shape,
         num_classes=source.num_classes,
+        features=config.features,
+    )
+    options = InputOptions(
+        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
     )
     train_examples, test_examples = (
-        load_examples(split, datasets.num_examples(split))
-        for split in (dataset.train, dataset.test)
+        load_examples(split, datasets.num_examples(split), how)
+        for split, how in (
+            (dataset.train, options), (dataset.test, options._replace(augment=None))
+        )
     )
     keras.utils.set_random_seed(config.seed)
     with tf.device(home):

@@ -1,22 +1,30 @@
 """A data set of the user's own: `package.module:function` returns (train, test)."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from towers import named
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.random_access import from_source, is_random_access
 
-_FORMS = "((x_train, y_train), (x_test, y_test)) or two unbatched tf.data.Datasets of (x, y)"
+_FORMS = (
+    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or two "
+    "sources with __len__ and __getitem__ that give (x, y)"
+)
 
 
 def load(spec: str) -> Dataset:
     """Calls the function, without arguments, and checks what it returns.
 
     It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
-    unbatched tf.data.Datasets of (x, y), y a scalar integer. The number of classes is the
-    module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
-    values are not checked any further). What the function itself raises passes through.
+    unbatched tf.data.Datasets of (x, y), y a scalar integer; or a pair of random-access sources
+    (see `random_access.from_source`), which are read while training runs. The number of classes is
+    the module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
+    values are not checked any further; of a random-access source it must be given). What the
+    function itself raises passes through.
 
     Args:
         spec: "package.module:function".
@@ -37,6 +45,8 @@ def load(spec: str) -> Dataset:
     if _is_pair(splits) and all(_is_pair(split) for split in splits):
         where = (f"{spec} (x_train, y_train)", f"{spec} (x_test, y_test)")
         return from_arrays(spec, tuple(splits[0]), tuple(splits[1]), where, num_classes)
+    if _is_pair(splits) and all(is_random_access(split) for split in splits):
+        return _from_sources(spec, splits[0], splits[1], num_classes)
     raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
 
 
@@ -59,6 +69,19 @@ def _from_tf_data(
     if num_classes is None:
         num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
     return Dataset(spec, train, test, num_classes, shape)
+
+
+def _from_sources(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+    splits = [
+        from_source(source, f"{spec} ({what})", num_classes)
+        for source, what in ((train, "train"), (test, "test"))
+    ]
+    if splits[0].shape != splits[1].shape:
+        raise ValueError(
+            f"{spec} (test): examples have shape {splits[1].shape}, but those of train have "
+            f"{splits[0].shape}."
+        )
+    return Dataset(spec, splits[0], splits[1], num_classes or 1, splits[0].shape)
 
 
 def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
