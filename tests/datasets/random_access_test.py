@@ -145,9 +145,7 @@ def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
     fault = config(tmp_path / "run", dataset="tests.datasets.sources:altered")
     with pytest.raises(ValueError, match=r"sources:altered \(train\): example 17 holds x of flo"):
         towers.train(fault)
-    order = [y.numpy().tolist() for _, y in input_lib.shuffled_batches(in_memory(), BATCH, 0, 0)]
     x = [x.numpy() for x, _ in input_lib.shuffled_batches(in_memory(), BATCH, 0, 0)]
     step = next(i for i, batch in enumerate(x) if (np.rint(255 * batch[:, 0, 0, 0]) == 17).any())
-    assert len(order[step]) == BATCH
     out = capsys.readouterr().out
-    assert any(f"saved at step {s}. Resume: python train.py" in out for s in (step - 1, step))
+    assert f"saved at step {step}. Resume: python train.py" in out

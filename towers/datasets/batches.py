@@ -56,6 +56,11 @@ class Examples(NamedTuple):
         return isinstance(self.source, ImageFiles | RandomAccess | Streamed)
 
     @property
+    def is_sequential(self) -> bool:
+        """Whether an epoch that begins later reads, and leaves out, what comes before."""
+        return isinstance(self.source, tf.data.Dataset | Streamed)
+
+    @property
     def how(self) -> str:
         """What happens to a streamed split, in words."""
         if isinstance(self.source, Streamed):

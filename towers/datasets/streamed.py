@@ -3,6 +3,7 @@
     records -> indices -> shuffled -> those of the steps that are done left out -> parsed
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,4 +147,4 @@ def fits_into_memory(dataset: tf.data.Dataset, num_examples: int) -> bool:
 def _cause(error: Exception) -> str:
     text = " ".join(str(getattr(error, "message", error)).split())
     # TensorFlow names its operations before the message and after it.
-    return text.split("}} ")[-1].split(" [Op:")[0].strip(" .")
+    return re.sub(r"\{\{.*?\}\}|.*::\S+|\[.*", "", text).strip(" .")

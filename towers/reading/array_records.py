@@ -55,9 +55,12 @@ class ArrayRecords:
         self._parse: Callable[[bytes], Any] = named.import_function(self._features, "features")
         self._readers: list[Any] = []
         for path in self._paths:
+            reader = ArrayRecordReader(path)
             try:
-                self._readers.append(ArrayRecordReader(path))
+                if not reader.ok():
+                    reader.close()  # which raises what is wrong
             except Exception as error:  # it raises RuntimeError for everything
                 raise ValueError(
                     f"{path} cannot be read: {one_line(error)}; copy it again."
                 ) from None
+            self._readers.append(reader)

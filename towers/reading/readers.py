@@ -201,9 +201,16 @@ class _Process:
         self._process.join()
         code = self._process.exitcode or 0
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        index = self._progress.value
+        if index < 0:
+            return ValueError(
+                f"{self._where}: a process that reads examples has ended {how} before the first "
+                "one. It imports the script that runs: begin that with if __name__ == "
+                "'__main__', or use data_workers=0."
+            )
         return ValueError(
-            f"{self._where}: a process that reads examples has ended {how} at example "
-            f"{self._progress.value}. Where the memory was too small use fewer `data_workers`."
+            f"{self._where}: a process that reads examples has ended {how} at example {index}. "
+            "Where the memory was too small use fewer `data_workers`."
         )
 
 
