@@ -1,12 +1,17 @@
 """A random-access source gives the batches that its examples in memory give, in the same order."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
+from tests import workers
 from tests.datasets.sources import NUM_CLASSES, Pixels, arrays
 from tests.loading import load, refusal
+from tests.train_test import environment
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import random_access
@@ -31,9 +36,9 @@ def bits(batches):
 
 
 @pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(start, workers):
-    found = input_lib.shuffled_batches(read_examples(data_workers=workers), BATCH, 1, 2, start)
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(start, count):
+    found = input_lib.shuffled_batches(read_examples(data_workers=count), BATCH, 1, 2, start)
     expected = input_lib.shuffled_batches(in_memory(), BATCH, 1, 2, start)
     assert bits(found) == bits(expected)
     assert found.element_spec == expected.element_spec
@@ -149,3 +154,31 @@ def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
     step = next(i for i, batch in enumerate(x) if (np.rint(255 * batch[:, 0, 0, 0]) == 17).any())
     out = capsys.readouterr().out
     assert f"saved at step {step}. Resume: python train.py" in out
+
+
+def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
+    flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
+    towers.train(config(tmp_path / "one", **flags))
+    ended = workers.run_all(
+        2, "train.py", "--model=tests.datasets.random_access_test:model", "--num_towers=2",
+        "--dataset=tests.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
+        "--data_workers=1", *[f"--{name}={value}" for name, value in flags.items()],
+    )
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "train.py", "--model=tests.datasets.random_access_test:model",
+         "--dataset=tests.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
+         f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5"],
+        cwd=workers.ROOT, capture_output=True, text=True, timeout=50,
+        env=environment(PYTHONPATH=str(workers.ROOT)),
+    )
+    assert done.returncode == 2
+    error, = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert error.startswith("error: tests.datasets.sources:hanging (train): example 17 takes "
+                            "longer than --data_timeout=0.5 seconds.")
+    assert "saved at step " in done.stdout

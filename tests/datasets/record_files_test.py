@@ -27,8 +27,8 @@ def test_folders_or_names_say_what_a_file_is_for(tmp_path, names, train, test):
 
 def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):
     find = record_files.find
-    assert "dataset=tfrecord needs data_dir=DIR, with DIR/train/*" in refusal(find, "tfrecord",
-                                                                             None, ".tfrecord")
+    message = refusal(find, "tfrecord", None, ".tfrecord")
+    assert "dataset=tfrecord needs data_dir=DIR, with DIR/train/*" in message
     assert "is no directory" in refusal(find, "tfrecord", str(tmp_path / "no"), ".tfrecord")
     (tmp_path / "train.tfrecord").write_bytes(b"")
     message = refusal(find, "tfrecord", str(tmp_path), ".tfrecord")

@@ -17,7 +17,9 @@ COUNT, BATCH, BUFFER = 23, 5, 6
 
 @pytest.fixture(autouse=True)
 def _without_room(monkeypatch):
-    monkeypatch.setattr(memory_share, "usable_memory", lambda: 0)
+    """For 23 examples of 8 bytes; but for 6 of them."""
+    for module in (memory_share, streamed):
+        monkeypatch.setattr(module, "usable_memory", lambda: 4 * 8 * BUFFER)
 
 
 def pairs(count=COUNT):
@@ -52,12 +54,19 @@ def test_an_epoch_that_starts_later_goes_on_with_the_same_batches(start_step):
 
 
 def test_what_fits_into_a_share_of_the_memory_is_known_from_shapes_and_count(monkeypatch):
-    monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * COUNT * 8)
+    monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)
     assert fits_into_memory(pairs(), COUNT) and not fits_into_memory(pairs(), COUNT + 1)
     unknown = pairs().map(lambda x, y: (tf.strings.as_string(x), y))
     assert not fits_into_memory(unknown, 1)
     examples = input_lib.load_examples(pairs(), COUNT)
     assert isinstance(examples.source, tf.data.Dataset) and not examples.is_streamed
+
+
+def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
+    message = refusal(input_lib.load_examples, pairs(), COUNT, InputOptions(shuffle_buffer=7))
+    assert message.startswith("shuffle_buffer (7): so many examples of 8 bytes take more than 25%")
+    assert "use at most shuffle_buffer=6." in message
+    assert input_lib.load_examples(pairs(6), 6, InputOptions(shuffle_buffer=6))
 
 
 def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
@@ -66,7 +75,8 @@ def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
 
     records = tf.data.Dataset.range(COUNT).map(lambda index: tf.cast(index, tf.float32))
     split = Streamed(records, "here", COUNT, parse)
-    batches = input_lib.shuffled_batches(input_lib.load_examples(split, COUNT), BATCH, 0, 0)
+    examples = input_lib.load_examples(split, COUNT, InputOptions(shuffle_buffer=BUFFER))
+    batches = input_lib.shuffled_batches(examples, BATCH, 0, 0)
     assert refusal(list, batches).startswith("here: example 17 cannot be parsed: bad record")
 
 
@@ -83,10 +93,14 @@ def test_fewer_examples_than_at_the_start_are_refused_and_more_are_left():
 
 
 def test_the_digest_tells_streamed_from_cached(monkeypatch):
-    first = input_lib.digest(input_lib.load_examples(pairs(), COUNT))
-    assert first == input_lib.digest(input_lib.load_examples(pairs(), COUNT))
+    def digest():
+        options = InputOptions(shuffle_buffer=BUFFER)
+        return input_lib.digest(input_lib.load_examples(pairs(), COUNT, options))
+
+    first = digest()
+    assert digest() == first
     monkeypatch.setattr(streamed, "fits", lambda num_bytes: True)
-    assert first != input_lib.digest(input_lib.load_examples(pairs(), COUNT))
+    assert digest() != first
 
 
 def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(

@@ -24,7 +24,13 @@ from towers.datasets.dataset import Split
 from towers.datasets.image_files import ImageFiles, check_decodable, decode
 from towers.datasets.options import InputOptions
 from towers.datasets.random_access import Feed, RandomAccess, ReadBatches, converted
-from towers.datasets.streamed import Order, Streamed, StreamedBatches, fits_into_memory
+from towers.datasets.streamed import (
+    Order,
+    Streamed,
+    StreamedBatches,
+    check_buffer,
+    fits_into_memory,
+)
 from towers.machine.devices import count_cores
 from towers.reading.readers import Readers
 
@@ -110,7 +116,7 @@ def load_examples(
         options: how examples are read, and changed in training.
 
     Raises:
-        ValueError: see `augment.load`.
+        ValueError: see `augment.load` and `streamed.check_buffer`.
     """
     if isinstance(split, tf.data.Dataset) and not fits_into_memory(split, num_examples):
         split = Streamed(split, "the tf.data.Dataset", num_examples)
@@ -122,6 +128,8 @@ def load_examples(
             source = tuple(tf.convert_to_tensor(part) for part in split)
     else:
         source = split
+    if isinstance(split, Streamed):
+        check_buffer(split, options.shuffle_buffer)
     if isinstance(split, RandomAccess):
         readers = Readers(split.source, options.data_workers, options.data_timeout)
     examples = Examples(source, num_examples, None, readers, options.shuffle_buffer)

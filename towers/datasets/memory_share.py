@@ -2,10 +2,13 @@
 
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 MEMORY_SHARE = 0.25  # what takes more of it is read while training runs
-_CGROUP = Path("/sys/fs/cgroup/memory.max")  # version 2, as containers see their own
+_GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
+_MOUNTED = Path("/sys/fs/cgroup")
 
 
 def usable_memory() -> int:
@@ -15,13 +18,26 @@ def usable_memory() -> int:
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
             limits.append(soft)
-    try:
-        limits.append(int(_CGROUP.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # there is none, or it is "max"
-        pass
+    for path in _limit_files():
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int(path.read_text(encoding="ascii")))
     return min(limits)
 
 
 def fits(num_bytes: int, share: float = MEMORY_SHARE) -> bool:
     """Whether so many bytes may stay in memory."""
     return num_bytes <= share * usable_memory()
+
+
+def _limit_files() -> Iterator[Path]:
+    """Where the limit of this process's control group stands, see cgroups(7)."""
+    try:
+        lines = _GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            yield _MOUNTED / path.lstrip("/") / "memory.max"
+        elif "memory" in controllers.split(","):
+            yield _MOUNTED / "memory" / path.lstrip("/") / "memory.limit_in_bytes"

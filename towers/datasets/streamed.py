@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.datasets.memory_share import fits
+from towers.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
 from towers.machine.devices import count_cores
 
 Order = Callable[[tf.Tensor], tf.Tensor]  # a permutation of 0 ... N - 1
@@ -134,14 +134,32 @@ class StreamedBatches:
 
 def fits_into_memory(dataset: tf.data.Dataset, num_examples: int) -> bool:
     """Whether N examples take at most a share of the memory; of an unknown shape: no."""
-    num_bytes = 0
+    size = _example_bytes(dataset)
+    return size is not None and fits(num_examples * size)
+
+
+def check_buffer(split: Streamed, shuffle_buffer: int) -> None:
+    """Raises ValueError where what is shuffled takes more than a share of the memory."""
+    size, count = _example_bytes(split.records), min(shuffle_buffer, split.num_examples)
+    if size is not None and not fits(count * size):
+        most = max(1, int(MEMORY_SHARE * usable_memory() / size))
+        raise ValueError(
+            f"shuffle_buffer ({shuffle_buffer}): so many examples of {size:,} bytes take more than "
+            f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}. It decides the "
+            "order of the examples, and stays the run's."
+        )
+
+
+def _example_bytes(dataset: tf.data.Dataset) -> int | None:
+    """What one example takes, where its shape tells."""
+    size = 0
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
-            return False
+            return None
         if spec.dtype in (tf.string, tf.resource, tf.variant):
-            return False
-        num_bytes += num_examples * spec.shape.num_elements() * spec.dtype.size
-    return fits(num_bytes)
+            return None
+        size += spec.shape.num_elements() * spec.dtype.size
+    return size
 
 
 def _cause(error: Exception) -> str:
