@@ -31,7 +31,7 @@ def define_flags() -> None:
            "resnet50, or package.module:function (input_shape, num_classes) -> a built Keras "
            "model. The default trains in minutes.")
     define(string, "dataset", "mnist, fashion_mnist, cifar10, music, image_folder, npz, "
-           "array_record, tfrecord, synthetic, or package.module:function -> (train, test). The "
+           "synthetic, array_record, tfrecord, or package.module:function -> (train, test). The "
            "default needs no download.")
     define(string, "data_dir", "Directory of the data set's files; for npz, the file. Default: "
            "the data set's own place.")

@@ -162,7 +162,7 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     ended = workers.run_all(
         2, "train.py", "--model=tests.datasets.random_access_test:model", "--num_towers=2",
         "--dataset=tests.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
-        "--data_workers=1", *[f"--{name}={value}" for name, value in flags.items()],
+        *[f"--{name}={value}" for name, value in flags.items()],
     )
     assert [code for code, _, _ in ended] == [0, 0], ended
     for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):

@@ -18,12 +18,12 @@ _PAIR = "an example must be (x, y)"
 class Leaf(NamedTuple):
     """One array of every example.
 
-    path: such as "x" or "y['a']". dtype: its name.
+    path: such as "x" or "y['a']".
     """
 
     path: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,11 @@ class Source:
 
     def _read_one(self, index: int) -> list[np.ndarray]:
         arrays = arrays_of(read_example(self.examples, index, self.where), index, self.where)
-        found = tuple(leaf_of(path, array) for path, array in arrays)
-        for now, first in zip(found, self.leaves, strict=False):
-            if now != first:
-                raise self._unlike(index, _described(now), _described(first))
-        if len(found) != len(self.leaves):
-            raise self._unlike(index, f"{len(found)} arrays", f"{len(self.leaves)}")
+        for (path, array), leaf in zip(arrays, self.leaves, strict=False):
+            if path != leaf.path or array.shape != leaf.shape or array.dtype != leaf.dtype:
+                raise self._unlike(index, _described(leaf_of(path, array)), _described(leaf))
+        if len(arrays) != len(self.leaves):
+            raise self._unlike(index, f"{len(arrays)} arrays", f"{len(self.leaves)}")
         label = arrays[-1][1]
         if self.num_classes is not None and not 0 <= label < self.num_classes:
             raise ValueError(
@@ -122,7 +121,7 @@ def arrays_of(example: tuple[Any, Any], index: int, where: str) -> list[tuple[st
 
 def leaf_of(path: str, array: np.ndarray) -> Leaf:
     """What an array looks like."""
-    return Leaf(path, array.shape, array.dtype.name)
+    return Leaf(path, array.shape, array.dtype)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -138,4 +137,4 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _described(leaf: Leaf) -> str:
-    return f"{leaf.path} of {leaf.dtype} and shape {leaf.shape}"
+    return f"{leaf.path} of {leaf.dtype.name} and shape {leaf.shape}"

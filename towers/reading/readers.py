@@ -193,7 +193,7 @@ class _Process:
 
     def _receive(self, timeout: float) -> Any:
         try:
-            return self._connection.recv() if self._connection.poll(timeout) else None
+            return _receive(self._connection) if self._connection.poll(timeout) else None
         except (EOFError, OSError):
             raise self._gone() from None
 
@@ -279,9 +279,34 @@ def _serve_process(pickled: bytes, connection: Connection, progress: Any) -> Non
     except Exception as error:  # whatever the user's module raises
         source = _Unreadable(one_line(error))
     try:
-        _serve(source, connection.recv, connection.send, progress)
+        _serve(source, connection.recv, lambda answer: _send(connection, *answer), progress)
     except (EOFError, OSError):
         return  # nobody asks any more
+
+
+def _send(connection: Connection, number: int, answer: Arrays | str) -> None:
+    """An answer; arrays as they lie in memory, which pickling would copy twice."""
+    if isinstance(answer, str):
+        connection.send((number, answer))
+        return
+    connection.send((number, [(array.shape, array.dtype) for array in answer]))
+    for array in answer:
+        connection.send_bytes(_bytes(array))
+
+
+def _receive(connection: Connection) -> tuple[int, Arrays | str]:
+    """What `_send` has sent."""
+    number, answer = connection.recv()
+    if isinstance(answer, str):
+        return number, answer
+    arrays = [np.empty(shape, dtype) for shape, dtype in answer]
+    for array in arrays:
+        connection.recv_bytes_into(_bytes(array))
+    return number, arrays
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 class _Unreadable:
