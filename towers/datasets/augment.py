@@ -75,25 +75,29 @@ def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
 
 def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """An image [height, width, channels]: a random part, of its size, mirrored or not."""
-    crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
     is_small = max(x.shape[0], x.shape[1]) <= LARGEST_SMALL
-    cropped = _padded_crop(x, crop_seed) if is_small else _resized_crop(x, crop_seed)
-    return tf.image.stateless_random_flip_left_right(cropped, flip_seed)
+    cropped, draw = _padded_crop(x, seed) if is_small else _resized_crop(x, seed)
+    mirrored = tf.cond(draw < 0.5, lambda: tf.reverse(cropped, [1]), lambda: cropped)
+    return tf.ensure_shape(mirrored, x.shape)
 
 
-def _padded_crop(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def _padded_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The part, and a number in [0, 1) that has not been used for it."""
+    draws = tf.random.stateless_uniform([3], seed)  # one operation: these small ones cost the time
+    begin = tf.cast(draws[:2] * (2 * PADDING + 1), tf.int32)
     padded = tf.pad(x, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
-    offset = tf.random.stateless_uniform([2], seed, maxval=2 * PADDING + 1, dtype=tf.int32)
-    return tf.ensure_shape(tf.slice(padded, tf.concat([offset, [0]], 0), x.shape), x.shape)
+    return tf.slice(padded, tf.concat([begin, [0]], 0), x.shape), draws[2]
 
 
-def _resized_crop(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def _resized_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Likewise."""
+    crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        x.shape, tf.zeros([1, 0, 4]), seed, aspect_ratio_range=ASPECT, area_range=AREA,
+        x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=ASPECT, area_range=AREA,
         use_image_if_no_bounding_boxes=True,
     )
-    part = tf.slice(x, begin, size)
-    return tf.ensure_shape(tf.cast(tf.image.resize(part, x.shape[:2]), x.dtype), x.shape)
+    resized = tf.image.resize(tf.slice(x, begin, size), x.shape[:2])
+    return tf.cast(resized, x.dtype), tf.random.stateless_uniform([], flip_seed)
 
 
 def of_layer(layer: keras.layers.Layer, x_spec: Any) -> Augment:
