@@ -8,7 +8,10 @@ from towers import datasets
 
 def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
     message = refusal(load, "fashion-mnist")
-    names = "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, array_record, tfrecord"
+    names = (
+        "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, array_record, "
+        "tfrecord"
+    )
     assert names in message
     assert "package.module:function" in message and "Did you mean 'fashion_mnist'?" in message
 
