@@ -35,10 +35,20 @@ def define_flags() -> None:
            "-> a Keras model; or FILE.keras, which is trained further. A compiled one brings its "
            "own loss, metrics and optimizer. The default trains in minutes.")
     define(string, "dataset", "mnist, fashion_mnist, cifar10, music, image_folder, npz, "
-           "synthetic, or package.module:function -> (train, test). The default needs no "
-           "download.")
+           "synthetic, array_record, tfrecord, or package.module:function -> (train, test). The "
+           "default needs no download.")
     define(string, "data_dir", "Directory of the data set's files; for npz, the file. Default: "
            "the data set's own place.")
+    define(string, "features", "Of array_record and tfrecord: package.module:function, one record "
+           "-> (x, y). Default: none, for these need one.")
+    define(integer, "data_workers", "Processes that read a source with __len__ and __getitem__; "
+           "they change no bit. Default: 0, a thread of this process, which needs no copies.")
+    define(flags.DEFINE_float, "data_timeout", "Seconds that one example of such a source may "
+           "take. The default outlasts a network disk's hiccups.")
+    define(integer, "shuffle_buffer", "Examples among which a tf.data.Dataset that memory does not "
+           "hold is shuffled; they are held there. More mix better.")
+    define(string, "augment", "Change each training example at random: crop_flip, or "
+           "package.module:function (x, seed) -> x, or -> a Keras layer. Default: nothing.")
     define(integer, "num_gpus", "Devices that run towers. Default: all GPUs; without any, one "
            "logical CPU device a core.")
     define(integer, "logical_gpus", "Divide the GPUs into so many, of equal memory, to rehearse a "
@@ -88,8 +98,8 @@ def define_flags() -> None:
            "runs/<model>-<dataset>-001.")
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
            "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
-           "--checkpoint_every, --nonfinite, --tensorboard, --histograms, --export, or a larger "
-           "--epochs, --max_steps or --early_stopping.")
+           "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
+           "--histograms, --export, or a larger --epochs, --max_steps or --early_stopping.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "

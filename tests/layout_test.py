@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # A folder imports those before it; the flat modules, the trunk, put all of them together.
 ORDER = ("machine", "step", "own_step", "saving", "reporting", "diagnosis")
-APART = ("models", "datasets")  # know nothing of towers; of the machine, only its cores
+# Know nothing of towers; of the machine, only its cores.
+APART = ("models", "datasets", "reading")
 # Flat modules that folders may import: what defines a run, what it is made of, and the shape of
 # what runs beside it.
 TRUNK_BELOW = {
@@ -18,6 +19,7 @@ TRUNK_BELOW = {
     "diagnosis": {"config", "build", "command_line", "optimizer"},
     "models": {"named"},
     "datasets": {"named"},
+    "reading": {"named"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -58,6 +60,7 @@ def test_imports_run_downwards(path):
         if is_folder(name):
             allowed = name == folder or name in below
             allowed |= folder in APART and name == "machine"
+            allowed |= folder == "datasets" and name == "reading"
             allowed |= name in APART and folder in ORDER[ORDER.index("saving"):]
         else:
             allowed = name in TRUNK_BELOW.get(folder, set()) or name.startswith("__")

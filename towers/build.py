@@ -11,7 +11,8 @@ from towers.best import Monitor, find_monitor
 from towers.compiled import CompiledMetrics, check_steps, directions, losses, recompile
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
-from towers.datasets.dataset import num_examples
+from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.options import InputOptions
 from towers.freezing import freeze
 from towers.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
@@ -88,8 +89,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     home = _variable_device(config.variable_device)
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, home)
-    train_examples, test_examples = map(_load, (dataset.train, dataset.test))
-    assert train_examples is not None
+    train_examples, test_examples = _load(dataset, config)
     num_devices = len(devices) * join_workers().num_workers
     batch_size = config.global_batch_size(num_devices)
     steps = num_steps(train_examples.num_examples, batch_size)
@@ -140,8 +140,16 @@ def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
     return smoothed(loss, config.label_smoothing), loss_weights
 
 
-def _load(split: Any) -> Examples | None:
-    return None if split is None else load_examples(split, num_examples(split))
+def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | None]:
+    """What is trained on, and what is validated on, if anything."""
+    options = InputOptions(
+        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
+    )
+    train = load_examples(dataset.train, num_examples(dataset.train), options)
+    if dataset.test is None:
+        return train, None
+    plain = options._replace(augment=None)
+    return train, load_examples(dataset.test, num_examples(dataset.test), plain)
 
 
 def _columns(names: Sequence[str], test: Examples | None) -> list[str]:

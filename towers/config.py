@@ -20,7 +20,7 @@ _CHOICES = {
 }
 _NOT_EMPTY = (
     "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
-    "freeze", "init_from", "export",
+    "freeze", "init_from", "export", "features", "augment",
 )
 _SMALLEST = {
     "num_gpus": 1,
@@ -36,6 +36,8 @@ _SMALLEST = {
     "cpu_threads": 1,
     "early_stopping": 1,
     "warmup_steps": 0,
+    "data_workers": 0,
+    "shuffle_buffer": 1,
 }
 AUTO = "auto"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
@@ -48,6 +50,12 @@ class TrainConfig:
     model: a built-in name, "package.module:function", or FILE.keras.
     dataset: likewise.
     data_dir: where the data set's files are; None means the data set's own place.
+    features: "package.module:function", what parses a record of "array_record" or "tfrecord".
+    data_workers: processes that read a random-access source; 0 means a thread of this one.
+    data_timeout: seconds that one example of such a source may take.
+    shuffle_buffer: examples among which a tf.data.Dataset that memory does not hold is shuffled.
+    augment: what changes each training example at random: "crop_flip", or
+        "package.module:function"; None means nothing.
     num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
     logical_gpus: how many the GPUs are divided into, to rehearse with fewer; None means not at all.
     num_towers: copies of the computation, each fed one shard; None means one for each device;
@@ -110,6 +118,11 @@ class TrainConfig:
     model: str = "cnn"
     dataset: str = "mnist"
     data_dir: str | None = None
+    features: str | None = None
+    data_workers: int = 0
+    data_timeout: float = 300.0
+    shuffle_buffer: int = 10_000
+    augment: str | None = None
     num_gpus: int | None = None
     logical_gpus: int | None = None
     num_towers: int | str | None = None
@@ -175,6 +188,7 @@ class TrainConfig:
                 raise ValueError(f"`{name}` is empty; name one, or leave it out.")
         _check_positive("learning_rate", self.learning_rate, "0.001")
         _check_positive("worker_timeout", self.worker_timeout, "60")
+        _check_positive("data_timeout", self.data_timeout, "300")
         _check_positive("weight_decay", self.weight_decay, "0.0001")
         _check_positive("clip_norm", self.clip_norm, "1.0")
         for name, example in _PARTS.items():

@@ -27,6 +27,7 @@ from towers.reporting import outcome, report, tensorboard
 from towers.reporting.curves import Curves
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
+from towers.reporting.skipped import SkippedLine
 from towers.saving import run_dir
 from towers.saving.autosave import Autosave
 from towers.saving.follower import Follower
@@ -146,6 +147,7 @@ def _train(
     )
     beside = [
         ProgressLines(out, run, position, pace),
+        SkippedLine(out, run, position),
         # Files before callbacks: what has been computed is written, whatever these do. TensorBoard
         # shows the epoch's learning rate, and a callback may set the next one.
         *_files(run, position, directory, out),

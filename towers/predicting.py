@@ -134,7 +134,7 @@ def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -
     def load(own_task: bool) -> Dataset:
         return datasets.load(
             config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
-            own_task=own_task,
+            own_task=own_task, features=config.features,
         )
 
     if config.model != PYTHON:

@@ -120,6 +120,7 @@ def _load(
         input_shape=source.input_shape,
         num_classes=source.num_classes,
         own_task=own_task,
+        features=config.features,
     )
 
 

@@ -3,7 +3,18 @@
 from collections.abc import Callable
 
 from towers import named
-from towers.datasets import cifar10, fashion_mnist, image_folder, mnist, music, npz, synthetic, user
+from towers.datasets import (
+    array_record,
+    cifar10,
+    fashion_mnist,
+    image_folder,
+    mnist,
+    music,
+    npz,
+    synthetic,
+    tfrecord,
+    user,
+)
 from towers.datasets.dataset import Dataset, check_arrays, num_examples
 
 # To add a data set: a file in this folder, and a line here: (data_dir, shape, classes) -> Dataset.
@@ -16,7 +27,12 @@ _LOADERS: dict[str, Callable[[str | None, tuple[int, ...], int], Dataset]] = {
     "npz": lambda data_dir, shape, classes: npz.load(data_dir),
     "synthetic": lambda data_dir, shape, classes: synthetic.load(shape, classes),
 }
-NAMES = tuple(_LOADERS)
+# These take `features`, what parses a record, as well.
+_OF_RECORDS: dict[str, Callable[[str | None, str | None], Dataset]] = {
+    "array_record": array_record.load,
+    "tfrecord": tfrecord.load,
+}
+NAMES = (*_LOADERS, *_OF_RECORDS)
 
 __all__ = ["NAMES", "Dataset", "check_arrays", "load", "num_examples"]
 
@@ -28,6 +44,7 @@ def load(
     input_shape: tuple[int, ...],
     num_classes: int,
     own_task: bool = False,
+    features: str | None = None,
 ) -> Dataset:
     """The data set of that name.
 
@@ -39,20 +56,27 @@ def load(
         num_classes: the number of labels of "synthetic"; the others know theirs.
         own_task: the model brings its own loss: the examples of "npz" and of a function of one's
             own may have any structure, see `structures`.
+        features: "package.module:function", record -> (x, y), of "array_record" and "tfrecord".
 
     Raises:
-        ValueError: the name is unknown, data_dir is given where nothing is read from it, or the
-            data cannot be read or are wrong.
+        ValueError: the name is unknown, data_dir or features is given where nothing is read from
+            it, or the data cannot be read or are wrong.
     """
-    if name not in _LOADERS and ":" not in name:
+    if name not in NAMES and ":" not in name:
         raise named.unknown_name(name, "dataset", NAMES)
     if data_dir is not None and (":" in name or name == "synthetic"):
         raise ValueError(
             f"data_dir ({data_dir}) has no effect with dataset={name}, which reads no files "
             "from it; leave it out."
         )
+    if features is not None and name not in _OF_RECORDS:
+        raise ValueError(
+            f"features ({features}) parses records, and dataset={name} has none; leave it out."
+        )
     if ":" in name:
         return user.load(name, own_task)
     if name == "npz":
         return npz.load(data_dir, own_task)
+    if name in _OF_RECORDS:
+        return _OF_RECORDS[name](data_dir, features)
     return _LOADERS[name](data_dir, input_shape, num_classes)

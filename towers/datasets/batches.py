@@ -5,39 +5,77 @@
 `tf.random.experimental.index_shuffle` gives the i-th index of a permutation without the ones
 before it, so that an epoch can begin at any step at once. The batches stay in the CPU's memory:
 a step cuts them into shards there and copies one shard to each device. Image files are decoded in
-that same order while training runs, on all cores.
+that same order while training runs, on all cores, and a random-access source is read in it. What
+can only be streamed is shuffled within a buffer, in an order of the same seed and epoch.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.datasets.augment import Augment, example_seed
+from towers.datasets.augment import load as load_augment
 from towers.datasets.dataset import Split
 from towers.datasets.image_files import ImageFiles, check_decodable, decode
+from towers.datasets.options import InputOptions
+from towers.datasets.random_access import Feed, RandomAccess, ReadBatches, converted
+from towers.datasets.streamed import (
+    Order,
+    Streamed,
+    StreamedBatches,
+    check_buffer,
+    fits_into_memory,
+)
 from towers.machine.devices import count_cores
+from towers.reading.readers import Readers
 
 _PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only take memory
+
+_Change = Callable[[tf.Tensor, Any], Any]  # (index, x) -> x
+Batches: TypeAlias = "tf.data.Dataset | DecodedBatches | ReadBatches | StreamedBatches"
 
 
 class Examples(NamedTuple):
     """One split, in memory unless it is streamed.
 
     source: (x [N, ...], y [N]), or structures of such tensors, on the CPU, or a cached unbatched
-        tf.data.Dataset, or image files, which are streamed: decoded when their turn comes.
+        tf.data.Dataset, or image files, which are streamed: decoded when their turn comes; or what
+        is read then.
     num_examples: N.
+    augment: what changes an example in training, if anything does.
+    readers: of a random-access source.
+    shuffle_buffer: examples among which a streamed tf.data.Dataset is shuffled.
     """
 
-    source: "tuple[Any, ...] | tf.data.Dataset | ImageFiles"
+    source: "tuple[Any, ...] | tf.data.Dataset | ImageFiles | RandomAccess | Streamed"
     num_examples: int
+    augment: Augment | None = None
+    readers: Readers | None = None
+    shuffle_buffer: int = 1
 
     @property
     def is_streamed(self) -> bool:
-        return isinstance(self.source, ImageFiles)
+        return isinstance(self.source, ImageFiles | RandomAccess | Streamed)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether an epoch that begins later reads, and leaves out, what comes before."""
+        return isinstance(self.source, tf.data.Dataset | Streamed)
+
+    @property
+    def how(self) -> str:
+        """What happens to a streamed split, in words."""
+        if isinstance(self.source, Streamed):
+            buffer = f"{min(self.shuffle_buffer, self.num_examples):,}"
+            return f"streamed while training runs, shuffled among {buffer}"
+        what = "decoded" if isinstance(self.source, ImageFiles) else "read"
+        return f"{what} while training runs"
 
 
 @dataclass(frozen=True)
@@ -68,20 +106,40 @@ class DecodedBatches:
             raise
 
 
-def load_examples(split: Split, num_examples: int) -> Examples:
-    """Takes a split into memory, once for the whole run; but image files stay where they are.
+def load_examples(
+    split: Split, num_examples: int, options: InputOptions = InputOptions()
+) -> Examples:
+    """Takes a split into memory, once for the whole run; but what is too large stays where it is.
 
     Args:
         split: arrays ([N, ...], [N]); or an unbatched tf.data.Dataset, which the first epoch
-            caches; or image files.
+            caches where it takes at most a share of the memory; or what is read in its turn.
         num_examples: N.
+        options: how examples are read, and changed in training.
+
+    Raises:
+        ValueError: see `augment.load` and `streamed.check_buffer`.
     """
-    if isinstance(split, ImageFiles):
-        return Examples(split, num_examples)
+    if isinstance(split, tf.data.Dataset) and not fits_into_memory(split, num_examples):
+        split = Streamed(split, "the tf.data.Dataset", num_examples)
+    readers = None
     if isinstance(split, tf.data.Dataset):
-        return Examples(split.cache(), num_examples)
-    with tf.device("/cpu:0"):
-        return Examples(tf.nest.map_structure(tf.convert_to_tensor, split), num_examples)
+        source: Any = split.cache()
+    elif isinstance(split, tuple):
+        with tf.device("/cpu:0"):
+            source = tf.nest.map_structure(tf.convert_to_tensor, split)
+    else:
+        source = split
+    if isinstance(split, Streamed):
+        check_buffer(split, options.shuffle_buffer)
+    if isinstance(split, RandomAccess):
+        readers = Readers(split.source, options.data_workers, options.data_timeout)
+    examples = Examples(source, num_examples, None, readers, options.shuffle_buffer)
+    if options.augment is None:
+        return examples
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(ordered_batches(examples, 1).element_spec)
+    spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
+    return examples._replace(augment=load_augment(options.augment, spec))
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:
@@ -92,8 +150,9 @@ def num_steps(num_examples: int, batch_size: int) -> int:
 def digest(examples: Examples) -> str:
     """SHA-256 of a split: a second for 2 GB.
 
-    Of a tf.data.Dataset only its shapes and its size. Of image files their names below their
-    directory, their sizes in bytes and their labels, in order: the directory may be moved.
+    Of a tf.data.Dataset and of a random-access source only its shapes and its size. Of image files
+    their names below their directory, their sizes in bytes and their labels, in order: the
+    directory may be moved. Of files of records their names and sizes.
 
     Raises:
         ValueError: the size of an image file cannot be read.
@@ -107,6 +166,13 @@ def digest(examples: Examples) -> str:
         for name, size, label in zip(source.names, source.sizes(), source.labels, strict=True):
             result.update(os.fsencode(f"{name}\0{size} {label}\0"))
         return result.hexdigest()
+    if isinstance(source, RandomAccess):
+        result.update(repr(source.source.leaves).encode())
+        return result.hexdigest()
+    if isinstance(source, Streamed):  # another order than the same examples have in memory
+        for what in ("streamed", *source.identity()):
+            result.update(os.fsencode(f"{what}\0"))
+        return result.hexdigest()
     for part in tf.nest.flatten(source):
         result.update(f"{part.dtype.name} {part.shape}".encode())
         result.update(part.numpy().reshape(-1).view(np.uint8).data)
@@ -115,8 +181,8 @@ def digest(examples: Examples) -> str:
 
 def shuffled_batches(
     examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
-) -> tf.data.Dataset | DecodedBatches:
-    """The global batches of one epoch, in its own order.
+) -> Batches:
+    """The global batches of one epoch, in its own order, changed by `examples.augment`.
 
     Args:
         examples: of the split.
@@ -128,26 +194,23 @@ def shuffled_batches(
     Returns:
         (x [B, ...], y [B]) for each step left; the last one may be shorter.
     """
-    if isinstance(examples.source, tf.data.Dataset):
-        shuffled = examples.source.shuffle(
-            examples.num_examples, seed=_mix(seed, epoch), reshuffle_each_iteration=False
-        )
-        return _finish(shuffled.skip(start_step * batch_size).batch(batch_size))
+    key = _mix(seed, epoch)
 
-    last = examples.num_examples - 1
-
-    def order(positions: tf.Tensor) -> tf.Tensor:
-        return tf.random.experimental.index_shuffle(
-            positions, tf.constant([seed, epoch], tf.int64), tf.constant(last, tf.int64)
+    def order(count: int) -> Order:
+        return lambda positions: tf.random.experimental.index_shuffle(
+            positions, tf.constant([seed, epoch], tf.int64), tf.constant(count - 1, tf.int64)
         )
 
-    return _indexed(examples, batch_size, start_step, order)
+    change = None if examples.augment is None else _seeded(examples.augment, key)
+    if isinstance(examples.source, tf.data.Dataset | Streamed):
+        return _streamed(examples, batch_size, start_step, order, key, change)
+    return _indexed(examples, batch_size, start_step, order(examples.num_examples), change)
 
 
-def ordered_batches(examples: Examples, batch_size: int) -> tf.data.Dataset | DecodedBatches:
+def ordered_batches(examples: Examples, batch_size: int) -> Batches:
     """The global batches of a split in its own order: (x [B, ...], y [B]), the last shorter."""
-    if isinstance(examples.source, tf.data.Dataset):
-        return _finish(examples.source.batch(batch_size))
+    if isinstance(examples.source, tf.data.Dataset | Streamed):
+        return _streamed(examples, batch_size, 0, lambda count: lambda positions: positions)
     return _indexed(examples, batch_size, 0, lambda positions: positions)
 
 
@@ -155,37 +218,116 @@ def _indexed(
     examples: Examples,
     batch_size: int,
     start_step: int,
-    order: Callable[[tf.Tensor], tf.Tensor],
-) -> tf.data.Dataset | DecodedBatches:
+    order: Order,
+    change: _Change | None = None,
+) -> Batches:
     """Batches of the examples order(start_step * B), ..., order(N - 1)."""
-    count = examples.num_examples
+    count, source = examples.num_examples, examples.source
 
     def indices_of(step: tf.Tensor) -> tf.Tensor:
         begin = step * batch_size
         return order(tf.range(begin, tf.minimum(begin + batch_size, count)))
 
     indices = tf.data.Dataset.range(start_step, num_steps(count, batch_size)).map(indices_of)
-    if isinstance(examples.source, ImageFiles):
-        return DecodedBatches(
-            examples.source, indices, _decoded(examples.source, indices, batch_size)
-        )
+    if isinstance(source, ImageFiles):
+        return DecodedBatches(source, indices, _decoded(source, indices, batch_size, change))
+    if isinstance(source, RandomAccess):
+        assert examples.readers is not None
+        feed = Feed(source, examples.readers, indices)
+        return ReadBatches(feed, _read(feed.dataset(), batch_size, change))
     # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
-    parts = examples.source
-    return _finish(
-        indices.map(lambda batch: tf.nest.map_structure(lambda p: tf.gather(p, batch), parts))
-    )
+    assert isinstance(source, tuple)
+
+    def rows(index: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda part: tf.gather(part, index), source)
+
+    if change is None:
+        return _finish(indices.map(rows))
+    return _one_by_one(indices.unbatch().map(lambda i: (i, rows(i))), batch_size, change)
 
 
-def _decoded(files: ImageFiles, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+def _streamed(
+    examples: Examples,
+    batch_size: int,
+    start_step: int,
+    order: Callable[[int], Order],
+    key: int | None = None,
+    change: _Change | None = None,
+) -> Batches:
+    """Batches of what comes one after the other.
+
+    Args:
+        examples: in memory, as a cached tf.data.Dataset, or streamed.
+        batch_size: B.
+        start_step: the steps of this epoch that are already done.
+        order: of what has an order of its own, such as files.
+        key: of the shuffling; None: not shuffled.
+        change: see `shuffled_batches`.
+    """
+    source, count = examples.source, examples.num_examples
+    in_memory = isinstance(source, tf.data.Dataset)
+    split = Streamed(source, "the tf.data.Dataset", count) if in_memory else source
+    assert isinstance(split, Streamed)
+    records = split.ordered(order).take(count)
+    if key is not None:
+        buffer = count if in_memory else examples.shuffle_buffer
+        records = records.shuffle(buffer, seed=key, reshuffle_each_iteration=False)
+    records = records.skip(start_step * batch_size)
+    parsed = split.parsed(records)
+    if change is None:
+        plain = parsed.map(lambda index, example: example).batch(batch_size)
+        batches = _finish(plain, 1 if in_memory else count_cores())
+    else:
+        batches = _one_by_one(parsed, batch_size, change)
+    if in_memory:
+        return batches
+    return StreamedBatches(split, records, batches, count - start_step * batch_size)
+
+
+def _read(
+    batches: tf.data.Dataset, batch_size: int, change: _Change | None
+) -> tf.data.Dataset:
+    """(indices, x, y) as a source gives them -> (x, y) as arrays in memory would be."""
+    as_arrays = batches.map(lambda indices, x, y: (indices, converted(x, y)))
+    if change is None:
+        return _finish(as_arrays.map(lambda indices, batch: batch))
+    return _one_by_one(as_arrays.unbatch(), batch_size, change)
+
+
+def _decoded(
+    files: ImageFiles, indices: tf.data.Dataset, batch_size: int, change: _Change | None
+) -> tf.data.Dataset:
     """The batches of image files, decoded on all cores, one image by each."""
     with tf.device("/cpu:0"):
         paths, labels = tf.constant(files.paths), tf.constant(files.labels)
+
+    def image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = decode(paths[index], files.shape)
+        return x if change is None else change(index, x), labels[index]
+
     images = indices.unbatch().map(
-        lambda index: (decode(paths[index], files.shape), labels[index]),
+        image,
         count_cores(),  # AUTOTUNE would end each epoch later
         deterministic=True,
     )
     return _finish(images.batch(batch_size), count_cores())
+
+
+def _one_by_one(examples: tf.data.Dataset, batch_size: int, change: _Change) -> tf.data.Dataset:
+    """Batches of (index, example), the x of each changed, on all cores.
+
+    Args:
+        examples: (index, example); an example is x, or a tuple that begins with x, as Keras has it.
+    """
+
+    def changed_x(index: tf.Tensor, *example: Any) -> Any:
+        (values,) = example
+        if isinstance(values, tuple):
+            return (change(index, values[0]), *values[1:])
+        return change(index, values)
+
+    changed = examples.map(changed_x, count_cores(), deterministic=True)
+    return _finish(changed.batch(batch_size), count_cores())
 
 
 def _finish(dataset: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
@@ -197,6 +339,11 @@ def _finish(dataset: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
     # Rewriting the graph would copy the captured tensors, once an epoch.
     options.experimental_optimization.apply_default_optimizations = False
     return dataset.prefetch(_PREFETCHED_BATCHES).with_options(options)
+
+
+def _seeded(augment: Augment, key: int) -> _Change:
+    """(index, x) -> x, by the seed of that example in one epoch."""
+    return lambda index, x: augment(x, example_seed(key, index))
 
 
 def _mix(seed: int, epoch: int) -> int:

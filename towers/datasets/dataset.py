@@ -7,11 +7,15 @@ import numpy as np
 import tensorflow as tf
 
 from towers.datasets.image_files import ImageFiles
+from towers.datasets.random_access import RandomAccess
+from towers.datasets.streamed import Streamed
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
 # Arrays, or structures of them (see `structures`), or an unbatched tf.data.Dataset of (x, y), or
-# what is decoded to (x, y) in its turn.
-Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | ImageFiles"
+# what is read or decoded in its turn.
+Split: TypeAlias = (
+    "Arrays | tuple[Any, ...] | tf.data.Dataset | ImageFiles | RandomAccess | Streamed"
+)
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 
@@ -23,7 +27,7 @@ class Dataset:
     name: a built-in name, or "package.module:function".
     train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
         0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
-        the files of N images.
+        the files of N images, a random-access source, or records that are streamed.
     num_classes: the number of labels; None where the examples have any structure: then train and
         test are as `structures.from_splits` says, and test may be None.
     input_shape: the shape of one x; of a structure, that of each part.
@@ -46,6 +50,8 @@ def num_examples(split: Split) -> int:
         return len(tf.nest.flatten(split)[-1])
     if isinstance(split, ImageFiles):
         return len(split.labels)
+    if isinstance(split, RandomAccess | Streamed):
+        return split.num_examples
     count = int(split.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(

@@ -16,11 +16,11 @@ import numpy as np
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
 from towers.datasets.image_files import ImageFiles, decode_all, image_shape
+from towers.datasets.memory_share import MEMORY_SHARE, fits
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
 TRAIN, TESTS = "train", ("val", "test")  # val first: a test folder beside it often has no labels
 TEST_SHARE = 5  # every fifth image, where there is one folder for both
-MEMORY_SHARE = 0.25  # of the machine's memory: folders that take more of it are streamed
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
 
 
@@ -161,4 +161,4 @@ def _entries(directory: Path) -> list[os.DirEntry]:
 
 def _fit_into_memory(*splits: ImageFiles) -> bool:
     needed = sum(4 * len(split.names) * math.prod(split.shape) for split in splits)
-    return needed <= MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return fits(needed, MEMORY_SHARE)

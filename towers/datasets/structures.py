@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.datasets.dataset import Dataset, Split, check_finite, num_examples
+from towers.datasets.random_access import RandomAccess, from_source, is_random_access
 from towers.named import one_line
 
 Structure: TypeAlias = Any  # dicts and tuples, nested, of arrays or of what stands for one
@@ -27,7 +28,9 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
     Args:
         name: of the data set.
         train: x, (x, y) or (x, y, sample_weight), structures of what `np.asarray` takes; or an
-            unbatched tf.data.Dataset of such elements, whose values are not checked.
+            unbatched tf.data.Dataset of such elements, whose values are not checked; or a
+            random-access source of (x, y), whose 64-bit numbers become 32-bit and whose uint8
+            pixels are scaled, see `random_access`.
         test: the same; None for no validation.
 
     Raises:
@@ -51,6 +54,8 @@ def _split(split: Any, where: str) -> Split:
     if isinstance(split, tf.data.Dataset):
         _check_elements(split, where)
         return split
+    if is_random_access(split):
+        return from_source(split, where, None, own_task=True)
     parts = keras.utils.unpack_x_y_sample_weight(_tuples(split))
     if parts[1] is None and parts[2] is not None:
         raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
@@ -128,6 +133,8 @@ def _shapes(split: Split) -> tuple[Structure, Structure]:
     if isinstance(split, tf.data.Dataset):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(split.element_spec)
         return tuple(_map(lambda spec: tuple(spec.shape), part) for part in (x, y))
+    if isinstance(split, RandomAccess):
+        return tuple(_map(lambda spec: tuple(spec.shape), part) for part in split.structure)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(split)
     return tuple(_map(lambda array: array.shape[1:], part) for part in (x, y))
 

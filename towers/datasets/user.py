@@ -8,18 +8,24 @@ import tensorflow as tf
 from towers import named
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.random_access import from_source, is_random_access
 from towers.datasets.structures import from_splits
 
-_FORMS = "((x_train, y_train), (x_test, y_test)) or two unbatched tf.data.Datasets of (x, y)"
+_FORMS = (
+    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or two "
+    "sources with __len__ and __getitem__ that give (x, y)"
+)
 
 
 def load(spec: str, own_task: bool = False) -> Dataset:
     """Calls the function, without arguments, and checks what it returns.
 
     It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
-    unbatched tf.data.Datasets of (x, y), y a scalar integer. The number of classes is the
-    module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
-    values are not checked any further). What the function itself raises passes through.
+    unbatched tf.data.Datasets of (x, y), y a scalar integer; or a pair of random-access sources
+    (see `random_access.from_source`), which are read while training runs. The number of classes is
+    the module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
+    values are not checked any further; of a random-access source it must be given). What the
+    function itself raises passes through.
 
     For a model that brings its own task it returns (train, test) of any structure, see
     `structures.from_splits`; test may be None.
@@ -56,13 +62,15 @@ def from_splits_of_classes(
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
     if isinstance(train, tf.data.Dataset):
         return _from_tf_data(name, train, test, num_classes)
+    if is_random_access(train):
+        return _from_sources(name, train, test, num_classes)
     where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
     return from_arrays(name, tuple(train), tuple(test), where, num_classes)
 
 
 def _are_classes(train: Any, test: Any) -> bool:
-    both = (train, test)
-    return all(isinstance(split, tf.data.Dataset) for split in both) or all(map(_is_pair, both))
+    kinds = (lambda split: isinstance(split, tf.data.Dataset), _is_pair, is_random_access)
+    return any(is_kind(train) and is_kind(test) for is_kind in kinds)
 
 
 def _from_tf_data(
@@ -84,6 +92,19 @@ def _from_tf_data(
     if num_classes is None:
         num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
     return Dataset(spec, train, test, num_classes, shape)
+
+
+def _from_sources(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+    splits = [
+        from_source(source, f"{spec} ({what})", num_classes)
+        for source, what in ((train, "train"), (test, "test"))
+    ]
+    if splits[0].shape != splits[1].shape:
+        raise ValueError(
+            f"{spec} (test): examples have shape {splits[1].shape}, but those of train have "
+            f"{splits[0].shape}."
+        )
+    return Dataset(spec, splits[0], splits[1], num_classes or 1, splits[0].shape)
 
 
 def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
     num_test = None if run.test is None else run.test.num_examples
     data = report.data_line(config.dataset, run.train.num_examples, num_test)
-    out.line(data + ", decoded while training runs" if run.train.is_streamed else data)
+    data += f", {run.train.how}" if run.train.is_streamed else ""
+    out.line(data + (f"; augmented by {config.augment}" if config.augment else ""))
     optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
     out.line(
         report.model_line(

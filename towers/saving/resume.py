@@ -12,7 +12,7 @@ from towers.saving import run_dir
 # No bit of a good step depends on these.
 _FREE = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
-    "tensorboard", "histograms", "worker_timeout", "export",
+    "tensorboard", "histograms", "worker_timeout", "export", "data_workers", "data_timeout",
 )
 _LARGER = ("epochs", "max_steps", "early_stopping")  # limits
 _NOT_OF_THE_RUN = (  # not done again

@@ -1,0 +1,69 @@
+"""Random-access sources for tests; their readers' processes import this, so: no TensorFlow here."""
+
+import os
+import time
+
+import numpy as np
+
+NUM_CLASSES = 10
+
+
+class Pixels:
+    """N examples: the pixels of example i are i, i + 1, ...; what goes wrong is said by index."""
+
+    def __init__(self, count=20, shape=(2, 3, 1), raises=None, alters=None, hangs=None, dies=None):
+        self.count, self.shape = count, shape
+        self.raises, self.alters, self.hangs, self.dies = raises, alters, hangs, dies
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.raises:
+            raise KeyError("no such row")
+        if index == self.hangs:
+            time.sleep(60)
+        if index == self.dies:
+            os.kill(os.getpid(), 9)
+        x = (index + np.arange(np.prod(self.shape))).astype(np.uint8).reshape(self.shape)
+        if index == self.alters:
+            x = x.astype(np.float32)
+        return x, index % NUM_CLASSES
+
+
+def arrays(count, shape=(2, 3, 1)):
+    """The same examples in memory."""
+    pairs = [Pixels(count, shape)[index] for index in range(count)]
+    return np.stack([x for x, _ in pairs]), np.array([y for _, y in pairs])
+
+
+def splits():
+    """What --dataset takes."""
+    return Pixels(23), Pixels(7)
+
+
+def altered():
+    """One training example is not like the others."""
+    return Pixels(23, alters=17), Pixels(7)
+
+
+def hanging():
+    """One training example never comes."""
+    return Pixels(23, hangs=17), Pixels(7)
+
+
+def in_memory():
+    """The examples of `splits` as arrays."""
+    return arrays(23), arrays(7)
+
+
+def from_bytes(record):
+    """What --features takes, of an ArrayRecord."""
+    values = np.frombuffer(record, np.uint8)
+    return values[:6].reshape(2, 3, 1), values[6] % NUM_CLASSES
+
+
+def to_bytes(index):
+    """One such record."""
+    x, y = Pixels()[index]
+    return x.tobytes() + bytes([y])

@@ -1,0 +1,43 @@
+"""Whether data may stay in memory: a quarter of what this process may use."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MEMORY_SHARE = 0.25  # what takes more of it is read while training runs
+_GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
+_MOUNTED = Path("/sys/fs/cgroup")
+
+
+def usable_memory() -> int:
+    """Bytes: the machine's, or less where a limit of this process or its container says so."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(soft)
+    for path in _limit_files():
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits)
+
+
+def fits(num_bytes: int, share: float = MEMORY_SHARE) -> bool:
+    """Whether so many bytes may stay in memory."""
+    return num_bytes <= share * usable_memory()
+
+
+def _limit_files() -> Iterator[Path]:
+    """Where the limit of this process's control group stands, see cgroups(7)."""
+    try:
+        lines = _GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            yield _MOUNTED / path.lstrip("/") / "memory.max"
+        elif "memory" in controllers.split(","):
+            yield _MOUNTED / "memory" / path.lstrip("/") / "memory.limit_in_bytes"

@@ -1,0 +1,94 @@
+"""Files of records in a directory: which of them train, which test, and what parses a record.
+
+    DIR/train/*.tfrecord and DIR/val/*.tfrecord (or DIR/test)
+    DIR/...train....tfrecord-00000-of-00001 and DIR/...val..., as TensorFlow Datasets names them
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from towers import named
+
+TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
+
+
+class RecordFiles(NamedTuple):
+    """directory: where they are. train, test: their names below it, sorted."""
+
+    directory: Path
+    train: list[str]
+    test: list[str]
+
+    def paths(self, names: list[str]) -> list[str]:
+        """As they are opened."""
+        return [f"{self.directory}/{name}" for name in names]
+
+
+class Features(NamedTuple):
+    """function: record -> (x, y). num_classes: the module's NUM_CLASSES, if it has one."""
+
+    function: Callable[[Any], Any]
+    num_classes: int | None
+
+
+def find(dataset: str, data_dir: str | None, suffix: str) -> RecordFiles:
+    """The files below a directory.
+
+    Args:
+        dataset: its name, for the errors.
+        data_dir: the directory.
+        suffix: what their names hold, such as ".tfrecord".
+
+    Raises:
+        ValueError: it cannot be read, or holds no such files to train or to test on.
+    """
+    forms = f"DIR/train/*{suffix} and DIR/val/*{suffix}, or DIR/*train*{suffix}*"
+    if data_dir is None:
+        raise ValueError(f"dataset={dataset} needs data_dir=DIR, with {forms}.")
+    directory = Path(data_dir)
+    if not directory.is_dir():
+        raise ValueError(f"data_dir ({directory}) is no directory; give one with {forms}.")
+    names = sorted(
+        str(path.relative_to(directory))
+        for path in (*directory.glob(f"*{suffix}*"), *directory.glob(f"*/*{suffix}*"))
+        if path.is_file()
+    )
+    train = [name for name in names if TRAIN in _words(name)]
+    test = next((t for word in TESTS if (t := [n for n in names if word in _words(n)])), [])
+    if not (train and test):
+        missing = TRAIN if not train else " or ".join(TESTS)
+        raise ValueError(
+            f"data_dir ({directory}) holds {len(names)} *{suffix}* files, but none for {missing}; "
+            f"give {forms}."
+        )
+    return RecordFiles(directory, train, test)
+
+
+def import_features(dataset: str, spec: str | None) -> Features:
+    """What parses a record.
+
+    Args:
+        dataset: its name, for the errors.
+        spec: "package.module:function".
+
+    Raises:
+        ValueError: there is none, or it cannot be imported.
+    """
+    if spec is None:
+        raise ValueError(
+            f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
+        )
+    function = named.import_function(spec, "features")
+    num_classes = getattr(named.import_module(spec, "features"), "NUM_CLASSES", None)
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
+        raise ValueError(
+            f"features ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            "number, at least 1."
+        )
+    return Features(function, num_classes)
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[^a-z]+", name.lower())

@@ -1,0 +1,118 @@
+"""TFRecord files: read one after the other, in an order of files that changes with each epoch.
+
+    a record: length (8 bytes), its checksum (4), the data, their checksum (4)
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import tensorflow as tf
+
+from towers.datasets.dataset import Dataset
+from towers.datasets.record_files import RecordFiles, find, import_features
+from towers.datasets.streamed import Order, Streamed
+
+SUFFIX = ".tfrecord"
+_HEAD, _TAIL = 12, 4  # bytes around a record's data
+
+
+@dataclass(frozen=True, eq=False)
+class TfRecords(Streamed):
+    """N records in files.
+
+    files: their paths. names: below their directory, which may be moved.
+    counts: of the records in each.
+    """
+
+    files: Sequence[str] = ()
+    names: Sequence[str] = ()
+    counts: Sequence[int] = ()
+
+    def identity(self) -> Sequence[str]:
+        return [f"{n}\0{os.path.getsize(f)}" for n, f in zip(self.names, self.files, strict=True)]
+
+    def ordered(self, order: Callable[[int], Order]) -> tf.data.Dataset:
+        """The files in another order; the records of each one after the other."""
+        places = order(len(self.files))(tf.range(len(self.files), dtype=tf.int64)).numpy()
+        begins = [0, *accumulate(self.counts)]
+        files = tf.data.Dataset.from_tensor_slices(
+            ([self.files[place] for place in places], [begins[place] for place in places])
+        )
+        return files.flat_map(
+            lambda file, begin: tf.data.TFRecordDataset(file).enumerate(tf.cast(begin, tf.int64))
+        )
+
+
+def load(data_dir: str | None, features: str | None) -> Dataset:
+    """The records below a directory, each parsed when its turn comes.
+
+    Args:
+        data_dir: the directory, see `record_files`.
+        features: "package.module:function", a record (a string tensor) -> (x, y), in TensorFlow
+            operations such as tf.io.parse_single_example. Where y is one integer, its module's
+            NUM_CLASSES is the number of labels.
+
+    Raises:
+        ValueError: a file cannot be read, or the function gives something else than (x, y).
+    """
+    files = find("tfrecord", data_dir, SUFFIX)
+    parse, num_classes = import_features("tfrecord", features)
+    train = _split(files, files.train, "train", parse)
+    test = _split(files, files.test, "test", parse)
+    shape = _check(train, str(features), num_classes)
+    return Dataset("tfrecord", train, test, num_classes or 1, shape)
+
+
+def count_records(path: str) -> int:
+    """How many records a file holds, from their lengths alone.
+
+    Raises:
+        ValueError: it cannot be read, or is no whole TFRecord file.
+    """
+    count = 0
+    try:
+        with open(path, "rb") as file:
+            size, place = os.fstat(file.fileno()).st_size, 0
+            while place < size:
+                file.seek(place)
+                place += _HEAD + int.from_bytes(file.read(8), "little") + _TAIL
+                count += 1
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if place != size:
+        raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
+    return count
+
+
+def _split(
+    files: RecordFiles, names: list[str], what: str, parse: Callable[[Any], Any]
+) -> TfRecords:
+    paths = files.paths(names)
+    counts = [count_records(path) for path in paths]
+    if sum(counts) == 0:
+        raise ValueError(f"{files.directory} ({what}): no records; give at least one.")
+    return TfRecords(
+        tf.data.TFRecordDataset(paths), f"{files.directory} ({what})", sum(counts), parse,
+        paths, names, counts,
+    )
+
+
+def _check(split: TfRecords, features: str, num_classes: int | None) -> Any:
+    """The shape of x."""
+    try:
+        x, y = split.element_spec
+    except Exception as error:  # whatever the user's function raises while it is traced
+        raise ValueError(
+            f"features ({features!r}) cannot parse a record into (x, y): "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}."
+        ) from None
+    if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(x)):
+        raise ValueError(f"features ({features!r}): x has an unknown shape; use tf.ensure_shape.")
+    if isinstance(y, tf.TensorSpec) and y.dtype.is_integer and num_classes is None:
+        raise ValueError(
+            f"features ({features!r}): y is a label; add NUM_CLASSES = N to its module."
+        )
+    return tf.nest.map_structure(lambda spec: tuple(spec.shape), x)
