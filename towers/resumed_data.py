@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
@@ -180,14 +180,17 @@ class Indexed(keras.utils.PyDataset):
     """Batches that are taken by their index: a PyDataset's, or those of any such source.
 
     Batches that are done have no rows. What a source does between epochs (`on_epoch_end`), it is
-    asked to do again for the epochs that are done.
+    asked to do again for the epochs that are done; with `steps_per_epoch`, where the next batches
+    are read before an epoch ends, it is not asked at all.
     """
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
         settings = ("workers", "use_multiprocessing", "max_queue_size")
         super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
-        self._source, self._start = source, start
         self._length = source.num_batches if hasattr(source, "num_batches") else len(source)
+        if start.steps_per_epoch == self._length:
+            start = replace(start, steps_per_epoch=None)
+        self._source, self._start = source, start
         self._shuffle = bool(shuffle) and self._length is not None
         self._base, self._is_replayed = 0, False
         self.most_steps = _most_steps(self._length, start)
@@ -224,10 +227,14 @@ class Indexed(keras.utils.PyDataset):
         return np.random.default_rng([self._start.seed, epoch]).permutation(self._length)
 
     def on_epoch_begin(self) -> None:
-        getattr(self._source, "on_epoch_begin", _nothing)()
+        self._tell("on_epoch_begin")
 
     def on_epoch_end(self) -> None:
-        getattr(self._source, "on_epoch_end", _nothing)()
+        self._tell("on_epoch_end")
+
+    def _tell(self, name: str) -> None:
+        if self._start.steps_per_epoch is None and hasattr(self._source, name):
+            getattr(self._source, name)()
 
 
 class Passes:
@@ -327,7 +334,3 @@ def _digest(parts: Any) -> str:
             b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
         )
     return result.hexdigest()
-
-
-def _nothing() -> None:
-    """What a source does between epochs, unless it says otherwise."""
