@@ -75,9 +75,12 @@ class Fits:
         self._options = {"batch_size": 7, "epochs": 2, "verbose": 0, **options}
         self._callbacks = callbacks
         if not hasattr(model, "first_values"):
-            model.fit(*rows(7), verbose=0)  # makes all variables
-            values = [self._first(v) for v in variables(model)]
-            vars(model)["first_values"] = values
+            model.optimizer.build(model.trainable_variables)
+            first = {id(v): v.numpy() for v in [*model.variables, *model.optimizer.variables]}
+            model.fit(*rows(7), verbose=0)  # makes the metrics' sums
+            vars(model)["first_values"] = [
+                first.get(id(v), np.zeros_like(v.numpy())) for v in variables(model)
+            ]
 
     def fit(self, directory, *, after=None, call=None, **options):
         """(history, epochs, values) of a fit as the first of a new process, or of the next one.
@@ -93,13 +96,14 @@ class Fits:
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
             variable.assign(value if is_new else value + 3)
         stop = [] if after is None else [Interrupt(after, call)]
-        return self._run([resume, *stop], **options)
+        seed = self._seed if is_new else self._seed + 1  # as of a script that sets none
+        return self._run([resume, *stop], seed=seed, **options)
 
     def plain(self, **options):
         """The same without a Resume."""
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
             variable.assign(value)
-        return self._run([], **options)
+        return self._run([], seed=self._seed, **options)
 
     def interrupted(self, directory, after, **options):
         """The outcome of a fit that is interrupted after each of these numbers of steps."""
@@ -111,21 +115,14 @@ class Fits:
             raise AssertionError("not interrupted")
         return self.fit(directory, **options)
 
-    def _run(self, callbacks, **options):
-        keras.utils.set_random_seed(self._seed)
+    def _run(self, callbacks, *, seed, **options):
+        keras.utils.set_random_seed(seed)
         data = [part() if callable(part) else part for part in self._data]
         history = self.model.fit(
             *data, callbacks=[*self._callbacks(), *callbacks], **{**self._options, **options}
         )
         values = [variable.numpy() for variable in variables(self.model)]
         return history.history, history.epoch, [value.tobytes() for value in values]
-
-    def _first(self, variable):
-        """The value before any step: of slots, sums and counts 0."""
-        if any(variable is v for v in self.model.variables):
-            return variable.numpy()
-        is_rate = "learning_rate" in variable.path
-        return variable.numpy() if is_rate else np.zeros_like(variable.numpy())
 
 
 def _main(directory, num_gpus, kill_after):

@@ -79,7 +79,7 @@ def test_a_complete_fit_returns_its_history_and_a_longer_one_goes_on(fits, tmp_p
     assert fits.fit(tmp_path / "short", epochs=3) == longer
 
 
-def test_what_callbacks_remember_goes_on_with_them(model, tmp_path):
+def test_what_callbacks_remember_goes_on_with_them(tmp_path):
     """A rate that falls on plateaus and by a schedule, an early stop, the best weights."""
 
     def callbacks():
@@ -90,10 +90,8 @@ def test_what_callbacks_remember_goes_on_with_them(model, tmp_path):
                             restore_best_weights=True),
         ]
 
-    optimizer, data = keras.optimizers.SGD(0.1), rows(9)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    vars(model).pop("first_values", None)
-    fits = Fits(model, *data, callbacks=callbacks, epochs=9)
+    model = classifier(optimizer=keras.optimizers.SGD(0.1))
+    fits = Fits(model, *rows(9), callbacks=callbacks, epochs=9)
     whole = fits.fit(tmp_path / "whole")
     assert len(whole[0]["loss"]) == 4
     assert whole[0]["learning_rate"][-1] < 0.1 * 0.9**4
@@ -214,33 +212,44 @@ def own():
     return parallel
 
 
-def fit_own(directory, *stop):
-    model = own()
+def fit_fresh(make, directory, *stop):
+    """(history, values) of a model that is made anew for each fit."""
+    model = make()
     history = model.fit(
         *rows(), batch_size=7, epochs=2, verbose=0,
         callbacks=[towers.Resume(directory, every=1), *stop],
     )
-    values = [*model.variables, *model.optimizer.variables, *model.second.variables]
+    optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
+    values = [*model.variables, *(v for o in optimizers for v in o.variables)]
     return history.history, [v.numpy().tobytes() for v in values]
 
 
-def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
-    whole = fit_own(tmp_path / "whole")
+def interrupted_fresh(make, directory, after):
     with pytest.raises(InterruptedError):
-        fit_own(tmp_path / "cut", Interrupt(6))
-    assert fit_own(tmp_path / "cut") == whole
+        fit_fresh(make, directory, Interrupt(after))
+    return fit_fresh(make, directory)
+
+
+def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
+    whole = fit_fresh(own, tmp_path / "whole")
+    assert interrupted_fresh(own, tmp_path / "cut", 6) == whole
 
 
 def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
-    """Of float16, whose scale falls at once; and an average that ends in the weights."""
+    """Of float16, whose scale falls at once; and a mean that replaces the weights at the end."""
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_float16")
-    inner = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8)
-    optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20)
-    fits = Fits(classifier(optimizer=optimizer), *rows())
-    whole = fits.fit(tmp_path / "whole")
-    assert float(optimizer.dynamic_scale) < 2.0**20
-    assert fits.interrupted(tmp_path / "cut", [2, 3]) == whole
+    made = []
+
+    def make():
+        inner = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8)
+        made.append(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20))
+        return classifier(optimizer=made[-1])
+
+    whole = fit_fresh(make, tmp_path / "whole")
+    assert np.isfinite(whole[0]["loss"]).all()
+    assert float(made[-1].dynamic_scale) < 2.0**20
+    assert interrupted_fresh(make, tmp_path / "cut", 6) == whole
 
 
 def test_a_stop_in_mid_epoch_is_one_also_after_it_was_interrupted(fits, tmp_path):

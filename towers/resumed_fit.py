@@ -109,12 +109,13 @@ def _fit(
         return dict(callbacks.position.logs)
 
     position = callbacks.position
+    is_over = position.stopped and position.epoch_step == 0  # else the epoch has its end left
     model.train_function = train
     try:
         return fit(**{
             **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
             "callbacks": callbacks,
-            "initial_epoch": arguments["epochs"] if position.stopped else position.epoch,
+            "initial_epoch": arguments["epochs"] if is_over else position.epoch,
         })
     finally:
         if model.train_function is train:
