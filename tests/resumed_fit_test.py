@@ -212,11 +212,11 @@ def own():
     return parallel
 
 
-def fit_fresh(make, directory, *stop):
+def fit_fresh(make, directory, *stop, data=rows):
     """(history, values) of a model that is made anew for each fit."""
     model = make()
     history = model.fit(
-        *rows(), batch_size=7, epochs=2, verbose=0,
+        *data(), batch_size=7, epochs=2, verbose=0,
         callbacks=[towers.Resume(directory, every=1), *stop],
     )
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
@@ -224,15 +224,43 @@ def fit_fresh(make, directory, *stop):
     return history.history, [v.numpy().tobytes() for v in values]
 
 
-def interrupted_fresh(make, directory, after):
+def interrupted_fresh(make, directory, after, **options):
     with pytest.raises(InterruptedError):
-        fit_fresh(make, directory, Interrupt(after))
-    return fit_fresh(make, directory)
+        fit_fresh(make, directory, Interrupt(after), **options)
+    return fit_fresh(make, directory, **options)
 
 
 def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
     whole = fit_fresh(own, tmp_path / "whole")
     assert interrupted_fresh(own, tmp_path / "cut", 6) == whole
+
+
+class Two(keras.Model):
+    """Dicts in, dicts out; built on the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = keras.layers.Dense(2), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return {"a": self.a(inputs["x"]), "b": self.b(inputs["x"])}
+
+
+def two():
+    keras.utils.set_random_seed(3)
+    parallel = towers.make_parallel(Two(), 2)
+    parallel.compile("adam", {"a": "mse", "b": "mae"}, metrics={"a": "mae"})
+    return parallel
+
+
+def test_several_outputs_of_a_model_that_is_not_built_go_on(tmp_path):
+    def data():
+        x = rows()[0]
+        return {"x": x}, {"a": x[:, :2], "b": x[:, :1]}
+
+    whole = fit_fresh(two, tmp_path / "whole", data=data)
+    assert set(whole[0]) == {"loss", "a_loss", "a_mae", "b_loss"}
+    assert interrupted_fresh(two, tmp_path / "cut", 6, data=data) == whole
 
 
 def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):

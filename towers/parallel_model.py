@@ -119,6 +119,7 @@ class ParallelModel(keras.Model):
             super().compile(*args, **kwargs)
         _forget_functions(self)
 
+    @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
@@ -271,6 +272,9 @@ def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight:
     if metrics is not None and not metrics.built:
         with tf.device(step.home):
             metrics.build(y, y_pred)
+    if name != "predict" and _has_output_losses(model, y_pred):
+        with tf.device(step.home):
+            keras_internals.build_output_losses(model, y, y_pred)
 
 
 def _step(model: ParallelModel, x: Any) -> TowerStep:
@@ -360,9 +364,15 @@ def _logs(
         # The loss is known; these calls only feed the trackers in them.
         if overrides(model, "compute_loss"):
             own_loss(model, x, y, y_pred, sample_weight, training)
-        elif keras_internals.compiled_loss(model) and len(tf.nest.flatten(y_pred)) > 1:
+        elif _has_output_losses(model, y_pred):
             keras_internals.track_output_losses(model, y, y_pred, sample_weight)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _has_output_losses(model: ParallelModel, y_pred: Any) -> bool:
+    """Whether Keras shows the running means of several outputs' losses."""
+    is_own = overrides(model, "compute_loss") or keras_internals.compiled_loss(model) is None
+    return not is_own and len(tf.nest.flatten(y_pred)) > 1
 
 
 def _home(model: keras.Model) -> str:
