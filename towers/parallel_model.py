@@ -30,7 +30,8 @@ from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
 from towers.step.losses import ModelLoss
-from towers.step.sharding import batch_size, batch_specs
+from towers.step.metrics import one_row
+from towers.step.sharding import batch_size, batch_specs, map_tensors
 
 
 def make_parallel(
@@ -124,12 +125,9 @@ class ParallelModel(keras.Model):
         """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
             return super().fit(*args, **kwargs)
-        towers = self._towers
-        identity = {"num_towers": towers.num_towers, "batch_norm": towers.batch_norm}
-        return resumed_fit(
-            self, super().fit, bound(args, kwargs),
-            identity=identity, prepare=functools.partial(_prepare_training, self),
-        )
+        made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
+        prepare = functools.partial(_prepare_training, self)
+        return resumed_fit(self, super().fit, bound(args, kwargs), identity=made, prepare=prepare)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One synchronous update, or what the model's own does; called by Keras' loop."""
@@ -258,7 +256,16 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
     """Makes all variables for batches of these specs; returns what an own step has read."""
     _make_variables(model, "train", [specs])
     own = _own_step(model, "train")
-    return [] if own is None else own.variables
+    if own is not None:
+        return own.variables
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
+    y_pred = _step(model, x).trace_tower("train", x, y, sample_weight)
+    if _has_output_losses(model, y_pred):  # Keras makes their means where it first computes them
+        with tf.device(_home(model)):
+            rows = map_tensors(one_row, (y, y_pred))
+            keras_internals.track_output_losses(model, *rows, None)
+        model.reset_metrics()
+    return []
 
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
@@ -272,9 +279,6 @@ def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight:
     if metrics is not None and not metrics.built:
         with tf.device(step.home):
             metrics.build(y, y_pred)
-    if name != "predict" and _has_output_losses(model, y_pred):
-        with tf.device(step.home):
-            keras_internals.build_output_losses(model, y, y_pred)
 
 
 def _step(model: ParallelModel, x: Any) -> TowerStep:

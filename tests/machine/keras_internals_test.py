@@ -108,20 +108,6 @@ def test_track_output_losses():
         assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
 
 
-def test_build_output_losses():
-    with keeps("build_output_losses", "makes the means of the outputs' losses from specs"):
-        model = two_outputs()
-        model.compile("sgd", ["mse", "mae"])
-        specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])]
-        keras_internals.build_output_losses(model, specs, specs)
-        made = list(model.metrics_variables)
-        assert set(model.get_metrics_result()) == {"loss", "a_loss", "b_loss"}
-        y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-        keras_internals.track_output_losses(model, y, y, None)
-        keras_internals.build_output_losses(model, y, y)
-        assert list(map(id, model.metrics_variables)) == list(map(id, made))
-
-
 def test_compiled_metrics():
     with keeps("compiled_metrics", "builds the compiled metrics from specs"):
         model = keras.Sequential([keras.Input((3,)), L.Dense(2)])

@@ -120,17 +120,6 @@ def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: 
     model._compile_loss(y, y_pred, sample_weight)
 
 
-def build_output_losses(model: keras.Model, y: Any, y_pred: Any) -> None:
-    """Makes these means, which Keras would make with the first batch. Since 3.4.1.
-
-    Args:
-        model: compiled with a loss.
-        y, y_pred: specs of a batch.
-    """
-    if not model._compile_loss.built:
-        model._compile_loss.build(y, y_pred)
-
-
 def compiled_metrics(model: keras.Model) -> Any:
     """What computes the metrics that a model was compiled with; None where there are none.
 

@@ -66,7 +66,8 @@ class BatchMetrics:
         """
         if self.need_predictions and not self._is_built:
             with tf.device(self._device):
-                self._holder.compute_metrics(None, *tf.nest.map_structure(_row, (y, predictions)))
+                y, predictions = tf.nest.map_structure(one_row, (y, predictions))
+                self._holder.compute_metrics(None, y, predictions)
                 self.reset()
             self._is_built = True
 
@@ -80,7 +81,7 @@ class BatchMetrics:
         return self._holder.metrics_variables
 
 
-def _row(tensor: tf.TensorSpec) -> tf.Tensor:
+def one_row(tensor: tf.TensorSpec) -> tf.Tensor:
     """One row of zeros with a tensor's dtype and shape."""
     return tf.zeros([1, *(size or 1 for size in tensor.shape[1:])], tensor.dtype)
 
