@@ -62,16 +62,16 @@ class Interrupt(keras.callbacks.Callback):
 class Fits:
     """Fits of one model into one directory."""
 
-    def __init__(self, model, *data, seed=1, callbacks=lambda: [], **options):
+    def __init__(self, model, *data, seeds=(1, 2), callbacks=lambda: [], **options):
         """
         Args:
             model: compiled.
             data: of fit; functions are called for each fit anew.
-            seed: of each process.
+            seeds: of the first process, and of those after it, as of a script that sets none.
             callbacks: makes the user's.
             options: of fit.
         """
-        self.model, self._data, self._seed = model, data, seed
+        self.model, self._data, self._seeds = model, data, seeds
         self._options = {"batch_size": 7, "epochs": 2, "verbose": 0, **options}
         self._callbacks = callbacks
         if not hasattr(model, "first_values"):
@@ -96,14 +96,13 @@ class Fits:
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
             variable.assign(value if is_new else value + 3)
         stop = [] if after is None else [Interrupt(after, call)]
-        seed = self._seed if is_new else self._seed + 1  # as of a script that sets none
-        return self._run([resume, *stop], seed=seed, **options)
+        return self._run([resume, *stop], seed=self._seeds[not is_new], **options)
 
     def plain(self, **options):
         """The same without a Resume."""
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
             variable.assign(value)
-        return self._run([], seed=self._seed, **options)
+        return self._run([], seed=self._seeds[0], **options)
 
     def interrupted(self, directory, after, **options):
         """The outcome of a fit that is interrupted after each of these numbers of steps."""

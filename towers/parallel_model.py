@@ -262,8 +262,8 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
     y_pred = _step(model, x).trace_tower("train", x, y, sample_weight)
     if _has_output_losses(model, y_pred):  # Keras makes their means where it first computes them
         with tf.device(_home(model)):
-            rows = map_tensors(one_row, (y, y_pred))
-            keras_internals.track_output_losses(model, *rows, None)
+            y, y_pred = map_tensors(one_row, (y, y_pred))
+            keras_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()
     return []
 
