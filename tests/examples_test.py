@@ -35,6 +35,7 @@ PRINTS = {
     "distillation": "\nstudent: 0.",
     "contrastive": "linear probe: towers 0.",
 }
+PROOF = "what_others_get_wrong"  # trains, but not to learn
 FALLS = {"gan": "discriminator_loss"}  # of the others: the loss
 
 
@@ -46,7 +47,7 @@ def python(*arguments):
 
 
 def test_no_example_is_left_out():
-    assert set(SMALLER) == {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert {*SMALLER, PROOF} == {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
 @pytest.mark.parametrize("name", SMALLER)
@@ -65,7 +66,7 @@ def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
     assert run.stdout.count("Epoch ") == 2
 
 
-@pytest.mark.parametrize("name", SMALLER)
+@pytest.mark.parametrize("name", [*SMALLER, PROOF])
 def test_an_example_is_the_command_that_it_documents(name):
     text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     assert f"\n    python -m examples.{name}\n" in text
@@ -81,3 +82,18 @@ def test_the_gan_draws_a_grid_of_digits_after_each_epoch(tmp_path):
     digits = grids[1].reshape(6, 28, 6, 28).transpose(0, 2, 1, 3).reshape(36, 28, 28)
     assert len({digit.tobytes() for digit in digits}) == 36
     assert np.any(grids[0] != grids[1])
+
+
+def test_what_others_get_wrong_is_wrong_there_and_right_on_towers():
+    run = python("-c", "import json\nfrom examples import what_others_get_wrong as proof\n"
+                       "proof.DEVICES = 2\n"
+                       "print(json.dumps(list(proof.main(epochs=1).values())))")
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = json.loads(run.stdout.splitlines()[-1])
+    for row in rows:
+        assert row["Keras, 1 device"] <= 1e-15 and row["towers"] <= 1e-15
+    even, ragged, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
+    assert even <= 1e-15
+    assert ragged > 1e-3 and clipped > 1e-3
+    assert accumulated is None
+    assert "MirroredStrategy: RuntimeError: " in run.stdout

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import keras
@@ -13,8 +12,6 @@ import tensorflow as tf
 
 import towers
 from tests.parallel import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
-from towers import parallel_model
-from towers.step import state
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,18 +87,3 @@ def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():
     made = [*parallel.variables, *parallel.optimizer.variables, *parallel.metrics_variables]
     for variable in made:
         assert variable.value.device.endswith("CPU:0"), variable.path
-
-
-def test_variables_on_a_gpu_are_hinted_at_once(monkeypatch):
-    monkeypatch.setattr(state, "variables_device", lambda model: "/gpu:0")
-    parallel_model._hint_gpu_variables.cache_clear()
-    with pytest.warns(UserWarning, match="tf.device..*/cpu:0") as caught:
-        for _ in range(3):
-            towers.make_parallel(classifier(), 1)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    monkeypatch.undo()
-    parallel_model._hint_gpu_variables.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        towers.make_parallel(classifier(), 1)

@@ -58,7 +58,7 @@ def update_metrics(
     # The loss is known; these calls only feed the trackers in them.
     if overrides(model, "compute_loss"):
         own_loss(model, x, y, y_pred, sample_weight, training)
-    elif _tracks_outputs(model, y_pred):
+    elif tracks_outputs(model, y_pred):
         keras_internals.track_output_losses(model, y, y_pred, sample_weight)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
@@ -125,7 +125,7 @@ class CompiledMetrics(BatchMetrics):
             return
         model, row = self._holder, one_row((x, y, predictions, sample_weight))
         with tf.device(self._device):
-            if _tracks_outputs(model, predictions) and not overrides(model, "compute_loss"):
+            if tracks_outputs(model, predictions):
                 keras_internals.track_output_losses(model, *row[1:])
             logs = {**self._loss(), **model.compute_metrics(*row[:3], sample_weight=row[3])}
             self.reset()
@@ -138,7 +138,7 @@ class CompiledMetrics(BatchMetrics):
         self.names, self._is_built = list(logs), True
         self.need_predictions = (
             keras_internals.compiled_metrics(model) is not None
-            or _tracks_outputs(model, predictions)
+            or tracks_outputs(model, predictions)
             or overrides(model, "compute_loss")
             or overrides(model, "compute_metrics")
         )
@@ -158,10 +158,10 @@ class CompiledMetrics(BatchMetrics):
         return {"loss": keras_internals.loss_tracker(self._holder).result()}
 
 
-def _tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
+def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
     """Whether Keras shows the loss of each output beside the total."""
-    has_loss = keras_internals.compiled_loss(model) is not None
-    return has_loss and len(tf.nest.flatten(y_pred)) > 1
+    is_own = overrides(model, "compute_loss") or keras_internals.compiled_loss(model) is None
+    return not is_own and len(tf.nest.flatten(y_pred)) > 1
 
 
 def _direction(metric: keras.metrics.Metric | None) -> str | None:

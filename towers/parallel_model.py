@@ -19,19 +19,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.compiled import losses, update_metrics
-from towers.machine import devices as devices_lib
+from towers.compiled import losses, tracks_outputs, update_metrics
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.workers import join_workers, watched
 from towers.overrides import overrides
 from towers.own_step import OwnStep, meet_in_layers
+from towers.parallel_check import check_model, hint_gpu_variables
+from towers.resumed_fit import bound, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
+from towers.step.metrics import one_row
 from towers.step.sharding import batch_specs
-
-_STEPS = ("train_step", "test_step", "predict_step")
 
 
 def make_parallel(
@@ -69,7 +69,7 @@ def make_parallel(
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
     """
-    _check_model(model)
+    check_model(model)
     state_lib.check_batch_norm(batch_norm)
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
@@ -86,7 +86,7 @@ def parallel_on(
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
     parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
-    _hint_gpu_variables(_home(model))
+    hint_gpu_variables(_home(model))
     _forget_functions(parallel)
     return parallel
 
@@ -126,6 +126,15 @@ class ParallelModel(keras.Model):
         with tf.device(_home(self)):
             super().compile(*args, **kwargs)
         _forget_functions(self)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
+        if not is_resumed(args, kwargs):
+            return super().fit(*args, **kwargs)
+        made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
+        prepare = functools.partial(_prepare_training, self)
+        return resumed_fit(self, super().fit, bound(args, kwargs), identity=made, prepare=prepare)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One synchronous update, or what the model's own does; called by Keras' loop."""
@@ -252,6 +261,22 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     return data
 
 
+def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
+    """Makes all variables for batches of these specs; returns what an own step has read."""
+    _make_variables(model, "train", [specs])
+    own = _own_step(model, "train")
+    if own is not None:
+        return own.variables
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
+    y_pred = _step(model, x).trace_tower("train", x, y, sample_weight)
+    if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
+        with tf.device(_home(model)):
+            y, y_pred = one_row((y, y_pred))
+            keras_internals.track_output_losses(model, y, y_pred, None)
+        model.reset_metrics()
+    return []
+
+
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
     """Traces the tower, for whose outputs the metrics are then made."""
     step = _step(model, x)
@@ -348,38 +373,3 @@ def _forget_functions(model: ParallelModel) -> None:
     model.jit_compile = False  # XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
     model._towers.step, model._towers.own_steps = None, {}
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"model ({model!r}) must be a keras.Model.")
-    for name in _STEPS:
-        if name in vars(model):
-            raise ValueError(
-                f"model {model.name!r} has a {name} that was set on the instance: define it in a "
-                f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
-            )
-    if _is_distributed(model):
-        raise ValueError(
-            f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
-            "divides batches itself. Make the model outside of it."
-        )
-    if model.built:
-        state_lib.check_model(model)
-
-
-def _is_distributed(model: keras.Model) -> bool:
-    """Whether a model was made in the scope of a tf.distribute strategy."""
-    with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
-        return model.distribute_strategy is not tf.distribute.get_strategy()
-
-
-@functools.cache
-def _hint_gpu_variables(home: str) -> None:
-    """Once in a process."""
-    if devices_lib.is_gpu(home):
-        warnings.warn(
-            f"the model's variables are on {home} and stay there: that device also averages and "
-            "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
-            stacklevel=3,
-        )

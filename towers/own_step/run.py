@@ -100,6 +100,17 @@ class OwnStep:
         """
         return _Run(self.prepare(data), self._place, data).result()
 
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that the step has read or assigned, for any batch so far, each once; in order."""
+        met: list[keras.Variable] = []
+        for traced in self._cuts.values():
+            updates = traced.trace.updates
+            met += [variable for _, variable in traced.trace.reads]
+            met += [v for u in updates for v in [*u.variables, *u.optimizer.variables]]
+            met += [variable for variable, _ in traced.trace.assigned]
+        return list({id(variable): variable for variable in met}.values())
+
     def prepare(self, data: Any) -> _Cut:
         """Traces the step, and makes the variables that it makes.
 

@@ -8,7 +8,7 @@ from towers.saving.position import Position
 from towers.saving.run_dir import Result
 from towers.saving.saver import Saver
 
-_SECONDS_BETWEEN_SAVES = 600.0
+SECONDS_BETWEEN_SAVES = 600.0
 
 
 class Autosave(Listener):
@@ -54,7 +54,7 @@ class Autosave(Listener):
     def between_steps(self) -> None:
         """Saves if it is time."""
         if self._every is None:
-            is_due = time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_SAVES
+            is_due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_SAVES
         else:
             is_due = self._position.step % self._every == 0
         if is_due:

@@ -183,14 +183,18 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     """Holds a run's lock. The system frees it when the process ends, however it ends.
+
+    Args:
+        path: the directory.
+        argument: what the user calls it.
 
     Raises:
         ValueError: another process holds it, or it cannot be made.
     """
-    with _explained(path):
-        (path / CHECKPOINTS).mkdir(exist_ok=True)
+    with _explained(path, argument):
+        (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         file = (path / CHECKPOINTS / LOCK).open("a+", encoding="utf-8")
     with file:
         try:
@@ -236,13 +240,13 @@ def _create_numbered(name: str) -> Path:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, argument: str = "run_dir") -> Iterator[None]:
     """Turns what the operating system refuses into an error that names the argument."""
     try:
         yield
     except OSError as error:
         raise ValueError(
-            f"run_dir ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
+            f"{argument} ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
             "directory that you can write to."
         ) from error
 

@@ -1,6 +1,6 @@
 """What a checkpoint takes from the variables and the callbacks, and puts back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,27 @@ _BEST_WEIGHTS = "best_weights"
 
 def take_arrays(step: TowerStep) -> dict[str, np.ndarray]:
     """Copies of all variables on the host: model (with its seeds), optimizer, metrics' sums."""
+    return copy_arrays(_groups(step))
+
+
+def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Assigns what `take_arrays` copied; see `assign_arrays`."""
+    assign_arrays(_groups(step), arrays, path)
+
+
+def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.ndarray]:
+    """Copies of the variables of each group on the host."""
     return {
         f"{group}/{i}/{variable.path}": np.asarray(variable.value.numpy())
-        for group, variables in _groups(step).items()
+        for group, variables in groups.items()
         for i, variable in enumerate(variables)
     }
 
 
-def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Assigns what `take_arrays` copied.
+def assign_arrays(
+    groups: Mapping[str, Sequence[keras.Variable]], arrays: dict[str, np.ndarray], path: Path
+) -> None:
+    """Assigns what `copy_arrays` copied.
 
     Variables are matched by their order: paths count the models that a process has made before.
 
@@ -33,7 +45,7 @@ def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -
         ValueError: the first variable that differs, with both shapes; nothing is assigned.
     """
     pairs: list[tuple[Any, np.ndarray]] = []
-    for group, variables in _groups(step).items():
+    for group, variables in groups.items():
         saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
         for variable, (name, value) in zip(variables, saved.items(), strict=False):
             theirs = f"{name.split('/', 2)[-1]} {_kind(value)}"
