@@ -237,8 +237,8 @@ def use_file(config: TrainConfig) -> None:
     from towers.machine import environment
 
     environment.check()  # as above
-    from towers import export
-    from towers.predicting import evaluate_file, predict_file
+    from towers.after_training import export
+    from towers.after_training.predicting import evaluate_file, predict_file
     from towers.reporting.report import Report
 
     file = _model_file()

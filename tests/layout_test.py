@@ -8,15 +8,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # A folder imports those before it; the flat modules, the trunk, put all of them together.
-ORDER = ("machine", "step", "own_step", "saving", "reporting", "diagnosis")
+ORDER = (
+    "machine", "step", "own_step", "recipe", "saving", "resumed", "reporting", "diagnosis"
+)
 # Know nothing of towers; of the machine, only its cores.
 APART = ("models", "datasets", "reading")
 # Flat modules that folders may import: what defines a run, what it is made of, and the shape of
 # what runs beside it.
 TRUNK_BELOW = {
-    "saving": {"config", "build", "best", "listener", "schedules"},
+    "recipe": {"config", "listener", "named"},
+    "saving": {"config", "build", "best", "listener"},
     "reporting": {"named", "config", "build", "best", "listener", "pace"},
-    "diagnosis": {"config", "build", "command_line", "optimizer"},
+    "diagnosis": {"config", "build", "command_line"},
     "models": {"named"},
     "datasets": {"named"},
     "reading": {"named"},
@@ -53,7 +56,7 @@ def is_folder(name):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_downwards(path):
     folder = folder_of(path)
-    if folder in (None, "sweep", "launch"):  # on top of all the others
+    if folder in (None, "sweep", "launch", "after_training"):  # on top of all the others
         return
     below = ORDER[: ORDER.index(folder)] if folder in ORDER else ()
     for name, *_ in imported(path):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.machine.workers import join_workers
     from towers.parallel_model import make_parallel
-    from towers.resume import Resume
+    from towers.resumed.callback import Resume
     from towers.step import TowerStep
     from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Resume": "towers.resume",
+    "Resume": "towers.resumed.callback",
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",

@@ -13,8 +13,8 @@ from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.datasets.dataset import Dataset, num_examples
 from towers.datasets.options import InputOptions
-from towers.freezing import freeze
-from towers.label_smoothing import smoothed
+from towers.recipe.freezing import freeze
+from towers.recipe.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
@@ -23,9 +23,9 @@ from towers.machine.workers import Workers, join_workers
 from towers.models import ModelSource
 from towers.models.dropout import set_dropout
 from towers.objects import Objects
-from towers.optimizer import make_optimizer, with_given
-from towers.schedules import Length, schedule_notes
-from towers.starting_values import take_values
+from towers.recipe.optimizer import make_optimizer, with_given
+from towers.recipe.schedules import Length, schedule_notes
+from towers.recipe.starting_values import take_values
 from towers.step import TowerStep
 from towers.task import build_layers, build_metrics, find_source, make_model_and_data
 

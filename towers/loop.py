@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from towers import deterministic, export, starting_values, together
-from towers.average_weights import AveragedWeights
+from towers import deterministic, together
+from towers.after_training import export
+from towers.recipe.average_weights import AveragedWeights
 from towers.build import Run
 from towers.callbacks import Callbacks, check, load
 from towers.config import TrainConfig
@@ -28,6 +29,7 @@ from towers.reporting.curves import Curves
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
 from towers.reporting.skipped import SkippedLine
+from towers.recipe import starting_values
 from towers.saving import run_dir
 from towers.saving.autosave import Autosave
 from towers.saving.follower import Follower

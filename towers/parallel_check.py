@@ -39,7 +39,7 @@ def hint_gpu_variables(home: str) -> None:
         warnings.warn(
             f"the model's variables are on {home} and stay there: that device also averages and "
             "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -26,7 +26,7 @@ from towers.machine.workers import join_workers, watched
 from towers.overrides import overrides
 from towers.own_step import OwnStep, meet_in_layers
 from towers.parallel_check import check_model, hint_gpu_variables
-from towers.resumed_fit import bound, is_resumed, resumed_fit
+from towers.resumed.fit import bound, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower

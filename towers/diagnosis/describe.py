@@ -11,7 +11,7 @@ from towers.diagnosis.verify import verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus
 from towers.machine.policy import REHEARSAL, is_rehearsal
-from towers.optimizer import given
+from towers.recipe.optimizer import given
 from towers.reporting import report
 from towers.reporting.report import Report
 

@@ -10,7 +10,7 @@ from towers.listener import Listener
 from towers.saving import run_dir
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
-from towers.schedules import plain_schedule
+from towers.recipe.schedules import plain_schedule
 
 
 class BestModel(Listener):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from towers.resumed_state import Saved, Saver
+from towers.resumed.state import Saved, Saver
 from towers.saving import checkpoints
 from towers.saving.checkpoints import Checkpoint
 from towers.saving.position import Position

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from towers.config import TrainConfig
-from towers.schedules import Length, make_schedule
+from towers.recipe.schedules import Length, make_schedule
 
 _OF_OPTIMIZERS = (
     "optimizer", "learning_rate", "schedule", "warmup_steps", "momentum", "weight_decay",

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import datasets, models, named, prediction_files
+from towers import datasets, models, named
+from towers.after_training import prediction_files
 from towers.build import find_devices
 from towers.config import TrainConfig
 from towers.datasets.dataset import Dataset
@@ -27,7 +28,7 @@ from towers.reporting.report import (
     labelled,
     share_line,
 )
-from towers.starting_values import load
+from towers.recipe.starting_values import load
 
 _HOME = "/cpu:0"
 

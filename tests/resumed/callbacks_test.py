@@ -3,8 +3,8 @@
 import keras
 import pytest
 
-from tests.resumed import Fits, classifier, rows
-from towers import resumed_callbacks
+from tests.resumed.fits import Fits, classifier, rows
+from towers.resumed import callbacks as resumed_callbacks
 from towers.saving import checkpoints
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from towers.config import TrainConfig
-from towers.schedules import Length, WarmUp, make_schedule, plain_schedule, schedule_notes
+from towers.recipe.schedules import Length, WarmUp, make_schedule, plain_schedule, schedule_notes
 
 LENGTH = Length(num_steps=40, steps_an_epoch=10)
 RATE = 0.5

@@ -18,10 +18,10 @@ import keras
 
 from towers.machine import signals
 from towers.machine.workers import join_workers
-from towers.resume import resume_among
-from towers.resumed_callbacks import ResumedCallbacks
-from towers.resumed_data import Data, Start, are_arrays, make_data, split_arrays
-from towers.resumed_state import Saved, Saver
+from towers.resumed.callback import resume_among
+from towers.resumed.callbacks import ResumedCallbacks
+from towers.resumed.data import Data, Start, are_arrays, make_data, split_arrays
+from towers.resumed.state import Saved, Saver
 from towers.saving import run_dir
 
 _SIGNATURE = inspect.signature(keras.Model.fit)

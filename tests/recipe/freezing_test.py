@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.everyday import named_model
-from towers.freezing import freeze
+from towers.recipe.freezing import freeze
 
 
 @pytest.fixture(name="model")

@@ -125,7 +125,7 @@ class Fits:
 
 
 def _main(directory, num_gpus, kill_after):
-    """python -m tests.resumed DIRECTORY NUM_GPUS KILL_AFTER: prints the outcome, or is killed."""
+    """python -m tests.resumed.fits DIRECTORY NUM_GPUS KILL_AFTER: the outcome, unless killed."""
     towers.logical_cpus(8, num_towers=2)
     model = classifier(int(num_gpus))
     keras.utils.set_random_seed(1)

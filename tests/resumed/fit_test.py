@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +12,13 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.resumed import STEPS, Fits, Interrupt, classifier, rows
-from towers import resumed_fit
+from tests.forked import Forked
+from tests.resumed.fits import STEPS, Fits, Interrupt, classifier, rows
+from towers.resumed import fit as resumed_fit
 from towers.saving import run_dir
 
 C = keras.callbacks
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -321,17 +321,17 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_bits(uninterrupted, tmp_path)
     """Another process, SIGKILL, and a third one on other devices."""
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "tests.resumed", str(tmp_path), *arguments], cwd=ROOT,
-            text=True, capture_output=True, check=False, timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        process = Forked(
+            ["-m", "tests.resumed.fits", tmp_path, *arguments], ROOT, dict(os.environ)
         )
+        stdout, stderr = process.communicate(timeout=300)
+        return process.returncode, stdout, stderr
 
-    killed = run("1", "6")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    again = run("3", "9")
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert again.stdout.splitlines()[-1] == repr(uninterrupted)
+    code, _, stderr = run("1", "6")
+    assert code == -signal.SIGKILL, stderr[-3000:]
+    code, stdout, stderr = run("3", "9")
+    assert code == 0, stderr[-3000:]
+    assert stdout.splitlines()[-1] == repr(uninterrupted)
 
 
 # What is refused.

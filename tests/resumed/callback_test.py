@@ -5,7 +5,7 @@ import pytest
 
 import towers
 from tests.parallel import classifier, rows
-from towers.resume import resume_among
+from towers.resumed.callback import resume_among
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, "3", True])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.loop_test import small_data
-from towers import predicting
+from towers.after_training import predicting
 from towers.config import TrainConfig
-from towers.predicting import evaluate_file, predict_file
+from towers.after_training.predicting import evaluate_file, predict_file
 from towers.reporting.report import Report
 
 (_, _), (X, Y) = small_data()
@@ -46,7 +46,7 @@ def _file(model, tmp_path):
 
 def config(**values):
     """Batches of 7, 7 and 6 on 3 towers."""
-    made = {"dataset": "tests.predicting_test:data", "num_gpus": 2, "num_towers": 3,
+    made = {"dataset": "tests.after_training.predicting_test:data", "num_gpus": 2, "num_towers": 3,
             "batch_size": 7, "device": "cpu"}
     return TrainConfig(**{**made, **values})
 
@@ -111,7 +111,7 @@ def test_a_model_without_a_loss_predicts_and_is_not_evaluated(out, tmp_path):
 
 def test_data_of_another_shape_are_refused(file, out):
     with pytest.raises(ValueError, match=r"^evaluate \(.*\) takes inputs of shape \(3,\), and dat"):
-        evaluate_file(config(dataset="tests.predicting_test:numbers"), file, out)
+        evaluate_file(config(dataset="tests.after_training.predicting_test:numbers"), file, out)
 
 
 def test_several_workers_are_refused(file, out, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from towers.prediction_files import check, prediction_file
+from towers.after_training.prediction_files import check, prediction_file
 
 
 def test_npz_holds_each_output_in_the_order_of_the_examples(tmp_path):

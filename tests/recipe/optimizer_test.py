@@ -4,8 +4,8 @@ import keras
 import pytest
 
 from towers.config import TrainConfig
-from towers.optimizer import given, learning_rate, make_optimizer, with_given
-from towers.schedules import Length
+from towers.recipe.optimizer import given, learning_rate, make_optimizer, with_given
+from towers.recipe.schedules import Length
 
 LENGTH = Length(40, 10)
 

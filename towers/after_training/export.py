@@ -10,7 +10,7 @@ from rich.text import Text
 
 from towers.named import one_line
 from towers.reporting.report import labelled
-from towers.starting_values import load
+from towers.recipe.starting_values import load
 
 
 def check(path: str | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.everyday import named_model
 from towers.config import TrainConfig
-from towers.starting_values import check_file, load, take_values
+from towers.recipe.starting_values import check_file, load, take_values
 
 
 @pytest.fixture(name="file", scope="module")

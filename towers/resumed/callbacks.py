@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from towers.machine.signals import Pending
-from towers.resume import Resume
-from towers.resumed_data import Data
-from towers.resumed_state import Saved, Saver
+from towers.resumed.callback import Resume
+from towers.resumed.data import Data
+from towers.resumed.state import Saved, Saver
 from towers.saving.autosave import SECONDS_BETWEEN_SAVES
 from towers.saving.position import plain
 

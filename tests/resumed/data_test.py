@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from towers.datasets import batches
-from towers.resumed_data import Start, are_arrays, make_data, split_arrays
+from towers.resumed.data import Start, are_arrays, make_data, split_arrays
 
 X = np.arange(11, dtype="float64")
 ENDLESS = {"steps_per_epoch": 2}

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from towers.label_smoothing import SmoothedCrossentropy, smoothed
+from towers.recipe.label_smoothing import SmoothedCrossentropy, smoothed
 
 SPARSE = "sparse_categorical_crossentropy"
 

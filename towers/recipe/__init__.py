@@ -1,0 +1,1 @@
+"""What a configuration makes of the model and its optimizer before training."""

@@ -1,0 +1,1 @@
+"""`fit` that goes on where its process was killed: `towers.Resume`."""
