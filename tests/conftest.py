@@ -44,7 +44,7 @@ def _nothing_left():
 
 
 def _give_back_memory() -> None:
-    """What models and graphs have freed lies scattered in glibc's heap: half of what pytest takes."""
+    """What models and graphs have freed lies scattered in glibc's heap, and stays the process's."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
