@@ -23,13 +23,23 @@ from towers.saving.resume import continued_config
 
 
 def define_flags() -> None:
-    """One flag for each field of TrainConfig, with the field's default."""
-    string, integer, choice = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_enum
+    """One flag for each field of TrainConfig, with the field's default; and commands."""
     default = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
 
     def define(kind: Any, name: str, *arguments: Any, **bounds: Any) -> None:
         kind(name, default[name], *arguments, **bounds)
 
+    _define_data_flags(define)
+    _define_device_flags(define)
+    _define_training_flags(define)
+    _define_run_flags(define)
+    _define_flags_that_look(define)
+    _define_flags_after_training(define)
+
+
+def _define_data_flags(define: Callable[..., None]) -> None:
+    """What is trained, and on what."""
+    string, integer, number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
     define(string, "model", "cnn, notebook_cnn, mlp, gru, lstm, resnet, resnet20, resnet56, "
            "resnet50; package.module:function (input_shape, num_classes), or without arguments, "
            "-> a Keras model; or FILE.keras, which is trained further. A compiled one brings its "
@@ -43,12 +53,20 @@ def define_flags() -> None:
            "-> (x, y). Default: none, for these need one.")
     define(integer, "data_workers", "Processes that read a source with __len__ and __getitem__; "
            "they change no bit. Default: 0, a thread of this process, which needs no copies.")
-    define(flags.DEFINE_float, "data_timeout", "Seconds that one example of such a source may "
+    define(number, "data_timeout", "Seconds that one example of such a source may "
            "take. The default outlasts a network disk's hiccups.")
     define(integer, "shuffle_buffer", "Examples among which a tf.data.Dataset that memory does not "
            "hold is shuffled; they are held there. More mix better.")
     define(string, "augment", "Change each training example at random: crop_flip, or "
            "package.module:function (x, seed) -> x, or -> a Keras layer. Default: nothing.")
+
+
+def _define_device_flags(define: Callable[..., None]) -> None:
+    """What runs where."""
+    integer = flags.DEFINE_integer
+    choice = flags.DEFINE_enum
+    number = flags.DEFINE_float
+    switch = flags.DEFINE_boolean
     define(integer, "num_gpus", "Devices that run towers. Default: all GPUs; without any, one "
            "logical CPU device a core.")
     define(integer, "logical_gpus", "Divide the GPUs into so many, of equal memory, to rehearse a "
@@ -67,80 +85,39 @@ def define_flags() -> None:
            "the number of GPUs never changes the mathematics. Default: 128, the Keras convnet's.")
     define(integer, "batch_size_per_gpu", "Examples of one update on each device, instead of "
            "--batch_size. Default: --batch_size divided among the towers.")
+    define(switch, "prefetch_to_devices", "Copy each tower's next shard to its "
+           "device while a step runs. Default: on GPUs; a CPU's towers share its memory.")
+    define(switch, "pack_transfers", "Move parameters and gradients between devices "
+           "as one tensor a dtype. Off by default: it copies every byte once more at both ends.")
+    define(switch, "inline_towers", "Optimize all towers as one graph: on GPUs, "
+           "gradients may leave while the backward pass goes on. Off by default: it starts slower.")
+    define(switch, "jit_compile", "Compile each tower with XLA. Off by default: it "
+           "takes long to start, and mostly pays on GPUs.")
+    define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
+           "of the results. Default: the cores divided among the towers.")
+    define(number, "worker_timeout", "Of several workers: seconds after which one that "
+           "does not answer is lost, and the others end.")
+
+
+def _define_training_flags(define: Callable[..., None]) -> None:
+    """How long, and how the parameters change, and which."""
+    string = flags.DEFINE_string
+    integer = flags.DEFINE_integer
+    choice = flags.DEFINE_enum
+    number = flags.DEFINE_float
+    switch = flags.DEFINE_boolean
     define(integer, "epochs", "Passes over the training data; 0 evaluates only. Default: 12, after "
            "which the Keras convnet reaches 0.99 on MNIST.")
     define(integer, "max_steps", "Updates after which the run ends, even in mid-epoch. Default: no "
            "limit.")
     define(string, "optimizer", "A Keras optimizer: adam, sgd, rmsprop, ... Default: the model's "
            "own.")
-    define(flags.DEFINE_float, "learning_rate", "Of the one update with the averaged gradient; "
+    define(number, "learning_rate", "Of the one update with the averaged gradient; "
            "independent of the number of towers. Default: the optimizer's own.")
-    define(flags.DEFINE_float, "dropout", "Rate of every Dropout layer, 0 for none. Default: the "
-           "model's own rates.")
-    define(integer, "seed", "Of the parameters, the order of the examples and dropout. The "
-           "default is fixed, so that a run can be repeated.")
-    define(choice, "precision", ["float32", "mixed_float16", "mixed_bfloat16"], "Keras' dtype "
-           "policy, of all towers. The default is exact to float rounding.")
-    define(flags.DEFINE_boolean, "deterministic", "Use only kernels that give the same bits twice, "
-           "and refuse operations that have none. Off by default: it costs speed on GPUs, and on "
-           "CPUs alone the bits are the same without it.")
-    define(flags.DEFINE_boolean, "jit_compile", "Compile each tower with XLA. Off by default: it "
-           "takes long to start, and mostly pays on GPUs.")
-    define(flags.DEFINE_boolean, "inline_towers", "Optimize all towers as one graph: on GPUs, "
-           "gradients may leave while the backward pass goes on. Off by default: it starts slower.")
-    define(flags.DEFINE_boolean, "pack_transfers", "Move parameters and gradients between devices "
-           "as one tensor a dtype. Off by default: it copies every byte once more at both ends.")
-    define(flags.DEFINE_boolean, "prefetch_to_devices", "Copy each tower's next shard to its "
-           "device while a step runs. Default: on GPUs; a CPU's towers share its memory.")
-    define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
-           "BatchNormalization statistics become one. The default uses every example.")
-    define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
-           "runs/<model>-<dataset>-001.")
-    define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
-           "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
-           "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
-           "--histograms, --export, or a larger --epochs, --max_steps or --early_stopping.")
-    define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
-           "epoch's end. Default: at least one every 10 minutes.")
-    define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
-           "of the results. Default: the cores divided among the towers.")
-    define(flags.DEFINE_float, "worker_timeout", "Of several workers: seconds after which one that "
-           "does not answer is lost, and the others end.")
-    define(string, "monitor", "The column of results.csv that makes an epoch the best, whose model "
-           "best.keras holds. Default: val_accuracy, or val_loss where there is none.")
-    define(choice, "monitor_mode", ["auto", "min", "max"], "Whether the lowest or the highest "
-           "--monitor is the best. The default is what Keras knows of the metric.")
-    define(string, "callbacks", "package.module:function -> a list of Keras callbacks, which are "
-           "told of every step and epoch. Default: none.")
-    define(integer, "early_stopping", "Epochs without a better --monitor after which the run ends. "
-           "Default: never.")
-    define(choice, "nonfinite", ["stop", "skip"], "What a NaN or infinite loss or gradient does: "
-           "end the run before the update, or leave that update out and count it.")
-    define(flags.DEFINE_boolean, "tensorboard", "Write scalars and the step's graph to "
-           "tensorboard/ in the run's directory. Off by default: results.csv and results.png hold "
-           "the scalars.")
-    define(flags.DEFINE_boolean, "histograms", "With --tensorboard, the parameters' histograms "
-           "each epoch. Off by default: they take time and room.")
-    define(flags.DEFINE_boolean, "verify_gradients", "Compare the averaged gradient with the "
-           "large-batch gradient on the first batch, then train. Off by default: it takes the "
-           "memory of a whole global batch on one device.")
-    define(flags.DEFINE_boolean, "profile", "Measure the phases of a step, name what bounds it and "
-           "what to change; train nothing.")
-    define(flags.DEFINE_boolean, "plan", "Print devices, towers, shard sizes and the bytes that "
-           "each step moves; train nothing.")
-    flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
-                         "that towers would get; train nothing.")
-    _define_training_flags(define)
-    _define_flags_of_what_comes_after(define)
-
-
-def _define_training_flags(define: Callable[..., None]) -> None:
-    """How the parameters change, and which."""
-    string, number = flags.DEFINE_string, flags.DEFINE_float
     define(string, "schedule", "What becomes of the learning rate over --epochs (or --max_steps): "
            "constant; cosine or linear, to 0; or step:30,60, a tenth after each of these epochs. "
            "The default can be changed by callbacks.")
-    define(flags.DEFINE_integer, "warmup_steps", "Updates over which the learning rate rises from "
+    define(integer, "warmup_steps", "Updates over which the learning rate rises from "
            "0, before --schedule. Default: none.")
     define(number, "weight_decay", "Keras', of every trainable variable in each update: w -= "
            "learning rate * weight_decay * w. Default: the optimizer's own, mostly none.")
@@ -151,13 +128,69 @@ def _define_training_flags(define: Callable[..., None]) -> None:
            "updates, which final.keras holds in the variable's place. Default: none.")
     define(number, "label_smoothing", "The part of each label that is spread over all classes, "
            "such as 0.1. Default: none.")
+    define(number, "dropout", "Rate of every Dropout layer, 0 for none. Default: the "
+           "model's own rates.")
+    define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
+           "BatchNormalization statistics become one. The default uses every example.")
     define(string, "freeze", "A regular expression: variables in whose path it is found stay as "
            "they are; a layer, all of whose are, is frozen as in Keras. Default: none.")
     define(string, "init_from", "A .keras file, whose values the variables of the same names and "
            "shapes begin with. Default: all begin at random.")
+    define(integer, "seed", "Of the parameters, the order of the examples and dropout. The "
+           "default is fixed, so that a run can be repeated.")
+    define(choice, "precision", ["float32", "mixed_float16", "mixed_bfloat16"], "Keras' dtype "
+           "policy, of all towers. The default is exact to float rounding.")
+    define(switch, "deterministic", "Use only kernels that give the same bits twice, "
+           "and refuse operations that have none. Off by default: it costs speed on GPUs, and on "
+           "CPUs alone the bits are the same without it.")
+    define(choice, "nonfinite", ["stop", "skip"], "What a NaN or infinite loss or gradient does: "
+           "end the run before the update, or leave that update out and count it.")
 
 
-def _define_flags_of_what_comes_after(define: Callable[..., None]) -> None:
+def _define_run_flags(define: Callable[..., None]) -> None:
+    """What a run leaves, and who is told of it."""
+    string = flags.DEFINE_string
+    integer = flags.DEFINE_integer
+    choice = flags.DEFINE_enum
+    switch = flags.DEFINE_boolean
+    define(string, "run_dir", "Directory of the run: new, or empty. Default: the next free "
+           "runs/<model>-<dataset>-001.")
+    define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
+           "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
+           "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
+           "--histograms, --export, or a larger --epochs, --max_steps or --early_stopping.")
+    define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
+           "epoch's end. Default: at least one every 10 minutes.")
+    define(string, "monitor", "The column of results.csv that makes an epoch the best, whose model "
+           "best.keras holds. Default: val_accuracy, or val_loss where there is none.")
+    define(choice, "monitor_mode", ["auto", "min", "max"], "Whether the lowest or the highest "
+           "--monitor is the best. The default is what Keras knows of the metric.")
+    define(integer, "early_stopping", "Epochs without a better --monitor after which the run ends. "
+           "Default: never.")
+    define(string, "callbacks", "package.module:function -> a list of Keras callbacks, which are "
+           "told of every step and epoch. Default: none.")
+    define(switch, "tensorboard", "Write scalars and the step's graph to "
+           "tensorboard/ in the run's directory. Off by default: results.csv and results.png hold "
+           "the scalars.")
+    define(switch, "histograms", "With --tensorboard, the parameters' histograms "
+           "each epoch. Off by default: they take time and room.")
+
+
+def _define_flags_that_look(define: Callable[..., None]) -> None:
+    """What is looked at, instead of training or before."""
+    switch = flags.DEFINE_boolean
+    define(switch, "verify_gradients", "Compare the averaged gradient with the "
+           "large-batch gradient on the first batch, then train. Off by default: it takes the "
+           "memory of a whole global batch on one device.")
+    define(switch, "profile", "Measure the phases of a step, name what bounds it and "
+           "what to change; train nothing.")
+    define(switch, "plan", "Print devices, towers, shard sizes and the bytes that "
+           "each step moves; train nothing.")
+    flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
+                         "that towers would get; train nothing.")
+
+
+def _define_flags_after_training(define: Callable[..., None]) -> None:
     """What is done with a trained model."""
     define(flags.DEFINE_string, "export", "A new directory for a SavedModel, which serves without "
            "towers: of the model at the run's end, or at that of a complete run with --resume, or "

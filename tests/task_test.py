@@ -364,3 +364,42 @@ def test_what_the_page_shows_runs(monkeypatch):
     exec(compile(script, "own_task.md", "exec"), {})
     columns = header(run_dir.Path("runs/houses")).split(",")
     assert columns[1:6] == ["loss", "kind_accuracy", "price_mae", "price_loss", "kind_loss"]
+
+
+class Rows:
+    """Examples of any structure, one at a time."""
+
+    def __init__(self, x, y):
+        self._x, self._y = x, y
+
+    def __len__(self):
+        return len(tf.nest.flatten(self._x)[0])
+
+    def __getitem__(self, index):
+        return tf.nest.map_structure(lambda part: part[index], (self._x, self._y))
+
+
+def test_a_random_access_source_trains_a_task_as_its_arrays_do():
+    splits = dict(zip(("train", "test"), two_outputs_data(), strict=True))
+    sources = {name: Rows(*split) for name, split in splits.items()}
+    for run, given in (("run", splits), ("sources", sources)):
+        keras.utils.set_random_seed(1)
+        towers.train(config(run_dir=run), model=two_outputs_model(), **given)
+    ours, theirs = weights("sources/final.keras"), weights()
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+def noise_added(x, seed):
+    return {**x, "a": x["a"] + tf.random.stateless_normal(tf.shape(x["a"]), seed)}
+
+
+def test_inputs_in_a_dict_are_augmented_by_a_function_of_ones_own():
+    losses = []
+    for run, given in (("run", {}), ("noisy", {"augment": "tests.task_test:noise_added"})):
+        keras.utils.set_random_seed(1)
+        history = towers.train(
+            config(run_dir=run, epochs=1, **given), model=two_outputs_model(),
+            train=two_outputs_data()[0],
+        )
+        losses.append(history["loss"])
+    assert losses[0] != losses[1]

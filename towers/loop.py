@@ -98,40 +98,48 @@ def train(
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        directory = together.directory(run, _make_directory)
-        log = directory / together.log_name(cluster)
-        make_saver = Saver if cluster.is_chief else Follower
-        with (
-            run_dir.locked(directory) if cluster.is_chief else nullcontext(),
-            out_of_memory_explained(run, log),
-            deterministic.refusals_explained(config.deterministic, log),
-            closing(make_saver(run, directory, callbacks, out.warn)) as saver,
-        ):
-            together.check_same(run, saver.data)
-            loaded = saver.load(resume=config.resume is not None)
-            if loaded is None:
-                starting_values.check_file(config)
-            _open_log(log, out, noise)
-            describe(run, out, f"run: {directory}")
-            if config.resume is not None or loaded is not None:
-                outcome.describe_resumed(loaded, out)
-            if config.profile:
-                show_anatomy(run, directory / run_dir.PROFILE, out)
-                return {}
-            if config.verify_gradients:
-                verify(run, out)
-            if config.epochs == 0:
-                history = _evaluate_only(run, out)
-                _export(run, config, run.step.model, out)
-                return history
-            position = Position() if loaded is None else loaded.position
-            if _is_complete(run, position, saver):
-                outcome.describe_complete(run, position, out)
-                _export(run, config, directory / run_dir.FINAL, out)
-                return position.history
+        return _run(run, callbacks, out, noise)
+
+
+def _run(
+    run: Run, callbacks: Sequence[keras.callbacks.Callback], out: Report, noise: Noise | None
+) -> dict[str, list[float]]:
+    """What a configuration asks for, in the run's directory."""
+    config, cluster = run.config, run.workers.cluster
+    directory = together.directory(run, _make_directory)
+    log = directory / together.log_name(cluster)
+    make_saver = Saver if cluster.is_chief else Follower
+    with (
+        run_dir.locked(directory) if cluster.is_chief else nullcontext(),
+        out_of_memory_explained(run, log),
+        deterministic.refusals_explained(config.deterministic, log),
+        closing(make_saver(run, directory, callbacks, out.warn)) as saver,
+    ):
+        together.check_same(run, saver.data)
+        loaded = saver.load(resume=config.resume is not None)
+        if loaded is None:
+            starting_values.check_file(config)
+        _open_log(log, out, noise)
+        describe(run, out, f"run: {directory}")
+        if config.resume is not None or loaded is not None:
+            outcome.describe_resumed(loaded, out)
+        if config.profile:
+            show_anatomy(run, directory / run_dir.PROFILE, out)
+            return {}
+        if config.verify_gradients:
+            verify(run, out)
+        position = Position() if loaded is None else loaded.position
+        model: keras.Model | Path = run.step.model
+        if config.epochs == 0:
+            history = _evaluate_only(run, out)
+        elif _is_complete(run, position, saver):
+            outcome.describe_complete(run, position, out)
+            history, model = position.history, directory / run_dir.FINAL
+        else:
             history = _train(run, position, directory, out, callbacks, saver)
-            _export(run, config, run.step.model, out)
-            return history
+        if config.export is not None and cluster.is_chief:
+            out.line(export.export_model(model, config.export))
+        return history
 
 
 def _train(
@@ -210,12 +218,6 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
     out.line(report.validation_line(logs, is_best=False))
     out.line("Done: evaluated, not trained (--epochs=0)")
     return {name: [value] for name, value in logs.items()}
-
-
-def _export(run: Run, config: TrainConfig, model: keras.Model | Path, out: Report) -> None:
-    """--export: a model, or the one in a file; of several workers, by the chief alone."""
-    if config.export is not None and run.workers.cluster.is_chief:
-        out.line(export.export_model(model, config.export))
 
 
 def _is_complete(run: Run, position: Position, saver: Saver) -> bool:

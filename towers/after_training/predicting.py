@@ -13,8 +13,9 @@ from towers import datasets, models, named
 from towers.after_training import prediction_files
 from towers.build import find_devices
 from towers.config import TrainConfig
-from towers.datasets.dataset import Dataset
 from towers.datasets.batches import Examples, load_examples, num_steps, ordered_batches
+from towers.datasets.dataset import Dataset
+from towers.datasets.options import InputOptions
 from towers.machine.devices import place_towers
 from towers.machine.workers import join_workers
 from towers.objects import PYTHON
@@ -126,7 +127,8 @@ def _test_examples(
             f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "
             f"{found}."
         )
-    return load_examples(dataset.test, datasets.num_examples(dataset.test))
+    options = InputOptions(None, config.data_workers, config.data_timeout)
+    return load_examples(dataset.test, datasets.num_examples(dataset.test), options)
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
