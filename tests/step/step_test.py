@@ -121,6 +121,16 @@ def test_an_overflow_on_one_tower_skips_the_update_on_all():
     assert float(optimizer.dynamic_scale) == scale / 2
 
 
+def test_an_optimizer_that_is_built_stays_as_it_is():
+    """A model's file brings one; built twice, Keras' LossScaleOptimizer has its counters twice."""
+    model = build()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build(model.trainable_variables)
+    before = list(map(id, optimizer.variables))
+    make_step(model, optimizer=optimizer)(*data())
+    assert list(map(id, optimizer.variables)) == before
+
+
 def test_batch_norm_statistics_are_updated_once_a_step():
     model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
     step = make_step(model, loss="mse", num_towers=2)

@@ -134,8 +134,9 @@ class TowerStep:
         self.optimizer = keras.optimizers.get(optimizer)
         self.batch_norm = batch_norm
         self.home = state_lib.variables_device(model)
-        with tf.device(self.home):
-            self.optimizer.build(model.trainable_variables)
+        if not self.optimizer.built:  # LossScaleOptimizer would make its own variables twice
+            with tf.device(self.home):
+                self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         check_synchronized(synchronized, len(self.mine), len(self.devices), jit_compile)
         if jit_compile:
