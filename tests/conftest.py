@@ -32,12 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_left():
+def _nothing_left(request):
     """Gives back what a module's models and graphs took; Keras' own fit would leave them all."""
     with custom_gradients_forgotten():
         yield
     import keras
 
+    for value in vars(request.module).values():  # functools.cache of this module, not of towers
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
     keras.utils.clear_session()
     gc.collect()
     _give_back_memory()
