@@ -108,12 +108,15 @@ def _environment():
     }
 
 
-def train(*flags, cwd, fault="", inside=()):
+def train(*flags, cwd, fault="", inside=(), anew=False):
     """(exit code, stdout, stderr) of a process that has ended; takes what `start` takes.
 
     Without what TensorFlow says on stderr: this module imports Keras before train.py is quiet.
+
+    Args:
+        anew: the process is not forked: it has all that TensorFlow says, in its log.
     """
-    if inside:
+    if inside or anew:
         process = start(*flags, cwd=cwd, fault=fault, inside=inside)
     else:
         process = Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
