@@ -13,7 +13,7 @@ from towers.step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10
 BATCHES = [24, 13, 5]  # a partial last batch, and one smaller than the tower count
-DEVICES = {"cnn": (1, 2, 3, 4, 8)}  # of the others: a few
+DEVICES = {"cnn": (1, 2, 3, 4, 8)}  # the others: one tower a device, and an uneven share of them
 
 
 def train(build, batches, num_towers, num_devices, **options):
@@ -47,7 +47,7 @@ def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     digests = {
         train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 8, num_devices,
               loss="sparse_categorical_crossentropy")
-        for num_devices in DEVICES.get(name, (1, 3, 8))
+        for num_devices in DEVICES.get(name, (3, 8))
     }
     assert len(digests) == 1
 
@@ -67,7 +67,7 @@ def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers
 def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     rng = np.random.default_rng(0)
     batches = [case.batch(n, rng) for n in (9, 4)]
-    digests = {train(case.build, batches, 5, n, **case.compile) for n in (1, 3, 5)}
+    digests = {train(case.build, batches, 5, n, **case.compile) for n in (2, 5)}
     assert len(digests) == 1
 
 
