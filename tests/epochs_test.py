@@ -99,6 +99,18 @@ def test_stop_training_ends_an_epoch_and_the_run(run):
     assert (position.step, position.epoch) == (2, 1)
 
 
+def test_a_stop_before_an_epoch_leaves_its_first_step_as_in_keras(run):
+    position = Position()
+
+    def stop():
+        run.step.model.stop_training = position.stopped = True
+
+    listener = Recorder("begin_epoch", stop)
+    train(run, listener, position)
+    assert listener.told == ["begin", "begin_epoch", *STEP, "begin_validation", "end_epoch", "end"]
+    assert (position.step, position.epoch) == (1, 1)
+
+
 def test_patience_ends_a_run(run):
     monitor = Monitor("val_loss", highest=False)
     patient = run._replace(config=config(epochs=9, early_stopping=1), monitor=monitor)

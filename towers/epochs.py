@@ -88,7 +88,9 @@ class Epochs:
             run.train, run.batch_size, run.config.seed, position.epoch, position.epoch_step
         )
         count = min(run.steps_an_epoch, num_steps(run) - position.epoch * run.steps_an_epoch)
-        left = 0 if run.step.model.stop_training else count - position.epoch_step
+        # After a stop in mid-epoch the validation is left; before an epoch, as in Keras, a step.
+        is_over = run.step.model.stop_training and position.epoch_step > 0
+        left = 0 if is_over else count - position.epoch_step
         ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
         for _, batch in zip(range(left), ahead, strict=False):
             self._listener.begin_step()
