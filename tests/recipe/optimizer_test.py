@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from towers.config import TrainConfig
-from towers.recipe.optimizer import given, learning_rate, make_optimizer, with_given
+from towers.recipe.optimizer import given, learning_rate, make_optimizer, shown_rate, with_given
 from towers.recipe.schedules import Length
 
 LENGTH = Length(40, 10)
@@ -74,3 +74,12 @@ def test_a_rate_replaces_no_schedule_of_a_models_own(values):
     own = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.5, 10))
     with pytest.raises(ValueError, match="have no effect: .* give `optimizer` as well"):
         changed(own, **values)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_a_warm_up_is_shown_by_the_rate_at_its_end(schedule):
+    values = {"learning_rate": 0.5, "schedule": schedule}
+    warm = {**values, "warmup_steps": 4}
+    assert float(made(**warm).learning_rate) == 0
+    assert shown_rate(made(**warm), TrainConfig(**warm)) == pytest.approx(0.5)
+    assert shown_rate(made(**values), TrainConfig(**values)) == 0.5

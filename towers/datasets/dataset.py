@@ -63,6 +63,16 @@ def num_examples(split: Split) -> int:
     return count
 
 
+def check_count(split: tf.data.Dataset, where: str) -> None:
+    """Raises ValueError where a tf.data.Dataset has no examples, or no end."""
+    try:
+        count = num_examples(split)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if count == 0:
+        raise ValueError(f"{where}: no examples; give at least one.")
+
+
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
     """Checks the examples and the labels of one split.
 

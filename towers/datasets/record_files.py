@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from towers import named
+from towers.datasets.user import named_classes
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
 
@@ -81,13 +82,7 @@ def import_features(dataset: str, spec: str | None) -> Features:
             f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
         )
     function = named.import_function(spec, "features")
-    num_classes = getattr(named.import_module(spec, "features"), "NUM_CLASSES", None)
-    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
-        raise ValueError(
-            f"features ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
-            "number, at least 1."
-        )
-    return Features(function, num_classes)
+    return Features(function, named_classes(spec, "features"))
 
 
 def _words(name: str) -> list[str]:

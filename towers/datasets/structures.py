@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.dataset import Dataset, Split, check_finite, num_examples
+from towers.datasets.dataset import Dataset, Split, check_count, check_finite
 from towers.datasets.random_access import RandomAccess, from_source, is_random_access
 from towers.named import one_line
 
@@ -120,12 +120,7 @@ def _check_elements(split: tf.data.Dataset, where: str) -> None:
     for spec in tf.nest.flatten(split.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_numeric or spec.dtype.is_bool):
             raise ValueError(f"{where}: its elements hold {spec}, but must hold dense numbers.")
-    try:
-        count = num_examples(split)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if count == 0:
-        raise ValueError(f"{where}: no examples; give at least one.")
+    check_count(split, where)
 
 
 def _shapes(split: Split) -> tuple[Structure, Structure]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers import named
 from towers.datasets.arrays import from_arrays
-from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.dataset import Dataset, check_count
 from towers.datasets.random_access import from_source, is_random_access
 from towers.datasets.structures import from_splits
 
@@ -38,12 +38,7 @@ def load(spec: str, own_task: bool = False) -> Dataset:
         ValueError: it cannot be imported, or returns something else.
     """
     function = named.import_function(spec, "dataset")
-    num_classes = getattr(named.import_module(spec, "dataset"), "NUM_CLASSES", None)
-    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
-        raise ValueError(
-            f"dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
-            "number, at least 1."
-        )
+    num_classes = named_classes(spec, "dataset")
     splits = function()
     if own_task and _is_pair(splits):
         return from_splits(spec, *splits)
@@ -51,6 +46,21 @@ def load(spec: str, own_task: bool = False) -> Dataset:
         raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
     train, test = splits
     return from_splits_of_classes(spec, train, test, num_classes)
+
+
+def named_classes(spec: str, argument: str) -> int | None:
+    """NUM_CLASSES in the module of `package.module:function`; None where there is none.
+
+    Raises:
+        ValueError: it is no count.
+    """
+    num_classes = getattr(named.import_module(spec, argument), "NUM_CLASSES", None)
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
+        raise ValueError(
+            f"{argument} ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            "number, at least 1."
+        )
+    return num_classes
 
 
 def from_splits_of_classes(
@@ -83,12 +93,7 @@ def _from_tf_data(
             f"{spec} (test): examples have shape {test_shape}, but those of train have {shape}."
         )
     for split, what in ((train, "train"), (test, "test")):
-        try:
-            count = num_examples(split)
-        except ValueError as error:
-            raise ValueError(f"{spec} ({what}): {error}") from None
-        if count == 0:
-            raise ValueError(f"{spec} ({what}): no examples; give at least one.")
+        check_count(split, f"{spec} ({what})")
     if num_classes is None:
         num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
     return Dataset(spec, train, test, num_classes, shape)

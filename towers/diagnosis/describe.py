@@ -11,7 +11,7 @@ from towers.diagnosis.verify import verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus
 from towers.machine.policy import REHEARSAL, is_rehearsal
-from towers.recipe.optimizer import given
+from towers.recipe.optimizer import given, shown_rate
 from towers.reporting import report
 from towers.reporting.report import Report
 
@@ -42,7 +42,7 @@ def describe(run: Run, out: Report, what: str) -> None:
             config.model,
             step.model.count_params(),
             type(optimizer).__name__.lower(),
-            float(optimizer.learning_rate),
+            shown_rate(optimizer, config),
             config.seed,
             config.precision,
         )

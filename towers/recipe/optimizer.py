@@ -67,6 +67,14 @@ def with_given(
     return optimizer
 
 
+def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> float:
+    """The learning rate as it is now; where the run has a warm-up, the one at its end."""
+    rate = optimizer.get_config()["learning_rate"] if config.warmup_steps else None
+    if not isinstance(rate, dict):
+        return float(optimizer.learning_rate)
+    return float(keras.optimizers.schedules.deserialize(rate)(config.warmup_steps))
+
+
 def _own_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> float:
     """The learning rate that a model's own optimizer has.
 
