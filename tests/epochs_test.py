@@ -146,6 +146,9 @@ class Agreement:
             self._pending.receive(15, None)
         return values
 
+    def part(self):
+        """Nobody else ends."""
+
 
 def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(run):
     pending, position = Pending(), Position()

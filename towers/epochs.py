@@ -107,13 +107,15 @@ class Epochs:
         """A signal to one worker, or a callback's wish to stop in one, is every worker's.
 
         Returns:
-            The signal; 0 where none has come.
+            The signal, which ends all workers; 0 where none has come.
         """
         position, model = self._position, self._run.step.model
         signal, stop, stopped = self._run.workers.most(
             self._pending.number or 0, int(model.stop_training), int(position.stopped)
         )
         model.stop_training, position.stopped = bool(stop), bool(stopped)
+        if signal:
+            self._run.workers.part()
         return signal
 
     def _check(self) -> None:
@@ -122,12 +124,13 @@ class Epochs:
 
     def _train_step(self, batch: Batch | WeightedBatch) -> None:
         """One update."""
-        position = self._position
+        run, position = self._run, self._position
         position.in_step = True
         try:
-            logs = self._run.step.train_batch(**batch._asdict())
-        except NonFiniteError:
+            logs = run.step.train_batch(**batch._asdict())
+        except NonFiniteError:  # in every worker
             position.in_step = False  # nothing has changed
+            run.workers.part()
             raise
         position.add_step(logs)
         self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])

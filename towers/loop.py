@@ -137,6 +137,7 @@ def _run(
             history, model = position.history, directory / run_dir.FINAL
         else:
             history = _train(run, position, directory, out, callbacks, saver)
+        run.workers.part()
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, config.export))
         return history

@@ -22,7 +22,7 @@ import tensorflow as tf
 from towers.compiled import losses, tracks_outputs, update_metrics
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
-from towers.machine.workers import join_workers, watched
+from towers.machine.workers import Workers, join_workers, watched
 from towers.overrides import overrides
 from towers.own_step import OwnStep, meet_in_layers
 from towers.parallel_check import check_model, hint_gpu_variables
@@ -85,7 +85,9 @@ def parallel_on(
     """`make_parallel`, given the names of the devices and the number of towers."""
     base = model._towers.base if isinstance(model, ParallelModel) else model
     unbuilt = {} if model.built else dict(vars(base))
-    parallel = _share(model, _Towers(base, devices, towers, batch_norm, unbuilt))
+    parallel = _share(
+        model, _Towers(base, devices, towers, batch_norm, unbuilt, Workers(join_workers()))
+    )
     hint_gpu_variables(_home(model))
     _forget_functions(parallel)
     return parallel
@@ -97,6 +99,7 @@ class _Towers:
 
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
+    workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
     """
@@ -106,6 +109,7 @@ class _Towers:
     num_towers: int
     batch_norm: str
     unbuilt: dict[str, Any]
+    workers: Workers
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
@@ -131,10 +135,26 @@ class ParallelModel(keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
-            return super().fit(*args, **kwargs)
+            history = super().fit(*args, **kwargs)
+            self._towers.workers.part()
+            return history
         made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
         prepare = functools.partial(_prepare_training, self)
         return resumed_fit(self, super().fit, bound(args, kwargs), identity=made, prepare=prepare)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.evaluate`."""
+        values = super().evaluate(*args, **kwargs)
+        self._towers.workers.part()
+        return values
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.predict`."""
+        outputs = super().predict(*args, **kwargs)
+        self._towers.workers.part()
+        return outputs
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One synchronous update, or what the model's own does; called by Keras' loop."""

@@ -47,7 +47,6 @@ def between_steps(cluster):
         "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
         "is_gone": tensorflow_internals.is_gone(1 - cluster.index, 3.0),
     })
-    told.most(0)  # nobody leaves before all have asked
 
 
 def steps(cluster):
@@ -71,7 +70,28 @@ def differ(cluster):
         told.check_same({"seed": 1, "index": cluster.index, **{c: cluster.index for c in "abc"}})
     except ValueError as error:
         say(str(error))
+
+
+def part(cluster):
+    """Worker 0 comes a second late; prints when it came, and when the other had parted."""
+    told = workers.Workers(cluster)
     told.most(0)
+    if cluster.index == 0:
+        time.sleep(1)
+        say(time.monotonic())
+    told.part()
+    if cluster.index == 1:
+        say(time.monotonic())
+
+
+def part_once(cluster):
+    """Worker 1 comes to the first of the two meetings alone."""
+    told = workers.Workers(cluster)
+    if cluster.index == 1:
+        told.most(0)
+        os._exit(0)
+    told.part()
+    os._exit(0)
 
 
 def hang(cluster):
@@ -89,11 +109,13 @@ def say(what):
 def main(what):
     logical_cpus(2)
     try:
-        what(workers.join_workers())
+        cluster = workers.join_workers()
+        what(cluster)
+        workers.Workers(cluster).part()
     except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(LOST_WORKER)
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (collectives, between_steps, steps, differ, hang)}[sys.argv[1]])
+    main(globals()[sys.argv[1]])

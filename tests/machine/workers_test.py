@@ -32,6 +32,7 @@ def test_who_is_alone_hears_itself():
     told = workers.Workers(ALONE)
     assert told.most(3, 0) == (3, 0)
     told.check_same({"seed": 1})
+    told.part()
     assert (told.everyones(b"x"), told.chiefs(b"y")) == ([b"x"], b"y")
 
 
@@ -43,6 +44,19 @@ def test_what_differs_from_the_chief_is_told_everywhere():
             r"a \(1, the chief's is 0\), b \(1, the chief's is 0\) and 1 more. All workers must be "
             r"given the same.", json.loads(said)
         )
+
+
+def test_who_parts_waits_for_the_others():
+    (code, came, _), (other, parted, _) = started.run_all(2, *WORKER, "part")
+    assert (code, other) == (0, 0)
+    assert float(parted) > float(came)
+
+
+def test_who_has_met_the_others_once_may_end_and_holds_nobody():
+    began_at = time.monotonic()
+    ended = started.run_all(2, *WORKER, "part_once")
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
+    assert time.monotonic() - began_at < 0.8 * workers.DEFAULT_TIMEOUT
 
 
 def begin(count, what, **environment):

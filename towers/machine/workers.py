@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,7 @@ DEFAULT_TIMEOUT = 60.0
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
 _SOON = 2.0  # seconds of waiting, before the others are asked whether they are there
+_MOMENT = 0.5  # seconds, from one such question of who parts to the next
 _MOST_LISTED = 3
 _PATIENCE = 10  # with who answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
@@ -95,6 +96,7 @@ class Workers:
             self._largest = tf.function(
                 lambda row: tf.reduce_max(self._collectives.gather(row), axis=0), autograph=False
             )
+            self._partings = Collectives(cluster.num_workers, cluster.index)
 
     def most(self, *values: int) -> tuple[int, ...]:
         """The largest that any worker gives, of each value from 0 to 2^31 - 1."""
@@ -120,6 +122,7 @@ class Workers:
                     for name in differ[:_MOST_LISTED]
                 )
                 more = f" and {len(differ) - _MOST_LISTED} more" if differ[_MOST_LISTED:] else ""
+                self.part()
                 raise ValueError(
                     f"worker {worker} ({self.cluster.addresses[worker]}) differs from the chief in "
                     f"{listed}{more}. All workers must be given the same."
@@ -146,6 +149,26 @@ class Workers:
             if self.cluster.is_chief:
                 words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
             return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
+
+    def part(self) -> None:
+        """Returns when this worker may end, or go on: the others have had all that it told them.
+
+        An operation is done when its last message is on its way, and a process that ends there may
+        take it along. So all meet twice: who comes to the second meeting has had the first, and
+        whether the second one succeeds matters to nobody.
+        """
+        if self._is_alone:
+            return
+        self.most(0)
+        second = threading.Thread(target=self._meet_again, daemon=True, name="towers-parting")
+        second.start()
+        until = time.monotonic() + _Watch.timeout
+        while second.is_alive() and time.monotonic() < until and _gone(self.cluster) is None:
+            second.join(_MOMENT)
+
+    def _meet_again(self) -> None:
+        with suppress(tf.errors.OpError), tf.device(HOST):
+            self._partings.gather(tf.constant(0))
 
 
 @contextmanager
@@ -222,10 +245,8 @@ class _Watch:
 
     def _loss(self) -> str | None:
         """Who has ended while nothing was on its way to him: no operation fails of it."""
-        for worker in _others(self._cluster):
-            if is_gone(worker, _ANSWER_SECONDS):
-                return _loss_text(self._cluster, worker, self._phase)
-        return None
+        gone = _gone(self._cluster)
+        return None if gone is None else _loss_text(self._cluster, gone, self._phase)
 
     def _verdict(self, seconds: float) -> str | None:
         """What is wrong, after so many seconds of one phase."""
@@ -238,6 +259,10 @@ class _Watch:
             f"the workers answer, but not all of them came to {self._phase} within {seconds:.0f} "
             "seconds: the worker hangs whose own log does not end with this line."
         )
+
+
+def _gone(cluster: Cluster) -> int | None:
+    return next((w for w in _others(cluster) if is_gone(w, _ANSWER_SECONDS)), None)
 
 
 def _silent(cluster: Cluster) -> list[int]:
