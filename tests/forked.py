@@ -23,7 +23,7 @@ class Forked:
     def __init__(self, arguments, cwd, environment):
         """
         Args:
-            arguments: a script, or -m and a module; and its arguments.
+            arguments: a script, -m and a module, or -c and a program; and its arguments.
             cwd: where it runs.
             environment: its variables, all of them.
         """
@@ -81,6 +81,10 @@ def _run(arguments, cwd, environment, paths):
         sys.argv = arguments[1:]
         sys.path.insert(0, cwd)
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, cwd)
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
