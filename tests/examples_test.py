@@ -1,14 +1,13 @@
 """Every example runs to its end in a smaller size, learns, and is a command."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 HAS_LOSSES = ["loss"]
@@ -40,10 +39,7 @@ FALLS = {"gan": "discriminator_loss"}  # of the others: the loss
 
 
 def python(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, text=True, capture_output=True, check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    return forked.run(*arguments, cwd=ROOT)
 
 
 def test_no_example_is_left_out():

@@ -64,6 +64,22 @@ class Forked:
         self._process.kill()
 
 
+def run(*arguments, cwd, environment=None, timeout=300):
+    """What `subprocess.run` returns of python ARGUMENTS, its output captured as text.
+
+    Args:
+        arguments, cwd: see `Forked`.
+        environment: all its variables; None: those of this process.
+        timeout: seconds, after which it is killed.
+    """
+    process = Forked(arguments, cwd, dict(os.environ) if environment is None else environment)
+    try:
+        said, errors = process.communicate(timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, said, errors)
+
+
 def _run(arguments, cwd, environment, paths):
     """What `python ARGUMENTS` does."""
     for descriptor, path in enumerate([os.devnull, *paths]):

@@ -1,8 +1,5 @@
 """The devices of make_parallel: where towers and variables are; machine/gpus_test has `gpus`."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -11,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests import forked
 from tests.parallel import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
 
 ROOT = Path(__file__).parents[1]
@@ -56,10 +54,7 @@ print(len(tf.config.list_logical_devices("CPU")))
     ("fresh", (0, "3")), ("more", (0, "4")), ("started", (1, "")),
 ])
 def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, expected):
-    run = subprocess.run(
-        [sys.executable, "-c", FRESH, when], cwd=ROOT, text=True, capture_output=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    run = forked.run("-c", FRESH, when, cwd=ROOT)
     assert (run.returncode, run.stdout.strip()) == expected
     if run.returncode:
         assert "Call towers.logical_cpus(3) before the model is made" in run.stderr

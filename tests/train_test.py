@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests import forked
+
 TRAIN = Path(__file__).parent.parent / "train.py"
 FILES = [
     "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
@@ -163,7 +165,7 @@ def test_a_trained_model_is_evaluated_on_the_data_of_its_run(eight, tmp_path):
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
     flags = ["--max_steps=3", "--num_towers=8", f"--num_gpus={num_gpus}", "--device=cpu"]
-    done = run_train(*flags, "--run_dir=run", cwd=tmp_path)
+    done = forked.run(TRAIN, *flags, "--run_dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     few = keras.saving.load_model(tmp_path / "run" / "final.keras")
     many = keras.saving.load_model(eight[1] / "final.keras")

@@ -1,13 +1,12 @@
 """train.py, TowerStep and make_parallel(...).fit, as README shows them, are one and the same."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.train_test import environment, run_train
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +70,7 @@ def _train_weights(tmp_path_factory):
 @pytest.mark.parametrize("code", [STEP, FIT], ids=["TowerStep", "make_parallel"])
 def test_a_script_of_readmes_lines_ends_in_the_bits_of_train_py(code, train_weights, tmp_path):
     path = tmp_path / "weights.npz"
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + code + SAVE, path], cwd=ROOT, env=environment(),
-        capture_output=True, text=True, timeout=300, check=False,
-    )
+    done = forked.run("-c", SETUP + code + SAVE, path, cwd=ROOT, environment=environment())
     assert done.returncode == 0, done.stderr
     with np.load(path) as saved:
         weights = [saved[name] for name in saved.files]

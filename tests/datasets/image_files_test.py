@@ -1,7 +1,5 @@
 """Images that are decoded while training runs: the same as in memory, from any step; and faults."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -10,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests import forked
 from tests.train_test import environment
 from towers import datasets
 from towers.config import TrainConfig
@@ -230,11 +229,10 @@ def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_p
     path = folder / "val" / "class 1" / "33.jpg"
     damage(path)
     root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", STREAMED, "--model=mlp", "--dataset=image_folder",
-         f"--data_dir={folder}", "--batch_size=5", "--run_dir=run", "--device=cpu"],
-        cwd=tmp_path, env=environment(PYTHONPATH=root, TF_CPP_MIN_LOG_LEVEL="3"),
-        capture_output=True, text=True, timeout=300, check=False,
+    done = forked.run(
+        "-c", STREAMED, "--model=mlp", "--dataset=image_folder", f"--data_dir={folder}",
+        "--batch_size=5", "--run_dir=run", "--device=cpu",
+        cwd=tmp_path, environment=environment(PYTHONPATH=root, TF_CPP_MIN_LOG_LEVEL="3"),
     )
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "Traceback" not in done.stderr

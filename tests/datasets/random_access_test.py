@@ -1,17 +1,14 @@
 """A random-access source gives the batches that its examples in memory give, in the same order."""
 
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
-from tests import workers
+from tests import forked, workers
 from tests.datasets.sources import NUM_CLASSES, Pixels, arrays
 from tests.loading import load, refusal
-from tests.train_test import environment
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import random_access
@@ -170,12 +167,11 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
 
 
 def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "train.py", "--model=tests.datasets.random_access_test:model",
-         "--dataset=tests.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
-         f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5"],
-        cwd=workers.ROOT, capture_output=True, text=True, timeout=50,
-        env=environment(PYTHONPATH=str(workers.ROOT)),
+    done = forked.run(
+        "train.py", "--model=tests.datasets.random_access_test:model",
+        "--dataset=tests.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
+        f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5",
+        cwd=workers.ROOT, timeout=50,
     )
     assert done.returncode == 2
     error, = [line for line in done.stderr.splitlines() if "error:" in line]

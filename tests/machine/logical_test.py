@@ -1,13 +1,12 @@
 """Logical devices: how many, with which threads, and who may still choose."""
 
-import os
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 import towers
-from tests.forked import Forked
+from tests import forked
 from tests.machine.nvidia_test import make_nvidia_smi
 from towers.build import find_devices
 from towers.config import TrainConfig
@@ -34,10 +33,9 @@ TRAIN = "build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
 
 def devices_and_threads(code):
     """(logical CPU devices, intra-op threads, inter-op threads) after some code."""
-    process = Forked(["-c", FRESH.format(code=code)], ROOT, dict(os.environ))
-    said, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return tuple(map(int, said.split()))
+    done = forked.run("-c", FRESH.format(code=code), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return tuple(map(int, done.stdout.split()))
 
 
 @pytest.mark.parametrize("ours, trains", [
