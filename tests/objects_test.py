@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from towers.config import TrainConfig
-from towers.objects import PYTHON, Objects
+from towers.objects import PYTHON, Objects, title
 
 MODEL = keras.Sequential([keras.Input((1,))])
 
@@ -24,6 +24,15 @@ def test_a_run_that_goes_on_is_given_its_objects_again():
         Objects(train=[1]).named_in(config)
     with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
         Objects(MODEL).named_in(config)
+
+
+@pytest.mark.parametrize(("model", "dataset", "expected"), [
+    ("cnn", "mnist", "cnn on mnist"), (PYTHON, "mnist", "own on mnist"), (PYTHON, PYTHON, "own"),
+    ("cnn", PYTHON, "cnn"),
+])
+def test_the_title_names_what_has_a_name(model, dataset, expected):
+    own = keras.Sequential([keras.Input((1,))], name="own")
+    assert title(TrainConfig(model=model, dataset=dataset), own) == expected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from towers.listener import Listener, Listeners
 from towers.machine import environment, signals, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
-from towers.objects import Objects
+from towers.objects import Objects, title
 from towers.pace import Pace
 from towers.reporting import outcome, report, tensorboard
 from towers.reporting.curves import Curves
@@ -180,18 +180,15 @@ def _train(
 
 def _files(run: Run, position: Position, directory: Path, out: Report) -> list[Listener]:
     """What writes the run's files, beside checkpoints; of several workers, the chief's alone."""
+    config = run.config
     if not run.workers.cluster.is_chief:
         return []
     return [
         BestModel(run.step.model, directory, position, out.warn),
-        Curves(directory, position, run.columns, _title(run.config), run.monitor, out.warn),
+        Curves(directory, position, run.columns, title(config, run.step.model), run.monitor, out.warn),
         ResultsFile(directory, position, run.columns, out.warn),
         *_tensorboard(run, directory, out),
     ]
-
-
-def _title(config: TrainConfig) -> str:
-    return f"{config.model} on {config.dataset}"
 
 
 def _make_directory(config: TrainConfig) -> Path:

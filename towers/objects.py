@@ -38,6 +38,12 @@ class Objects(NamedTuple):
         return dataclasses.replace(config, **names)
 
 
+def title(config: TrainConfig, model: keras.Model) -> str:
+    """What is trained, on what: "cnn on mnist"; of one's own objects, all that has a name."""
+    name = model.name if config.model == PYTHON else config.model
+    return name if config.dataset == PYTHON else f"{name} on {config.dataset}"
+
+
 def _check(name: str, value: Any, config: TrainConfig) -> None:
     named, default = getattr(config, name), getattr(TrainConfig, name)
     if value is None and named == PYTHON:

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.own_step.steps import fit_both, model_with, refused
+from tests.own_step.steps import fit_alike, model_with, refused
 
 
 @pytest.mark.parametrize("labels", [
@@ -29,4 +29,4 @@ def test_what_is_broadcast_over_the_rows_is_not(float64):
         turned = tf.transpose(rows) * tf.ones([4, 1], x.dtype)
         return {"loss": tf.reduce_mean(rows) + tf.reduce_mean(turned) + tf.reduce_mean(y)}
 
-    fit_both(lambda: model_with(step))
+    fit_alike(lambda: model_with(step))

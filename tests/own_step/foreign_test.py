@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit_both, model_with, refused
+from tests.own_step.steps import fit_alike, model_with, refused
 
 
 def test_a_tf_variable_is_refused_by_name_and_line():
@@ -68,4 +68,4 @@ def test_values_from_outside_and_keras_variables_are_used(float64):
                 "grid": tf.reduce_mean(model.layers[0](grid)), "variable": variable,
                 "gathered": tf.reduce_sum(towers.gather(constant)), "constant": constant[0]}
 
-    fit_both(lambda: model_with(step))
+    fit_alike(lambda: model_with(step))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit_both, model_with, pairs, refused
+from tests.own_step.steps import fit_alike, model_with, pairs, refused
 
 
 def update(model, tape, loss):
@@ -57,7 +57,7 @@ def test_the_gradient_of_gathered_rows_reaches_every_tower(float64):
         return {"loss": loss, "spread": spread}
 
     for num_towers in (2, 5, 16):
-        theirs, ours = fit_both(lambda: model_with(step), num_towers=num_towers, batch_size=4)
+        theirs, ours = fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=4)
         for a, b in zip(ours.weights, theirs.weights, strict=True):
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit, fit_both, model_with, pairs, refused
+from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
 
 
 def calls():
@@ -94,7 +94,7 @@ def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
         grid = tf.reshape(tf.range(12.0), [3, 4])
         return {"loss": tf.reduce_mean(model.layers[0](grid)) + tf.reduce_mean(data[0])}
 
-    fit_both(lambda: model_with(step))
+    fit_alike(lambda: model_with(step))
 
 
 def test_a_sum_that_is_taken_for_a_mean_is_warned_of():
@@ -155,7 +155,7 @@ def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
                 "sum": tf.reduce_mean(tf.norm(of_sum, axis=1))}
 
     for num_towers in (3, 16):
-        fit_both(lambda: model_with(step), num_towers=num_towers, batch_size=7)
+        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
 
 
 def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
@@ -170,7 +170,7 @@ def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(floa
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
         return {"loss": loss}
 
-    theirs, ours = fit_both(lambda: model_with(step), num_towers=16, batch_size=7)
+    theirs, ours = fit_alike(lambda: model_with(step), num_towers=16, batch_size=7)
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
@@ -182,7 +182,7 @@ def test_a_jacobian_with_respect_to_weights_is_the_shards_own(float64):
         slopes = tape.jacobian(output, model.trainable_weights[0])
         return {"loss": tf.reduce_mean(slopes ** 2)}
 
-    fit_both(lambda: model_with(step), batch_size=6, num_towers=3)
+    fit_alike(lambda: model_with(step), batch_size=6, num_towers=3)
 
 
 def test_jacobians_are_row_by_row(float64):
@@ -198,7 +198,7 @@ def test_jacobians_are_row_by_row(float64):
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
         return {"loss": loss}
 
-    theirs, ours = fit_both(lambda: model_with(step), batch_size=4)
+    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
@@ -212,7 +212,7 @@ def test_a_gradient_of_weights_alone_needs_no_tower(float64):
         model.optimizer.apply_gradients([(gradient, weight)])
         return {"loss": penalty, "mean": tf.reduce_mean(data[0])}
 
-    fit_both(lambda: model_with(step), num_towers=3)
+    fit_alike(lambda: model_with(step), num_towers=3)
 
 
 class Halves(keras.optimizers.SGD):
@@ -236,5 +236,5 @@ def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
         model.compile(Halves(0.5), jit_compile=False)
         return model
 
-    _, ours = fit_both(make, *pairs(), batch_size=4)
+    _, ours = fit_alike(make, *pairs(), batch_size=4)
     assert ours.optimizer.iterations.numpy() == 3

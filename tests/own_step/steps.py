@@ -32,7 +32,7 @@ def fit(model, *data, batch_size=11, **options):
     return model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, **options).history
 
 
-def fit_both(make, *data, num_towers=4, **options):
+def fit_alike(make, *data, num_towers=4, **options):
     """(by Keras, on towers): the trained models; their histories agree."""
     trained, histories = [], []
     for on_towers in (False, True):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit, fit_both, model_with, pairs, refused
+from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
 
 
 def state(aggregation="none"):
@@ -107,7 +107,7 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
         return model_with(step)
 
     for num_towers in (1, 3, 8):
-        fit_both(make, num_towers=num_towers, batch_size=5)
+        fit_alike(make, num_towers=num_towers, batch_size=5)
 
 
 def test_a_small_addition_to_a_large_metric_is_not_rounded_by_a_difference():
@@ -144,7 +144,7 @@ def test_a_value_that_is_read_back_has_no_gradient(float64):
         model.compile(optimizer=keras.optimizers.SGD(1e-3), jit_compile=False)
         return model
 
-    theirs, ours = fit_both(make, batch_size=4)
+    theirs, ours = fit_alike(make, batch_size=4)
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
@@ -161,7 +161,7 @@ def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
         weights[0].assign(weights[0] * 0.9)
         return {"loss": loss, "norm": tf.norm(weights[0])}
 
-    theirs, ours = fit_both(lambda: model_with(step), batch_size=4)
+    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
