@@ -81,9 +81,10 @@ def test_a_flagfile_is_in_the_table_and_names_no_other_that_is_missing(path):
 def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(configs):
     assert set(configs) == {path.stem for path in RUNS}
     for config in configs.values():
-        assert callable(models.load(config.model).build)
-        assert config.dataset in datasets.NAMES
         assert config.num_gpus is not None and config.run_dir is None
+        if not config.model.startswith("experiments."):  # see experiments_text_test
+            assert callable(models.load(config.model).build)
+            assert config.dataset in datasets.NAMES
 
 
 def test_the_notebooks_two_runs_differ_in_the_gpus_alone(configs):

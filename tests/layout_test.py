@@ -111,6 +111,7 @@ CROSS_CUTTING = {
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
     "machines_benchmark_test": "benchmarks/",
     "examples_test": "examples/", "experiments_test": "experiments/",
+    "experiments_text_test": "experiments/text.py",
     "sweep_test": "sweep.py", "train_test": "train.py",
     "continue_test": "loop and saving: a run that goes on where it was interrupted",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",

