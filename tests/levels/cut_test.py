@@ -63,7 +63,7 @@ def test_a_piece_names_no_device(trace):
 
 
 def test_a_piece_takes_what_earlier_levels_gave(trace):
-    pieces = cut(trace, [v for m in trace.meetings for v in m.inputs])
+    pieces = pieces_of(trace, [v for m in trace.meetings for v in m.inputs])
     fed = {tensor.name for u in trace.updates for tensor, _ in u.reads}
     assert fed & set(pieces[2].inputs)
     assert not fed & set(pieces[0].inputs)
