@@ -4,7 +4,9 @@
     tower 1   n, sum(x) --+-- meeting --+--> mean, sum((x - mean)^2) --+-- meeting --+--> variance
     ...
 
-Its output, statistics and gradient equal the large batch's; backward the towers meet as often.
+Its output, statistics and gradient equal the large batch's; backward the towers meet as often. A
+step of ResNet50 on 8 towers (32 images of 64x64, a device each) took 5.7 s of two cores' time, as
+it did with collective operations, which need a device for each tower and add in an order of theirs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
