@@ -87,3 +87,13 @@ def test_what_cannot_be_is_refused_before_there_is_a_directory(values, message, 
     with pytest.raises(ValueError, match=message):
         towers.train(config(run_dir="run", **values))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_batch_normalization_is_synchronized_where_towers_share_a_device():
+    def run(num_gpus):
+        return towers.train(config(
+            model="tests.everyday:named_model", run_dir=f"run-{num_gpus}", num_gpus=num_gpus,
+            num_towers=4, batch_norm="synchronized", max_steps=2,
+        ))
+
+    assert run(1)["loss"] == run(2)["loss"]

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # A folder imports those before it; the flat modules, the trunk, put all of them together.
 ORDER = (
-    "machine", "step", "own_step", "recipe", "saving", "resumed", "reporting", "diagnosis"
+    "machine", "levels", "step", "own_step", "recipe", "saving", "resumed", "reporting", "diagnosis"
 )
 # Know nothing of towers; of the machine, only its cores.
 APART = ("models", "datasets", "reading")
@@ -100,7 +100,7 @@ CROSS_CUTTING = {
     "conformance/gather_test": "every place that Keras' own steps call",
     "conformance/gradients_test": "every model",
     "conformance/own_steps_test": "every model's own train_step",
-    "conformance/synchronized_test": "make_parallel and own_step: BatchNormalization",
+    "conformance/synchronized_test": "make_parallel: BatchNormalization",
     "conformance/placement_test": "every arrow of the step",
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",

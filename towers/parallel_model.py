@@ -24,7 +24,7 @@ from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.workers import Workers, join_workers, watched
 from towers.overrides import overrides
-from towers.own_step import OwnStep, meet_in_layers
+from towers.own_step import OwnStep
 from towers.parallel_check import check_model, hint_gpu_variables
 from towers.resumed.fit import bound, is_resumed, resumed_fit
 from towers.step import TowerStep
@@ -64,7 +64,7 @@ def make_parallel(
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes.
         num_towers: of all workers together; None means one tower per device.
-        batch_norm: as for `TowerStep`; "synchronized" with any number of towers a device.
+        batch_norm: as for `TowerStep`.
 
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
@@ -320,11 +320,9 @@ def _step(model: ParallelModel, x: Any) -> TowerStep:
 
 
 def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
-    """What runs a step of the class's own, or one in which towers meet; None: `TowerStep` does."""
+    """What runs a step of the class's own, or one that gathers; None: `TowerStep` does."""
     towers = model._towers
-    where = towers.devices, towers.num_towers, towers.batch_norm
-    is_own = overrides(model, f"{name}_step") or meet_in_layers(model, *where)
-    if is_own and name not in towers.own_steps:
+    if overrides(model, f"{name}_step") and name not in towers.own_steps:
         _add_own_step(model, name)
     return towers.own_steps.get(name)
 

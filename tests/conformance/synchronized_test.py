@@ -1,4 +1,4 @@
-"""Synchronized BatchNormalization where towers share devices: the large batch's, by meetings."""
+"""Synchronized BatchNormalization in Keras' fit: the large batch's, on any number of devices."""
 
 import keras
 import numpy as np
@@ -37,8 +37,8 @@ def test_it_is_the_large_batchs(num_towers, batch_norm, float64):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-10)
 
 
-def test_it_has_the_same_bits_on_fewer_devices():
-    first, *others = [trained(8, n, batch_norm="synchronized")[0] for n in (1, 2, 4)]
+def test_it_has_the_same_bits_on_any_number_of_devices():
+    first, *others = [trained(8, n, batch_norm="synchronized")[0] for n in (1, 2, 8)]
     for other in others:
         for a, b in zip(first.variables, other.variables, strict=True):
             assert a.numpy().tobytes() == b.numpy().tobytes(), a.path

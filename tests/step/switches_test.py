@@ -87,11 +87,6 @@ def test_compiled_towers_give_the_large_batch_gradient(count, float64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
 
 
-def test_towers_that_synchronize_cannot_be_compiled():
-    with pytest.raises(ValueError, match="jit_compile=True cannot compile towers that synchronize"):
-        make_step(4, jit_compile=True, batch_norm="synchronized")
-
-
 def test_a_layer_that_xla_cannot_compile_is_named():
     """As GRU and LSTM are where a GPU's cuDNN computes them."""
     model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])

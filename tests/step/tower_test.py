@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.machine import devices as devices_lib
 from towers.step.losses import ModelLoss
 from towers.step.shares import SHARES_SPEC, Shares
-from towers.step.tower import LOSS_SCALE_SPEC, Tower, TowerInput, TowerOutput, run_on_devices
+from towers.step.tower import LOSS_SCALE_SPEC, Tower, TowerInput
 
 L = keras.layers
 
@@ -211,36 +210,3 @@ def test_the_weights_of_masks_follow_from_the_inputs_alone():
             left += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
     kinds = [operation.type for operation in function.graph.get_operations()]
     assert "MatMul" in kinds and "MatMul" not in {operation.type for operation in needed}
-
-
-# run_on_devices
-
-
-@tf.function(autograph=False)
-def multiplied(inputs, factor):
-    return TowerOutput(factor * inputs.parameters[0] * inputs.x, [], [], [], [])
-
-
-@pytest.mark.parametrize("take_turns", [False, True])
-def test_each_tower_is_called_on_its_device_with_its_arguments(take_turns):
-    devices = devices_lib.place_towers(5, ["/cpu:1", "/cpu:2"])
-    graph_devices = []
-
-    @tf.function(autograph=False)
-    def run_all(parameter):
-        number = tf.TensorSpec([])
-        function = multiplied.get_concrete_function(
-            TowerInput([number], [], number, None, None), number
-        )
-        inputs = [TowerInput([parameter], [], tf.constant(float(t)), None, None) for t in range(5)]
-        options = [(tf.constant(2.0),)] * 5
-        outputs = run_on_devices(function, inputs, options, devices, take_turns=take_turns)
-        calls = [op for op in tf.compat.v1.get_default_graph().get_operations()
-                 if "PartitionedCall" in op.type]
-        graph_devices.extend((op.name.split("/")[0], op.device[-5:]) for op in calls)
-        return [output.loss for output in outputs]
-
-    losses = run_all(tf.constant(3.0))
-    assert [float(loss) for loss in losses] == [0, 6, 12, 18, 24]
-    assert graph_devices == [("tower_0", "CPU:1"), ("tower_1", "CPU:1"), ("tower_2", "CPU:1"),
-                             ("tower_3", "CPU:2"), ("tower_4", "CPU:2")]

@@ -34,7 +34,8 @@ class Collectives:
         """
         self.num_workers = num_workers
         self._index = index
-        self._group_key = next_group_key()
+        # The same for every worker, as they make the same groups in the same order.
+        self._group_key = next(_GROUP_KEYS)
         self._count = itertools.count(1)
         # Members are ordered by their names: from 11 workers on, 10 comes before 2.
         names = sorted(range(num_workers), key=str)
@@ -97,11 +98,6 @@ class Collectives:
         if self.num_workers <= 10:
             return rows
         return tf.gather(rows, sorted(range(self.num_workers), key=str))
-
-
-def next_group_key() -> int:
-    """The same for every worker, as they make the same groups in the same order."""
-    return next(_GROUP_KEYS)
 
 
 def _on_the_wire(value: tf.Tensor) -> tf.Tensor:

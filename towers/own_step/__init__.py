@@ -10,13 +10,13 @@ A GAN's step, on two towers:
     level 3   home                                                    +-- G's optimizer: one update
     ...       home      running means of the losses, which are the logs
 
-    trace.py  the step once, symbolically     variables.py  what it reads and assigns
+    trace.py     the step once, symbolically  variables.py  what it reads and assigns
     meetings.py  where towers meet            patches.py    the calls that make them meet
-    cut.py    a function for each level       run.py        the levels, on the towers' devices
+    run.py       the levels, which towers/levels cuts, on the towers' devices
 
 A scalar is the batch's mean, and weighs n_i / N; what has a batch axis counts by its rows.
 """
 
-from towers.own_step.run import OwnStep, meet_in_layers
+from towers.own_step.run import OwnStep
 
-__all__ = ["OwnStep", "meet_in_layers"]
+__all__ = ["OwnStep"]

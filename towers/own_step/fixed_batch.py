@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from towers.own_step.dependence import Dependence
-from towers.own_step.lines import line_of
+from towers.levels.dependence import Dependence
+from towers.levels.lines import line_of
 from towers.own_step.meetings import has_rows
 
 # What pairs the rows of two tensors.

@@ -4,18 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.own_step.lines import line_of
+from towers.levels.cut import captures
+from towers.levels.lines import line_of
 from towers.own_step.variables import VariableScope
 
 _OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
 _OF_TABLES = ("LookupTable",)
-
-
-def captures(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """(outside, inside) of all that a concrete function takes from outside."""
-    outside = function.captured_inputs
-    inside = function.inputs[len(function.inputs) - len(outside):]
-    return list(zip(outside, inside, strict=True))
 
 
 def check_no_foreign_resources(function: Any, scope: VariableScope) -> None:

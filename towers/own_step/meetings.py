@@ -5,10 +5,10 @@
     ...               |                  |
                       +<-- its gradient, backward, is the sum of the towers' gradients
 
-Nothing is computed here: the step is traced once, for one tower, and run later.
+Beside the sums of `levels.meetings`: rows, joined values, tower 0's, means; and optimizers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,25 +17,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.own_step.dependence import Dependence
-from towers.own_step.lines import current_line
+from towers.levels.lines import current_line
+from towers.levels.meetings import Meetings
 from towers.step.gathering import gathered_by
-
-
-@dataclass
-class Meeting:
-    """What all towers have becomes one value, which `outputs` stand for.
-
-    how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
-        whatever they are; "first", tower 0's.
-    line: of the user's code, where there is one.
-    """
-
-    how: str
-    inputs: list[tf.Tensor]
-    level: int
-    outputs: list[tf.Tensor]
-    line: str
 
 
 @dataclass
@@ -57,8 +41,8 @@ class Update:
 _TRACING: ContextVar = ContextVar("tracing", default=False)
 
 
-class Meetings:
-    """The meetings of the step that is being traced.
+class StepMeetings(Meetings):
+    """The meetings of the step that is being traced; it knows its shard.
 
     events: meetings and updates, in the order of the step.
     """
@@ -72,14 +56,10 @@ class Meetings:
             share: scalar float64, n / N; 0 where one row stands for an empty shard.
             begin: scalar int32, the index of the shard's first row in the global batch.
         """
-        self.dependence = Dependence()
-        self.events: list[Meeting | Update] = []
-        self.graph = tf.compat.v1.get_default_graph()
+        super().__init__([*shard, share, begin])
         self.is_real = share > 0
         self._num_rows = tf.shape(shard[0])[0]
         self._share, self._begin = share, begin
-        for tensor in [*shard, share, begin]:
-            self.dependence.feed(tensor, local=True, level=0)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -98,10 +78,6 @@ class Meetings:
 
     # The ways to meet.
 
-    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the towers. Their gradient is the sum of the towers' gradients."""
-        return self._meet("sum", list(values), lambda *d: self._total(d))
-
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """See `towers.gather`."""
         if not self.dependence.local(rows):
@@ -112,16 +88,16 @@ class Meetings:
                 "axis. Gather what has one row for each example, and reduce it after that."
             )
         if not rows.dtype.is_floating:
-            return self._meet("rows", [rows])[0]
-        return self._meet("rows", [rows], lambda d: [self._own(v) for v in self._total([d])])[0]
+            return self.meet("rows", [rows])[0]
+        return self.meet("rows", [rows], lambda d: [self._own(v) for v in self.total([d])])[0]
 
     def join(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The towers' values one after another, of empty shards too."""
-        return self._meet("join", list(values))
+        return self.meet("join", list(values))
 
     def first(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Tower 0's values."""
-        return self._meet("first", list(values))
+        return self.meet("first", list(values))
 
     def of_batch(self, value: Any, what: str) -> Any:
         """What towers have of their shards, as one value of the global batch.
@@ -158,39 +134,6 @@ class Meetings:
     def masked(self, value: tf.Tensor) -> tf.Tensor:
         """The value, or zeros of an empty shard."""
         return tf.where(self.is_real, value, tf.zeros_like(value))
-
-    def is_outermost(self) -> bool:
-        """Whether the step is not in a condition, a loop, or a function of its own."""
-        return tf.compat.v1.get_default_graph() is self.graph
-
-    def check_outermost(self, what: str) -> None:
-        """Raises ValueError in a condition, a loop, or a function of its own."""
-        if not self.is_outermost():
-            raise ValueError(
-                f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "
-                "towers cannot meet. Take it out of there: drop the decorator, or compute the "
-                "condition's values first and choose with tf.where."
-            )
-
-    def _meet(
-        self, how: str, values: list[tf.Tensor], backward: Callable | None = None
-    ) -> list[tf.Tensor]:
-        self.check_outermost("makes towers meet")
-        level = max(self.dependence.level(v) for v in values)
-
-        def cross(*inputs: tf.Tensor) -> Any:
-            outputs = [tf.identity(v) for v in inputs]
-            return (outputs, backward) if backward else outputs
-
-        outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
-        self.events.append(Meeting(how, values, level, outputs, current_line()))
-        for tensor in outputs:
-            self.dependence.feed(tensor, local=False, level=level + 1)
-        return outputs
-
-    def _total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Every tower's gradient is of its own part of the loss: they add up."""
-        return self.sum([tf.convert_to_tensor(d) for d in gradients])
 
     def _own(self, rows: tf.Tensor) -> tf.Tensor:
         """Those of a tower, of [N, ...]; zeros where its shard is empty."""

@@ -18,9 +18,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.levels.lines import current_line
 from towers.machine.keras_internals import keras_mask, optimized_variables
-from towers.own_step.lines import current_line
-from towers.own_step.meetings import Meetings, Update, has_rows
+from towers.own_step.meetings import StepMeetings, Update, has_rows
 from towers.own_step.sums import is_row_sum, warn_of_sums
 from towers.own_step.variables import VariableScope
 
@@ -31,7 +31,7 @@ _ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's re
 class Patches:
     """The replaced calls of one trace."""
 
-    def __init__(self, meetings: Meetings, scope: VariableScope) -> None:
+    def __init__(self, meetings: StepMeetings, scope: VariableScope) -> None:
         self._meetings, self._scope = meetings, scope
 
     @contextmanager
@@ -257,7 +257,7 @@ def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
     is_own = name in vars(owner)
 
     def call(*args: Any, **options: Any) -> Any:
-        if not Meetings.are_current():
+        if not StepMeetings.are_current():
             return original(*args, **options)
         return function(original, *args, **options)
 

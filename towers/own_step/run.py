@@ -10,31 +10,19 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.levels.cut import Piece, cut
+from towers.levels.meetings import Meeting
 from towers.machine import devices as devices_lib
 from towers.machine.policy import Policy, policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.workers import join_workers
-from towers.own_step.cut import Piece, cut
-from towers.own_step.meetings import Meeting, Update
+from towers.own_step.meetings import Update
 from towers.own_step.trace import Trace, trace_step
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
+from towers.step.calls import run_piece
 from towers.step.sharding import Shard
-from towers.step.synchronized import synchronized_layers
-from towers.step.tower import TowerInput, run_on_devices
-
-
-def meet_in_layers(
-    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str
-) -> bool:
-    """Whether BatchNormalization is synchronized where towers share devices.
-
-    A collective operation would wait there for a tower that waits for the same device; meetings do
-    not.
-    """
-    most = join_workers().most_towers(num_towers)
-    return most > len(devices) and bool(synchronized_layers(model, batch_norm))
 
 
 class Place(NamedTuple):
@@ -128,9 +116,9 @@ class OwnStep:
             left = [v for _, v in trace.assigned], trace.logs
             self._cuts[key] = _Cut(
                 trace,
-                cut(trace, _tensors(met), effects=trace.effects,
+                cut(trace.function, trace.dependence, _tensors(met), effects=trace.effects,
                     num_copies=len(self._place.tower_devices)),
-                cut(trace, _tensors([updates, left])),
+                cut(trace.function, trace.dependence, _tensors([updates, left])),
             )
         return self._cuts[key]
 
@@ -201,22 +189,9 @@ class _Run:
 
     def _run_towers(self, level: int) -> None:
         piece = self._step.towers.get(level)
-        if piece is None:
-            return
-        results = run_on_devices(
-            lambda fed, t: piece.call(fed.parameters, t),
-            [self._fed(tower, piece) for tower in self._towers],
-            [(t,) for t in range(len(self._towers))],
-            self._place.tower_devices,
-            take_turns=self._place.policy.take_turns,
-        )
-        for tower, values in zip(self._towers, results, strict=True):
-            tower.update(zip(piece.outputs, values, strict=True))
-
-    @staticmethod
-    def _fed(tower: dict[str, tf.Tensor], piece: Piece) -> TowerInput:
-        """A tower's arguments, all as parameters: nothing in them is of one kind for good."""
-        return TowerInput([tower[name] for name in piece.inputs], [], None, None, None)
+        if piece is not None:
+            turns = self._place.policy.take_turns
+            run_piece(piece, self._towers, self._place.tower_devices, take_turns=turns)
 
     def _run_home(self, level: int) -> None:
         piece = self._step.home.get(level)

@@ -4,7 +4,7 @@ import warnings
 
 import tensorflow as tf
 
-from towers.own_step.lines import current_line
+from towers.levels.lines import current_line
 from towers.own_step.meetings import has_rows
 
 # Through these a sum stays one; a product or a quotient with a constant does not make it a mean.

@@ -5,25 +5,25 @@
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from towers.levels.cut import captures, effects_of
+from towers.levels.dependence import Dependence
+from towers.levels.meetings import Meeting
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.own_step.dependence import Dependence
 from towers.own_step.fixed_batch import check_no_fixed_batch
-from towers.own_step.foreign import captures, check_no_foreign_resources
-from towers.own_step.meetings import Meeting, Meetings, Update
+from towers.own_step.foreign import check_no_foreign_resources
+from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
 from towers.step.state import batch_norm_indices
-from towers.step.synchronized import TowerGroup, synchronized_layers
+from towers.step.synchronized import synchronized, synchronized_layers
 
-# What must run although nobody reads its result; a condition may hold an assertion or a print.
-_EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _MOST_TRACES = 4  # layers in layers are built one after another
 
 
@@ -32,7 +32,7 @@ class Trace:
     """One traced step.
 
     function: of (leaves, share, begin); it is cut up and never called.
-    leaves: the shard's symbolic tensors. share, begin: see `Meetings`.
+    leaves: the shard's symbolic tensors. share, begin: see `StepMeetings`.
     captured: (outside, inside) of what the step takes from outside but variables.
     reads, seeds: see `VariableScope`. assigned: (variable, value) at the end.
     """
@@ -66,7 +66,7 @@ class Trace:
     @property
     def effects(self) -> list[tf.Operation]:
         """Operations that must run although nobody reads them."""
-        return [op for op in self.function.graph.control_outputs if op.type in _EFFECTS]
+        return effects_of(self.function)
 
 
 def trace_step(
@@ -106,14 +106,14 @@ def _trace_once(
 
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
-        meetings = Meetings(given, share, begin)
-        group = _MeetingGroup(meetings, synchronized_layers(model, batch_norm))
+        meetings = StepMeetings(given, share, begin)
+        layers = synchronized_layers(model, batch_norm)
         statistics = [model.non_trainable_variables[i] for i in batch_norm_indices(model)]
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(meetings, home, averaged, first)
         with (
             meetings.current(), scope, Patches(meetings, scope).applied(),
-            group.synchronize(meetings.is_real),
+            synchronized(layers, meetings.is_real, meetings.sum),
         ):
             logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
@@ -132,7 +132,7 @@ def _trace_once(
     return all_but_function(function), scope
 
 
-def _of_batch(meetings: Meetings, logs: Any) -> Any:
+def _of_batch(meetings: StepMeetings, logs: Any) -> Any:
     """What the step returns, of the global batch."""
     if isinstance(logs, dict):
         return {
@@ -144,15 +144,3 @@ def _of_batch(meetings: Meetings, logs: Any) -> Any:
     return tf.nest.map_structure(
         lambda v: meetings.of_batch(v, "what the step returns"), logs
     )
-
-
-class _MeetingGroup(TowerGroup):
-    """Towers that synchronize their BatchNormalization by meetings: on any number of devices."""
-
-    def __init__(self, meetings: Meetings, layers: Sequence[keras.layers.Layer]) -> None:
-        super().__init__(1, layers)
-        self._meetings = meetings
-
-    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of the towers' values; its gradient is the sum of the towers' gradients."""
-        return self._meetings.sum([value])[0]

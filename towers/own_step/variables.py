@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.levels.lines import current_line
 from towers.machine.keras_internals import stored_value
-from towers.own_step.lines import current_line
-from towers.own_step.meetings import Meetings, Update
+from towers.own_step.meetings import StepMeetings, Update
 
 # The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
 SEED = "seed_generator_state"
@@ -46,7 +46,7 @@ class VariableScope(keras.StatelessScope):
 
     def __init__(
         self,
-        meetings: Meetings,
+        meetings: StepMeetings,
         home: str,
         averaged: Iterable[keras.Variable],
         first: Iterable[keras.Variable],

@@ -11,7 +11,7 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -25,12 +25,14 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
+from towers.step.calls import run_on_devices
+from towers.step.cut_tower import CutTower
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
-from towers.step.synchronized import TowerGroup, check_synchronized, synchronized_layers
+from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
     LOSS_SCALE_SPEC,
     Tower,
@@ -38,7 +40,6 @@ from towers.step.tower import (
     TowerOutput,
     check_compilable,
     join_predictions,
-    run_on_devices,
 )
 from towers.step.traced import TracedGraphs
 from towers.step.transfers import move
@@ -98,8 +99,8 @@ class TowerStep:
             num_towers: of all workers together; None means one tower per device.
             batch_norm: how BatchNormalization's statistics of T towers become one: "average"
                 (weighted by examples), "tower0", or "synchronized": one mean and variance over
-                the examples of all towers, which equals the large batch's and needs one device
-                for each tower. Layers with `synchronized=True` always do that.
+                the examples of all towers, which equals the large batch's. Layers with
+                `synchronized=True` always do that.
             nonfinite: what a NaN or infinite loss or gradient of a tower does: "apply" it, as
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
@@ -138,7 +139,6 @@ class TowerStep:
             with tf.device(self.home):
                 self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        check_synchronized(synchronized, len(self.mine), len(self.devices), jit_compile)
         if jit_compile:
             check_compilable(model)
         self._nonfinite = nonfinite
@@ -147,7 +147,7 @@ class TowerStep:
             model,
             loss,
             loss_weights,
-            group=TowerGroup(self.num_towers, synchronized) if synchronized else None,
+            synchronized_layers=synchronized,
             checked=checked(nonfinite, self.optimizer),
             jit_compile=jit_compile,
             inline=inline_towers,
@@ -300,11 +300,24 @@ class TowerStep:
         return self._tower.trace(name, inputs, SHARES_SPEC, *options)
 
     def _run(
-        self, function: Callable, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
+        self, tower: Any, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        """A traced function, once for each tower on its device."""
+        """What was traced, once for each tower on its device."""
         turns = self.policy.take_turns
-        return run_on_devices(function, inputs, options, self.tower_devices, take_turns=turns)
+        if isinstance(tower, CutTower):
+            arguments = list(zip(inputs, *zip(*options)))
+            return tower.run(arguments, self.tower_devices, self._sum_towers, take_turns=turns)
+        return run_on_devices(
+            lambda parameters, fed, *others: tower(fed._replace(parameters=parameters), *others),
+            [fed.parameters for fed in inputs],
+            [(fed, *others) for fed, others in zip(inputs, options, strict=True)],
+            self.tower_devices, take_turns=turns,
+        )
+
+    def _sum_towers(self, values: list[Values]) -> Values:
+        """In the midst of a tower: the sums over all towers of what each has."""
+        with tf.name_scope(scopes.SUM):
+            return self._add(self.partial_sums(values))
 
     def _places(self) -> list[str]:
         """Where each of the T towers is: its device, or another worker."""

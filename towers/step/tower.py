@@ -1,7 +1,7 @@
 """One tower: (parameters, state, shard) -> TowerOutput, no side effects.
 
 A tower is traced once, without a device. The step calls it once for each shard under `tf.device`,
-and the operations follow the caller's device.
+and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.step import scopes
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
+from towers.step.cut_tower import trace_cut
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
 from towers.step.sharding import map_tensors
 from towers.step.shares import Shares
-from towers.step.synchronized import TowerGroup
+from towers.step.synchronized import Sum, synchronized
 
 
 class TowerInput(NamedTuple):
@@ -73,7 +73,7 @@ class Tower:
         loss: Any,
         loss_weights: Any,
         *,
-        group: TowerGroup | None = None,
+        synchronized_layers: Sequence[keras.layers.Layer] = (),
         checked: Sequence[str] = (),
         jit_compile: bool = False,
         inline: bool = False,
@@ -83,22 +83,32 @@ class Tower:
             model: a built model.
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
-            group: the towers that synchronize their BatchNormalization; None where none do.
+            synchronized_layers: BatchNormalization layers in which the towers meet.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
             inline: let the graph optimizer work on all towers and their sum at once.
         """
         self._model = model
-        self._group = group
+        self._synchronized_layers = synchronized_layers
         self._checked = checked
         self._options = {
             "jit_compile": jit_compile or None,
-            "experimental_attributes": None if inline or group else KEEP_WHOLE,
+            "experimental_attributes": None if inline else KEEP_WHOLE,
         }
         self._traced: dict[str, Any] = {}
         self.losses = OutputLosses(loss, loss_weights, getattr(model, "output_names", None))
 
     def train(self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor) -> TowerOutput:
+        """Forward and backward pass on one shard, by itself; arguments as below."""
+        return self.train_together(inputs, shares, loss_scale, None)
+
+    def train_together(
+        self,
+        inputs: TowerInput,
+        shares: Shares,
+        loss_scale: tf.Tensor,
+        sum_towers: Sum | None,
+    ) -> TowerOutput:
         """Forward and backward pass on one shard.
 
         Args:
@@ -106,11 +116,13 @@ class Tower:
             shares: what the shard's losses count in the global batch's.
             loss_scale: scalar float32, what `LossScaleOptimizer` wants in front of the gradients,
                 else 1.
+            sum_towers: what makes the towers meet in the synchronized layers; None: they do not.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             is_real = shares.examples > 0
-            with self._group.synchronize(is_real) if self._group else nullcontext():
+            layers = self._synchronized_layers
+            with synchronized(layers, is_real, sum_towers) if sum_towers else nullcontext():
                 predictions, new_state, added = self._forward(inputs, training=True)
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
@@ -149,8 +161,9 @@ class Tower:
         """One of the methods above as a function traced once for all towers and all shard sizes.
 
         Kept whole unless asked otherwise: the graph optimizer then works on each tower apart.
-        Towers that synchronize never are: their collective operations would wait for each other
-        for ever.
+
+        Returns:
+            A concrete function; of "train" with synchronized layers, a CutTower.
 
         Args:
             name: the method.
@@ -164,12 +177,16 @@ class Tower:
         key = name + str(specs)
         if key not in self._traced:
             values = tf.nest.map_structure(_same_size, (parameters, state))
+            arguments = [TowerInput(*values, *specs[0]), *specs[1]]
             with gathered_by(refuse):
-                function = tf.function(
-                    getattr(self, name), autograph=False, **self._options
-                ).get_concrete_function(TowerInput(*values, *specs[0]), *specs[1])
-            _check_closed(function, self._model)
-            self._traced[key] = function
+                if name == "train" and self._synchronized_layers:
+                    traced = trace_cut(self.train_together, arguments, self._options)
+                else:
+                    traced = tf.function(
+                        getattr(self, name), autograph=False, **self._options
+                    ).get_concrete_function(*arguments)
+            _check_closed(traced, self._model)
+            self._traced[key] = traced
         return self._traced[key]
 
     def _forward(
@@ -209,54 +226,6 @@ class _Forward(NamedTuple):
     predictions: list[tf.Tensor]
     state: list[tf.Tensor | None]
     added: list[tf.Tensor]
-
-
-def run_on_devices(
-    function: Callable,
-    inputs: Sequence[TowerInput],
-    options: Sequence[Sequence[Any]],
-    devices: Sequence[str],
-    *,
-    take_turns: bool,
-) -> list[Any]:
-    """Calls what was traced once for each tower, on the tower's device.
-
-    Args:
-        function: what `Tower.trace` returned.
-        inputs, options: its arguments, of each of T towers.
-        devices: of each tower, in contiguous ranges.
-        take_turns: let a tower wait for the one before it on the same device. Never for one on
-            another device: their towers would wait for each other in a row.
-
-    Returns:
-        The T results.
-    """
-    results: list[Any] = []
-    ends: dict[str, tf.Operation] = {}  # by device: of its last tower
-    for device, fed, others in zip(devices, inputs, options, strict=True):
-        with tf.name_scope(scopes.tower(len(results))), tf.device(device):
-            if device in ends:
-                fed = fed._replace(parameters=_after(ends[device], fed.parameters))
-            results.append(function(fed, *others))
-            if take_turns:
-                ends[device] = _end(results[-1])
-    return results
-
-
-def _after(end: tf.Operation, parameters: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The parameters, not before another tower's end.
-
-    The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
-    """
-    with tf.control_dependencies([end]):
-        return [tf.identity(value) for value in parameters]
-
-
-def _end(result: Any) -> tf.Operation:
-    """Comes after all numbers of a result: over identities, as inlining forgets who waits for a
-    call."""
-    tensors = [v for v in tf.nest.flatten(result, expand_composites=True) if v is not None]
-    return tf.group([tf.identity(tensor) for tensor in tensors if tensor.dtype.is_floating])
 
 
 def join_predictions(

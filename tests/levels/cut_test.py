@@ -1,11 +1,11 @@
-"""A traced step, cut into levels."""
+"""A traced function, cut into levels: here a step of a model's own."""
 
 import keras
 import pytest
 import tensorflow as tf
 
 from tests.own_step.steps import layers, pairs
-from towers.own_step.cut import cut
+from towers.levels.cut import cut
 from towers.own_step.trace import trace_step
 
 
@@ -31,14 +31,18 @@ def _trace():
     return trace_step(model, model.train_step, specs, home="/cpu:0", batch_norm="average")
 
 
+def pieces_of(trace, wanted):
+    return cut(trace.function, trace.dependence, wanted)
+
+
 def types(piece):
     (function,) = piece.functions
     return {op.type for op in function.graph.get_operations()}
 
 
 def test_towers_compute_gradients_and_home_clips_them(trace):
-    towers = cut(trace, [v for m in trace.meetings for v in m.inputs])
-    home = cut(trace, [g for u in trace.updates for g in u.gradients])
+    towers = pieces_of(trace, [v for m in trace.meetings for v in m.inputs])
+    home = pieces_of(trace, [g for u in trace.updates for g in u.gradients])
     assert [m.level for m in trace.meetings] == [0, 2, 2]
     assert [u.level for u in trace.updates] == [1, 3]
     assert sorted(towers) == [0, 2]
@@ -48,18 +52,18 @@ def test_towers_compute_gradients_and_home_clips_them(trace):
 
 
 def test_a_level_computes_nothing_that_nobody_wants(trace):
-    only_first = cut(trace, trace.meetings[0].inputs)
+    only_first = pieces_of(trace, trace.meetings[0].inputs)
     assert sorted(only_first) == [0]
 
 
 def test_a_piece_names_no_device(trace):
-    for piece in cut(trace, [v for m in trace.meetings for v in m.inputs]).values():
+    for piece in pieces_of(trace, [v for m in trace.meetings for v in m.inputs]).values():
         (function,) = piece.functions
         assert not [op.name for op in function.graph.get_operations() if op.device]
 
 
 def test_a_piece_takes_what_earlier_levels_gave(trace):
-    pieces = cut(trace, [v for m in trace.meetings for v in m.inputs])
+    pieces = pieces_of(trace, [v for m in trace.meetings for v in m.inputs])
     fed = {tensor.name for u in trace.updates for tensor, _ in u.reads}
     assert fed & set(pieces[2].inputs)
     assert not fed & set(pieces[0].inputs)

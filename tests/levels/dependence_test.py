@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from towers.own_step.dependence import Dependence
+from towers.levels.dependence import Dependence
 
 
 @pytest.fixture(name="graph")

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from towers.own_step.lines import current_line, line_of
+from towers.levels.lines import current_line, line_of
 
 HERE = Path(__file__).name
 

@@ -1,4 +1,4 @@
-"""Cuts a traced step into levels: for each, one function of tensors.
+"""Cuts a traced function into levels: for each, one function of tensors.
 
     level 0   [towers]  forward, backward      -->  gradients
               ------- meeting: their sum -------
@@ -10,19 +10,22 @@ A function takes what the levels before it, meetings and reads have given, and g
 after it need.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from towers.levels.dependence import Dependence
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE
-from towers.own_step.trace import Trace
 
 _SEED_STEP = 7919  # between two towers' seeds of tf.random's operations
+# What must run although nobody reads its result; a condition may hold an assertion or a print.
+_EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
+_WHOLE = {"experimental_attributes": KEEP_WHOLE}
 
 
 class Piece(NamedTuple):
-    """One level of the step.
+    """One level of the function.
 
     inputs, outputs: the names of its arguments and results in the trace.
     functions: one for all towers; or, with noise that tf.random draws, one for each.
@@ -45,19 +48,20 @@ class _Level(NamedTuple):
 
 
 def cut(
-    trace: Trace, wanted: Iterable[tf.Tensor], *, effects: Sequence[tf.Operation] = (),
-    num_copies: int = 1,
+    function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
+    effects: Sequence[tf.Operation] = (), num_copies: int = 1, options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Piece]:
     """The pieces that compute `wanted`, by level; a level with nothing to do has none.
 
     Args:
-        trace: the step.
+        function: the traced function.
+        dependence: of its tensors.
         wanted: symbolic tensors of it.
         effects: operations that must run, too.
         num_copies: how many towers draw noise of their own.
+        options: of `tf.function`, for each piece.
     """
     levels: dict[int, _Level] = {}
-    dependence = trace.dependence
 
     def want(tensor: tf.Tensor) -> None:
         if not dependence.is_fed(tensor):
@@ -70,10 +74,10 @@ def cut(
         level = levels.setdefault(dependence.operation_level(operation), _Level({}, []))
         level.effects.append(operation)
     pieces: dict[int, Piece] = {}
-    graph = _Graph(trace)
+    graph = _Graph(function, options)
     for index in range(max(levels, default=-1), -1, -1):  # a level asks those before it for more
         if index in levels:
-            inputs, operations = _reach(trace, levels[index], index)
+            inputs, operations = _reach(dependence, levels[index], index)
             for tensor in inputs:
                 want(tensor)
             outputs = list(levels[index].outputs.values())
@@ -81,12 +85,25 @@ def cut(
     return pieces
 
 
-def _reach(trace: Trace, level: _Level, index: int) -> tuple[list[tf.Tensor], set[str]]:
+def captures(function: Any) -> list[tuple[Any, tf.Tensor]]:
+    """(outside, inside) of all that a concrete function takes from outside."""
+    outside = function.captured_inputs
+    inside = function.inputs[len(function.inputs) - len(outside):]
+    return list(zip(outside, inside, strict=True))
+
+
+def effects_of(function: Any) -> list[tf.Operation]:
+    """A concrete function's operations that must run although nobody reads them."""
+    return [op for op in function.graph.control_outputs if op.type in _EFFECTS]
+
+
+def _reach(
+    dependence: Dependence, level: _Level, index: int
+) -> tuple[list[tf.Tensor], set[str]]:
     """What a level takes from before it, and the names of its own operations.
 
     It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
     """
-    dependence = trace.dependence
     inputs: dict[str, tf.Tensor] = {}
     operations = {op.name for op in level.effects}
     stack = [*level.outputs.values(), *(v for op in level.effects for v in op.inputs)]
@@ -111,8 +128,10 @@ def _is_constant(operation: tf.Operation) -> bool:
 class _Graph:
     """The traced graph, from which pieces are copied."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._definition = trace.function.graph.as_graph_def()
+    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._definition = function.graph.as_graph_def()
+        self._places = {node.name: i for i, node in enumerate(self._definition.node)}
 
     def piece(
         self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str],
@@ -123,7 +142,7 @@ class _Graph:
         noise = [node for node in graph.node if _has_seed(node)]
         functions = []
         for _ in range(num_copies if noise else 1):
-            functions.append(_function(graph, inputs, outputs))
+            functions.append(_function(graph, inputs, outputs, self._options))
             for node in noise:  # the next tower's
                 node.attr["seed2"].i += _SEED_STEP
         return Piece([v.name for v in inputs], [v.name for v in outputs], functions)
@@ -133,14 +152,14 @@ class _Graph:
         part = tf.compat.v1.GraphDef(
             library=self._definition.library, versions=self._definition.versions
         )
-        for node in self._definition.node:
-            if node.name in operations:
-                copy = part.node.add()
-                copy.CopyFrom(node)
-                kept = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
-                del copy.input[:]
-                copy.input.extend(kept)
-                copy.attr.pop(COLOCATION, None)  # operations that may not be here
+        for place in sorted(self._places[name] for name in operations):
+            node = self._definition.node[place]
+            copy = part.node.add()
+            copy.CopyFrom(node)
+            kept = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
+            del copy.input[:]
+            copy.input.extend(kept)
+            copy.attr.pop(COLOCATION, None)  # operations that may not be here
         return part
 
 
@@ -150,7 +169,8 @@ def _has_seed(node: Any) -> bool:
 
 
 def _function(
-    graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor],
+    options: Mapping[str, Any],
 ) -> Callable:
     """The graph as a concrete function without a device: it follows its caller's."""
 
@@ -164,6 +184,6 @@ def _function(
         return copies
 
     with tf.device(None):
-        return tf.function(
-            level, autograph=False, experimental_attributes=KEEP_WHOLE
-        ).get_concrete_function(*(tf.TensorSpec(v.shape, v.dtype) for v in inputs))
+        return tf.function(level, autograph=False, **options).get_concrete_function(
+            *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)
+        )

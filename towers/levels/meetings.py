@@ -1,0 +1,92 @@
+"""Where the towers of a traced function meet: named tensors, which stand for what all of them have.
+
+    tower 0   value --+         +--> outputs   the same in all towers
+    tower 1   value --+-- sum --+--> outputs
+    ...               |         |
+                      +<-- its gradient, backward, is the sum of the towers' gradients
+
+Nothing is computed here: the function is traced once, for one tower, and run later.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from towers.levels.dependence import Dependence
+from towers.levels.lines import current_line
+
+
+@dataclass
+class Meeting:
+    """What all towers have becomes one value, which `outputs` stand for.
+
+    how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
+        whatever they are; "first", tower 0's.
+    line: of the user's code, where there is one.
+    """
+
+    how: str
+    inputs: list[tf.Tensor]
+    level: int
+    outputs: list[tf.Tensor]
+    line: str
+
+
+class Meetings:
+    """The meetings of the function that is being traced.
+
+    events: the meetings, in the order of the function.
+    """
+
+    def __init__(self, fed: Iterable[tf.Tensor]) -> None:
+        """Args: the function's symbolic arguments, of which each tower has its own."""
+        self.dependence = Dependence()
+        self.events: list[Any] = []
+        self.graph = tf.compat.v1.get_default_graph()
+        for tensor in fed:
+            self.dependence.feed(tensor, local=True, level=0)
+
+    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over the towers. Their gradient is the sum of the towers' gradients."""
+        return self.meet("sum", values, lambda *d: self.total(d))
+
+    def total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Every tower's gradient is of its own part of the loss: they add up."""
+        return self.sum([tf.convert_to_tensor(d) for d in gradients])
+
+    def meet(
+        self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None
+    ) -> list[tf.Tensor]:
+        """What stands for the outcome of a meeting.
+
+        Args:
+            how, values: see `Meeting`.
+            backward: the gradients with respect to the outcome -> those with respect to the values.
+        """
+        self.check_outermost("makes towers meet")
+        level = max(self.dependence.level(v) for v in values)
+
+        def cross(*inputs: tf.Tensor) -> Any:
+            outputs = [tf.identity(v) for v in inputs]
+            return (outputs, backward) if backward else outputs
+
+        outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
+        self.events.append(Meeting(how, list(values), level, outputs, current_line()))
+        for tensor in outputs:
+            self.dependence.feed(tensor, local=False, level=level + 1)
+        return outputs
+
+    def is_outermost(self) -> bool:
+        """Whether the function is not in a condition, a loop, or a function of its own."""
+        return tf.compat.v1.get_default_graph() is self.graph
+
+    def check_outermost(self, what: str) -> None:
+        """Raises ValueError in a condition, a loop, or a function of its own."""
+        if not self.is_outermost():
+            raise ValueError(
+                f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "
+                "towers cannot meet. Take it out of there: drop the decorator, or compute the "
+                "condition's values first and choose with tf.where."
+            )

@@ -1,0 +1,114 @@
+"""A tower that meets the others, as its BatchNormalization is synchronized: cut into levels.
+
+    towers: level 0 --> meeting: sums over all towers --> towers: level 1 --> ...
+
+Every level is called once for each tower on its device; no tower waits for another inside of one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.levels.cut import captures, cut, effects_of
+from towers.levels.meetings import Meetings
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.step.averaging import Values
+from towers.step.calls import run_piece
+
+
+class CutTower:
+    """One traced function of a tower, in pieces.
+
+    structured_outputs, variables: as of a concrete function.
+    """
+
+    def __init__(
+        self, function: Any, arguments: Sequence[tf.Tensor], meetings: Meetings,
+        options: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            function: a concrete function; it is cut up and never called.
+            arguments: its flat symbolic arguments.
+            meetings: where it meets the other towers: sums, all of them.
+            options: of `tf.function`, for each piece.
+        """
+        self.structured_outputs = function.structured_outputs
+        self.variables = function.variables
+        self._arguments = [v.name for v in arguments]
+        self._captured = {inside.name: outside for outside, inside in captures(function)}
+        for _, inside in captures(function):
+            meetings.dependence.feed(inside, local=False, level=0)
+        self._meetings = meetings.events
+        self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
+        wanted = [v for v in self._results if v is not None]
+        wanted += [v for meeting in meetings.events for v in meeting.inputs]
+        self._pieces = cut(
+            function, meetings.dependence, wanted, effects=effects_of(function), options=options
+        )
+
+    def run(
+        self,
+        arguments: Sequence[Any],
+        devices: Sequence[str],
+        sum_towers: Callable[[list[Values]], Values],
+        *,
+        take_turns: bool,
+    ) -> list[Any]:
+        """What the function returns for each tower.
+
+        Args:
+            arguments: of each of this worker's towers.
+            devices: of each.
+            sum_towers: V values of each -> V sums over all towers.
+            take_turns: as for `run_on_devices`.
+        """
+        towers = [{**self._captured, **self._named(fed)} for fed in arguments]
+        last = max([*self._pieces, *(meeting.level for meeting in self._meetings)])
+        for level in range(last + 1):
+            if level in self._pieces:
+                run_piece(self._pieces[level], towers, devices, take_turns=take_turns)
+            self._meet(level, towers, sum_towers)
+        return [self._packed(tower) for tower in towers]
+
+    def _named(self, arguments: Any) -> dict[str, tf.Tensor]:
+        flat = [v for v in tf.nest.flatten(arguments) if v is not None]
+        return dict(zip(self._arguments, flat, strict=True))
+
+    def _meet(
+        self, level: int, towers: Sequence[dict[str, tf.Tensor]], sum_towers: Callable
+    ) -> None:
+        """All meetings of a level at once."""
+        met = [meeting for meeting in self._meetings if meeting.level == level]
+        if met:
+            names = [v.name for meeting in met for v in meeting.inputs]
+            sums = sum_towers([[tower[name] for name in names] for tower in towers])
+            outputs = [v.name for meeting in met for v in meeting.outputs]
+            for tower in towers:
+                tower.update(zip(outputs, sums, strict=True))
+
+    def _packed(self, tower: dict[str, tf.Tensor]) -> Any:
+        flat = [None if v is None else tower[v.name] for v in self._results]
+        return tf.nest.pack_sequence_as(self.structured_outputs, flat, expand_composites=True)
+
+
+def trace_cut(method: Callable, specs: Sequence[Any], options: Mapping[str, Any]) -> CutTower:
+    """Traces a method of a tower once, for all towers and all shard sizes.
+
+    Args:
+        method: takes `sum_towers`, which makes towers meet, beside its arguments.
+        specs: of these, structures.
+        options: of `tf.function`, for each piece.
+    """
+    traced: list[tuple[list[tf.Tensor], Meetings]] = []
+
+    def body(*arguments: Any) -> Any:
+        flat = [v for v in tf.nest.flatten(arguments) if v is not None]
+        meetings = Meetings(flat)
+        traced.append((flat, meetings))
+        return method(*arguments, sum_towers=meetings.sum)
+
+    with custom_gradients_forgotten(), tf.device(None):
+        function = tf.function(body, autograph=False).get_concrete_function(*specs)
+        return CutTower(function, *traced[-1], options)
