@@ -185,7 +185,9 @@ def _files(run: Run, position: Position, directory: Path, out: Report) -> list[L
         return []
     return [
         BestModel(run.step.model, directory, position, out.warn),
-        Curves(directory, position, run.columns, title(config, run.step.model), run.monitor, out.warn),
+        Curves(
+            directory, position, run.columns, title(config, run.step.model), run.monitor, out.warn
+        ),
         ResultsFile(directory, position, run.columns, out.warn),
         *_tensorboard(run, directory, out),
     ]
