@@ -30,7 +30,7 @@ from towers.step.cut_tower import CutTower
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
-from towers.step.sharding import BatchValues, Placed, Shard
+from towers.step.sharding import BatchValues, Placed, Shard, Structure
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
@@ -163,24 +163,28 @@ class TowerStep:
 
     # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
 
-    def train_graph(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Any]:
+    def train_graph(
+        self, x: Structure, y: Structure, sample_weight: Structure
+    ) -> tuple[tf.Tensor, Structure]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
         computed = self._compute((x, y, sample_weight))
         return self._update(computed), self._predictions(computed)
 
     def test_graph(
-        self, x: Any, y: Any, sample_weight: Any, placed: Placed = None
-    ) -> tuple[tf.Tensor, Any]:
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
+    ) -> tuple[tf.Tensor, Structure]:
         """Inference mode; returns (loss, predictions)."""
         computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
         (loss,) = self._add(computed.tree)
         return loss, self._predictions(computed)
 
-    def predict_graph(self, x: Any) -> Any:
+    def predict_graph(self, x: Structure) -> Structure:
         """Inference mode; returns the predictions."""
         return self._predictions(self._run_towers("predict", self._split((x, None, None))))
 
-    def _gradients(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, Values]:
+    def _gradients(
+        self, x: Structure, y: Structure, sample_weight: Structure
+    ) -> tuple[tf.Tensor, Values]:
         computed = self._compute((x, y, sample_weight), scale_loss=False)
         loss, *gradients = self._add(computed.tree)
         return loss, gradients[: len(self.model.trainable_variables)]
@@ -330,7 +334,7 @@ class TowerStep:
             return values
         return move(values, source, target)
 
-    def _predictions(self, computed: _Computed) -> Any:
+    def _predictions(self, computed: _Computed) -> Structure:
         """The model's outputs for the global batch, in order, with their masks."""
         with tf.device(self.home):
             joined = join_predictions(
@@ -439,7 +443,7 @@ class TowerStep:
     # What of it is traced.
 
     def _train(
-        self, x: Any, y: Any, sample_weight: Any, placed: Placed
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
         computed = self._compute((x, y, sample_weight), placed)
@@ -455,6 +459,8 @@ class TowerStep:
             finite = tf.stack(self._exchange.one_a_tower([o.finite for o in computed.outputs]))
             return tf.cond(tf.reduce_all(finite), update_all, self._metrics.result), finite
 
-    def _test(self, x: Any, y: Any, sample_weight: Any, placed: Placed) -> dict[str, tf.Tensor]:
+    def _test(
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
+    ) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight, placed)
         return self._metrics.update(loss, x, y, predictions, sample_weight)

@@ -19,7 +19,7 @@ from towers.step.cut_tower import trace_cut
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
-from towers.step.sharding import map_tensors
+from towers.step.sharding import Structure, map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import Sum, synchronized
 
@@ -34,9 +34,9 @@ class TowerInput(NamedTuple):
 
     parameters: list[tf.Tensor]
     state: list[tf.Tensor]
-    x: Any
-    y: Any
-    sample_weight: Any
+    x: Structure
+    y: Structure
+    sample_weight: Structure
 
 
 class TowerOutput(NamedTuple):
