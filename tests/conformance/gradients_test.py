@@ -53,7 +53,7 @@ def as_array(value):
 
 
 def relative_difference(ours, theirs):
-    ours = as_array(ours)
+    ours, theirs = as_array(ours), as_array(theirs)
     return np.max(np.abs(ours - theirs)) / max(np.max(np.abs(theirs)), 1e-30)
 
 
