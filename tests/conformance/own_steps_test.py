@@ -14,8 +14,6 @@ TOLERANCE = 1e-10  # relative, in float64: rounding of another order of addition
 # (rows, global batch): with a ragged last batch; and with fewer rows than some tower counts.
 SPLITS = [(45, 16), (22, 4)]
 TOWERS = {1: SPLITS[0], 2: SPLITS[0], 3: SPLITS[0], 5: SPLITS[1], 8: SPLITS[1]}
-EVERY = {"gan", "vae"}  # at every tower count; the others at a few
-FEW = (3, 8)
 
 
 def make(case, num_towers=None, num_devices=2):
@@ -40,12 +38,15 @@ def assert_close(ours, theirs, name):
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "counts", [(3, 8), pytest.param((1, 2, 5), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("case", OWN, ids=str)
-def test_own_steps_train_as_keras_does(case, float64):
+def test_own_steps_train_as_keras_does(case, counts, float64):
     for rows, batch_size in SPLITS:
         theirs = make(case)
         history = fit(theirs, case, rows, batch_size)
-        for num_towers in TOWERS if case.name in EVERY else FEW:
+        for num_towers in counts:
             if TOWERS[num_towers] != (rows, batch_size):
                 continue
             ours = make(case, num_towers)
