@@ -180,14 +180,12 @@ def _train(
 
 def _files(run: Run, position: Position, directory: Path, out: Report) -> list[Listener]:
     """What writes the run's files, beside checkpoints; of several workers, the chief's alone."""
-    config = run.config
     if not run.workers.cluster.is_chief:
         return []
+    name = title(run.config, run.step.model)
     return [
         BestModel(run.step.model, directory, position, out.warn),
-        Curves(
-            directory, position, run.columns, title(config, run.step.model), run.monitor, out.warn
-        ),
+        Curves(directory, position, run.columns, name, run.monitor, out.warn),
         ResultsFile(directory, position, run.columns, out.warn),
         *_tensorboard(run, directory, out),
     ]

@@ -308,14 +308,12 @@ class TowerStep:
     ) -> list[Any]:
         """What was traced, once for each tower on its device."""
         turns = self.policy.take_turns
+        arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
         if isinstance(tower, CutTower):
-            arguments = list(zip(inputs, *zip(*options)))
             return tower.run(arguments, self.tower_devices, self._sum_towers, take_turns=turns)
         return run_on_devices(
             lambda parameters, fed, *others: tower(fed._replace(parameters=parameters), *others),
-            [fed.parameters for fed in inputs],
-            [(fed, *others) for fed, others in zip(inputs, options, strict=True)],
-            self.tower_devices, take_turns=turns,
+            [fed.parameters for fed in inputs], arguments, self.tower_devices, take_turns=turns,
         )
 
     def _sum_towers(self, values: list[Values]) -> Values:
