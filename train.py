@@ -95,8 +95,8 @@ def _define_device_flags(define: Callable[..., None]) -> None:
            "takes long to start, and mostly pays on GPUs.")
     define(integer, "cpu_threads", "Threads of each operation on a CPU; they change the last bits "
            "of the results. Default: the cores divided among the towers.")
-    define(number, "worker_timeout", "Of several workers: seconds after which one that "
-           "does not answer is lost, and the others end.")
+    define(number, "worker_timeout", "Of several workers: seconds after which one is lost that "
+           "does not answer, or lets the others wait; all end.")
 
 
 def _define_training_flags(define: Callable[..., None]) -> None:

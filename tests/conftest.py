@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,9 @@ from towers.machine.logical import logical_cpus, logical_gpus  # noqa: E402
 from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
+_ABOUT_UPDATES = (  # files and folders
+    "conformance", "step", "diagnosis", "resumed", "gpu_test.py", "parallel_model_devices_test.py",
+)
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
 logical_cpus(8, num_towers=2)
@@ -44,6 +48,27 @@ def _nothing_left(request):
     keras.utils.clear_session()
     gc.collect()
     _give_back_memory()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_takes_time(request):
+    """Updates of plain TensorFlow, and no curves, where tests are not about them.
+
+    XLA takes a third of a small model's first step to compile its update, and keeps 8 MB of it for
+    good; the curves take 0.7 s of each run.
+    """
+    import tensorflow as tf
+
+    from towers.reporting import curves
+    from towers.step import update
+
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if folder != "reporting":
+            patch.setattr(curves, "draw_curves", lambda path, results, *_: results and path.touch())
+        if not (folder in _ABOUT_UPDATES or has_gpus() or is_rehearsal()):
+            patch.setattr(update, "_compiled", lambda graph, _: tf.function(graph, autograph=False))
+        yield
 
 
 def _give_back_memory() -> None:

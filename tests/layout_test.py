@@ -117,6 +117,7 @@ CROSS_CUTTING = {
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
     "layout_test": "all modules",
+    "ragged_test": "ragged tensors, wherever a batch goes",
     "process_test": "a run as a process: full disks, closed pipes, too little memory",
     "parallel_model_callbacks_test": "parallel_model, in parts",
     "parallel_model_devices_test": "parallel_model, in parts",

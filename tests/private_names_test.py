@@ -20,6 +20,7 @@ DOORS = [ROOT / f"towers/machine/{name}_internals.py" for name in ("keras", "ten
 PUBLIC = {  # by documentation
     "_asdict", "_fields", "_make", "_replace",  # NamedTuple's: no field can be called so
     "_exit",  # of os
+    "_current_frames",  # of sys
     "_r",  # of tf.profiler.experimental.Trace
 }
 # Tests may look into towers, and into these.

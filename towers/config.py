@@ -96,7 +96,7 @@ class TrainConfig:
     batch_norm: how the towers' BatchNormalization statistics become one.
     cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
         divided among the towers.
-    worker_timeout: seconds after which a worker that does not answer is lost.
+    worker_timeout: seconds after which a worker is lost that does not answer, or lets others wait.
     run_dir: None means the next free runs/<model>-<dataset>-001.
     resume: the directory of a run to go on with; its config.json brings the other values.
     checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means

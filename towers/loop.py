@@ -19,7 +19,7 @@ from towers.diagnosis.describe import describe, show_plan, verify
 from towers.fitting import build_fitting
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener, Listeners
-from towers.machine import environment, signals, workers
+from towers.machine import environment, signals, watch, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
 from towers.objects import Objects, title
@@ -76,7 +76,7 @@ def train(
     """
     environment.check()
     cluster = workers.join_workers()
-    workers.set_timeout(config.worker_timeout)
+    watch.set_timeout(config.worker_timeout)
     if config.tensorboard:
         tensorboard.check_installed()
     if config.resume is not None and config.run_dir is None:

@@ -22,7 +22,8 @@ import tensorflow as tf
 from towers.compiled import losses, tracks_outputs, update_metrics
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
-from towers.machine.workers import Workers, join_workers, watched
+from towers.machine.watch import watched
+from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
 from towers.parallel_check import check_model, hint_gpu_variables
@@ -31,7 +32,7 @@ from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
 from towers.step.metrics import one_row
-from towers.step.sharding import batch_specs
+from towers.step.sharding import batch_specs, symbolic
 
 
 def make_parallel(
@@ -354,7 +355,7 @@ def _build(model: ParallelModel, x: Any) -> None:
     base = model._towers.base
     if not all(layer.built for layer in keras_internals.all_layers(base)):
         with tf.device("/cpu:0"):
-            base(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x))
+            base(tf.nest.map_structure(symbolic, x))
     if not model.built:
         _take_over(model)
 

@@ -21,6 +21,7 @@ from towers.models import ModelSource
 from towers.named import one_line
 from towers.objects import PYTHON, Objects
 from towers.step import TowerStep
+from towers.step.sharding import symbolic
 
 _LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
 
@@ -146,7 +147,7 @@ def build_layers(model: keras.Model, examples: Examples) -> None:
     """Builds a model that is not built yet, for examples like these."""
     if not model.built:
         x, _, _ = _spec(examples)
-        model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x))
+        model(tf.nest.map_structure(symbolic, x))
 
 
 def build_metrics(step: TowerStep, examples: Examples) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from towers import models
 from towers.models import recurrent, resnet, resnet50
@@ -129,6 +130,44 @@ def _tokens(n: int, rng: np.random.Generator) -> tuple:
     return rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None
 
 
+class RowMean(L.Layer):
+    """The mean over a ragged axis; 0 for a row without values."""
+
+    def compute_output_shape(self, shape: tuple) -> tuple:
+        return shape[0], shape[2]
+
+    def call(self, x: Any) -> Any:
+        lengths = tf.cast(tf.maximum(x.row_lengths(), 1), x.dtype)
+        return tf.reduce_sum(x, axis=1) / lengths[:, tf.newaxis]
+
+
+def _ragged() -> keras.Model:
+    x = keras.Input((None,), dtype="int32", ragged=True)
+    return keras.Model(x, L.Dense(3)(RowMean()(L.Embedding(20, 4)(x))))
+
+
+def _ragged_tokens(n: int, rng: np.random.Generator) -> tuple:
+    lengths = rng.integers(0, 6, n)
+    tokens = rng.integers(0, 20, lengths.sum()).astype("int32")
+    return tf.RaggedTensor.from_row_lengths(tokens, lengths), rng.normal(size=(n, 3)), None
+
+
+def _ragged_output() -> keras.Model:
+    x = keras.Input((None,), dtype="int32", ragged=True)
+    return keras.Model(x, L.Embedding(20, 1)(x))
+
+
+def _ragged_labels(n: int, rng: np.random.Generator) -> tuple:
+    x, _, _ = _ragged_tokens(n, rng)
+    y = x.with_flat_values(tf.constant(rng.normal(size=(len(x.flat_values), 1))))
+    return x, y, rng.uniform(0.1, 3.0, n)
+
+
+def row_error(y_true: Any, y_pred: Any) -> Any:
+    """A loss function between ragged rows: the sum of squares of each."""
+    return tf.reduce_sum(tf.square(y_true - y_pred), axis=[1, 2])
+
+
 def _masked_gru() -> keras.Model:
     x = keras.Input((None,), dtype="int32")
     hidden = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
@@ -215,6 +254,8 @@ ODD = [
         "loss_weights": {"numbers": 0.3, "classes": 2.0},
     }),
     Case("embedding", _embedding, _tokens),
+    Case("ragged", _ragged, _ragged_tokens),
+    Case("ragged_output", _ragged_output, _ragged_labels, {"loss": row_error}),
     Case("notes", _notes, _notes_batch, {"loss": "sparse_categorical_crossentropy"}),
     Case("masked_gru", _masked_gru, _padded_tokens),
     Case("layer_norm", _layer_norm, _rows),

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.conformance.cases import BUILT_IN, ODD, Case
 from towers.machine import devices
 from towers.step import TowerStep
+from towers.step.sharding import as_tensor, map_tensors
 
 TOWERS = [1, 2, 3, 5, 8]
 BATCHES = [1, 7, 8, 9, 40]
@@ -43,9 +44,7 @@ def keras_gradients(model, case):
             loss = model.compute_loss(x, y, model(x, training=True), sample_weight, training=True)
         return loss, tape.gradient(loss, model.trainable_variables)
 
-    return lambda batch: compute(
-        *tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
-    )
+    return lambda batch: compute(*map_tensors(as_tensor, batch))
 
 
 def as_array(value):

@@ -67,6 +67,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
     """The digest of all variables, logs and predictions."""
     import keras
     import numpy as np
+    import tensorflow as tf
 
     import towers
     from towers.machine import workers
@@ -91,7 +92,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
         logs = step.test_batch(*values)
     digest.update(repr({k: float(v) for k, v in logs.items()}).encode())
     for values in batches:
-        predicted = keras.tree.flatten(step.predict_batch(values[0]))
+        predicted = tf.nest.flatten(step.predict_batch(values[0]), expand_composites=True)
         digest.update(b"".join(value.numpy().tobytes() for value in predicted))
     for variable in [*model.variables, *step.optimizer.variables]:
         digest.update(variable.numpy().tobytes())

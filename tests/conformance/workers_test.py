@@ -15,7 +15,7 @@ from tests.workers import run_all
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule")
-SMALL = ("embedding", "masked_gru", "two_outputs_dict")
+SMALL = ("embedding", "masked_gru", "two_outputs_dict", "ragged", "ragged_output")
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 

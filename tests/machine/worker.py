@@ -1,14 +1,14 @@
 """python -m tests.machine.worker WHAT: one worker that meets those that TF_CONFIG names."""
 
+import contextlib
 import json
 import os
-import signal
 import sys
 import time
 
 import tensorflow as tf
 
-from towers.machine import tensorflow_internals, workers
+from towers.machine import tensorflow_internals, watch, workers
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.collectives import Collectives
 from towers.machine.logical import logical_cpus
@@ -51,14 +51,14 @@ def between_steps(cluster):
 
 def steps(cluster):
     """Meets the others again and again; prints "begun" once."""
-    workers.set_timeout(float(os.environ.get("TIMEOUT", "60")))
+    watch.set_timeout(float(os.environ.get("TIMEOUT", "60")))
     told = workers.Workers(cluster)
     for count in range(10**9):
         told.most(0)
         if count == 20:
             say("begun")
             if "LATER" in os.environ:
-                workers.set_timeout(float(os.environ["LATER"]))
+                watch.set_timeout(float(os.environ["LATER"]))
         time.sleep(0.01)
 
 
@@ -94,12 +94,39 @@ def part_once(cluster):
     os._exit(0)
 
 
-def hang(cluster):
-    """Worker 1 stops coming after a while; its process lives."""
+def hang_between_steps(cluster):
+    """Worker 1 does not come to a step; its process lives."""
+    _hang(cluster, contextlib.nullcontext())
+
+
+def hang_in_a_step(cluster):
+    """Worker 1 does not come out of a step."""
+    _hang(cluster, watch.watched(cluster, "a step"))
+
+
+def _hang(cluster, where):
+    watch.set_timeout(1.0)
+    told = workers.Workers(cluster)
+    told.most(0)
+    say("begun")
     if cluster.index == 1:
-        signal.signal(signal.SIGALRM, lambda *_: time.sleep(1000))
-        signal.alarm(6)
-    steps(cluster)
+        with where:
+            sleep_for_long()
+    told.most(0)
+
+
+def sleep_for_long():
+    time.sleep(1000)
+
+
+def pause(cluster):
+    """Worker 1 is away for longer than the timeout, waited for by nobody that long; then all."""
+    watch.set_timeout(2.0)
+    told = workers.Workers(cluster)
+    for seconds in (0, 3 if cluster.index == 1 else 2, 0, 4, 0, 4):
+        time.sleep(seconds)
+        told.most(0)
+    say("came")
 
 
 def say(what):

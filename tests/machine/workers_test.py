@@ -1,16 +1,13 @@
-"""Real processes and real signals: what workers tell each other, and how they end."""
+"""Real processes: what workers tell each other."""
 
 import json
 import re
-import signal
 import socket
 import time
 
-import pytest
-
 from tests import workers as started
-from towers.machine import workers
-from towers.machine.cluster import ALONE, LOST_WORKER
+from towers.machine import watch, workers
+from towers.machine.cluster import ALONE
 
 WORKER = ("-m", "tests.machine.worker")
 
@@ -56,55 +53,7 @@ def test_who_has_met_the_others_once_may_end_and_holds_nobody():
     began_at = time.monotonic()
     ended = started.run_all(2, *WORKER, "part_once")
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
-    assert time.monotonic() - began_at < 0.8 * workers.DEFAULT_TIMEOUT
-
-
-def begin(count, what, **environment):
-    """Workers, all of which have begun to meet."""
-    processes = started.start_all(count, *WORKER, what, **environment)
-    for process in processes:
-        assert process.first_line() == '"begun"'
-    return processes
-
-
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_killed_worker_is_named_by_all_others_at_once(lost):
-    processes = begin(3, "steps")
-    killed_at = time.monotonic()
-    processes[lost].send_signal(signal.SIGKILL)
-    others = [process for i, process in enumerate(processes) if i != lost]
-    for code, _, errors in started.finish(others, timeout=60):
-        assert code == LOST_WORKER
-        assert f"error: worker {lost} (127.0.0.1:" in errors
-        assert "was lost in the end of a step. Start the run again with resume=DIR" in errors
-    assert time.monotonic() - killed_at < 10
-
-
-def test_a_stopped_worker_is_named_after_the_timeout():
-    processes = begin(2, "steps", TIMEOUT="4")
-    processes[1].send_signal(signal.SIGSTOP)
-    ((code, _, errors),) = started.finish(processes[:1], timeout=60)
-    processes[1].kill()
-    assert code == LOST_WORKER
-    assert "error: worker 1 (127.0.0.1:" in errors
-    assert "did not answer for" in errors
-
-
-def test_a_worker_that_hangs_ends_the_others_after_the_timeout():
-    processes = begin(2, "hang", LATER="1")
-    ((code, _, errors),) = started.finish(processes[:1], timeout=60)
-    processes[1].kill()
-    assert code == LOST_WORKER
-    assert "the workers answer, but not all of them came to the end of a step within" in errors
-
-
-@pytest.mark.parametrize("present", [0, 1])
-def test_a_worker_that_never_starts_is_named_after_the_timeout(present):
-    hosts = started.addresses(2)
-    process = started.start(hosts, present, *WORKER, "steps", TIMEOUT="4")
-    ((code, _, errors),) = started.finish([process], timeout=60)
-    assert code == LOST_WORKER, errors
-    assert f"worker {1 - present} ({hosts[1 - present]})" in errors
+    assert time.monotonic() - began_at < 0.8 * watch.DEFAULT_TIMEOUT
 
 
 def test_a_worker_may_come_late():

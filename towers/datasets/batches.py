@@ -127,7 +127,7 @@ def load_examples(
         source: Any = split.cache()
     elif isinstance(split, tuple):
         with tf.device("/cpu:0"):
-            source = tf.nest.map_structure(tf.convert_to_tensor, split)
+            source = tf.nest.map_structure(_tensor, split)
     else:
         source = split
     if isinstance(split, Streamed):
@@ -138,8 +138,14 @@ def load_examples(
     if options.augment is None:
         return examples
     x, _, _ = keras.utils.unpack_x_y_sample_weight(ordered_batches(examples, 1).element_spec)
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(x)):
+        raise ValueError("augment needs examples of one shape, and x is ragged: leave it out.")
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
     return examples._replace(augment=load_augment(options.augment, spec))
+
+
+def _tensor(part: Any) -> Any:
+    return part if isinstance(part, tf.RaggedTensor) else tf.convert_to_tensor(part)
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:
@@ -173,7 +179,7 @@ def digest(examples: Examples) -> str:
         for what in ("streamed", *source.identity()):
             result.update(os.fsencode(f"{what}\0"))
         return result.hexdigest()
-    for part in tf.nest.flatten(source):
+    for part in tf.nest.flatten(source, expand_composites=True):
         result.update(f"{part.dtype.name} {part.shape}".encode())
         result.update(part.numpy().reshape(-1).view(np.uint8).data)
     return result.hexdigest()
@@ -275,13 +281,20 @@ def _streamed(
     records = records.skip(start_step * batch_size)
     parsed = split.parsed(records)
     if change is None:
-        plain = parsed.map(lambda index, example: example).batch(batch_size)
-        batches = _finish(plain, 1 if in_memory else count_cores())
+        plain = parsed.map(lambda index, example: example)
+        # A ragged tensor's rows come as tensors of any length.
+        batch = plain.ragged_batch if _is_ragged(split.records) else plain.batch
+        batches = _finish(batch(batch_size), 1 if in_memory else count_cores())
     else:
         batches = _one_by_one(parsed, batch_size, change)
     if in_memory:
         return batches
     return StreamedBatches(split, records, batches, count - start_step * batch_size)
+
+
+def _is_ragged(records: tf.data.Dataset) -> bool:
+    specs = tf.nest.flatten(records.element_spec)
+    return any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
 
 
 def _read(

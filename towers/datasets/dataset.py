@@ -47,7 +47,7 @@ def num_examples(split: Split) -> int:
         ValueError: the tf.data.Dataset repeats forever.
     """
     if isinstance(split, tuple):
-        return len(tf.nest.flatten(split)[-1])
+        return int(tf.nest.flatten(split)[-1].shape[0])
     if isinstance(split, ImageFiles):
         return len(split.labels)
     if isinstance(split, RandomAccess | Streamed):

@@ -18,7 +18,7 @@ from towers.named import one_line
 
 Structure: TypeAlias = Any  # dicts and tuples, nested, of arrays or of what stands for one
 
-_HOW_TO_PAD = "pad its rows to one length"
+_HOW_TO_PAD = "pad its rows to one length, or give a tf.RaggedTensor"
 _HOW_TO_TOKENIZE = "turn text into numbers first, such as with keras.layers.TextVectorization"
 
 
@@ -83,6 +83,9 @@ def _arrays(values: Structure, what: str, where: str) -> Structure:
         return {k: _arrays(v, f"{what}[{k!r}]", where) for k, v in values.items()}
     if isinstance(values, tuple):
         return tuple(_arrays(v, f"{what}[{i}]", where) for i, v in enumerate(values))
+    if isinstance(values, tf.RaggedTensor):
+        flat = _arrays(values.flat_values, what, where)
+        return values.with_flat_values(tf.convert_to_tensor(flat))
     try:
         array = np.asarray(values)
     except Exception as error:  # rows of different lengths; whatever a library's own type raises
@@ -105,7 +108,7 @@ def _arrays(values: Structure, what: str, where: str) -> Structure:
 
 def _check_lengths(arrays: dict[str, Structure], where: str) -> None:
     lengths = {
-        "".join([what, *(f"[{key!r}]" for key in path)]): len(array)
+        "".join([what, *(f"[{key!r}]" for key in path)]): int(array.shape[0])
         for what, part in arrays.items()
         for path, array in keras.tree.flatten_with_path(part)
     }
@@ -118,8 +121,11 @@ def _check_lengths(arrays: dict[str, Structure], where: str) -> None:
 
 def _check_elements(split: tf.data.Dataset, where: str) -> None:
     for spec in tf.nest.flatten(split.element_spec):
-        if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_numeric or spec.dtype.is_bool):
-            raise ValueError(f"{where}: its elements hold {spec}, but must hold dense numbers.")
+        is_tensor = isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec)
+        if not is_tensor or not (spec.dtype.is_numeric or spec.dtype.is_bool):
+            raise ValueError(
+                f"{where}: its elements hold {spec}, but must hold numbers, dense or ragged."
+            )
     check_count(split, where)
 
 
@@ -131,7 +137,7 @@ def _shapes(split: Split) -> tuple[Structure, Structure]:
     if isinstance(split, RandomAccess):
         return tuple(_map(lambda spec: tuple(spec.shape), part) for part in split.structure)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(split)
-    return tuple(_map(lambda array: array.shape[1:], part) for part in (x, y))
+    return tuple(_map(lambda array: tuple(array.shape[1:]), part) for part in (x, y))
 
 
 def _map(function: Callable[[Any], Any], structure: Structure) -> Structure:

@@ -41,6 +41,9 @@ def one_example(batch: Any) -> tuple[Any, Any]:
 
     Args:
         batch: tensors [n, ...], or their specs: (x, y), x, or (x, y, sample_weight).
+
+    Raises:
+        ValueError: the examples are not all of one shape.
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return map_tensors(_example_spec, x), map_tensors(_example_spec, y)
@@ -142,6 +145,11 @@ def _subtrees(tower_devices: Sequence[str]) -> list[int]:
 
 
 def _example_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    if not tensor.shape[1:].is_fully_defined():
+        raise ValueError(
+            f"plan and profile count the bytes of an example, and here these differ: the batches "
+            f"are of shape {tensor.shape}."
+        )
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
 

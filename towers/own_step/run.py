@@ -70,7 +70,7 @@ class OwnStep:
         """
         state_lib.check_layers(model)
         _check_alone(model, name)
-        method = getattr(model.__class__, name)
+        self._name, method = name, getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)
         policy = policy_of(devices)
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
@@ -104,8 +104,16 @@ class OwnStep:
 
         Args:
             data: a batch, or the TensorSpecs of one.
+
+        Raises:
+            ValueError: the batch holds ragged tensors.
         """
         specs = sharding.batch_specs(data)
+        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
+            raise ValueError(
+                f"a {self._name} of the model's own takes no ragged tensors: pad the rows to one "
+                "length, or leave the step to Keras."
+            )
         key = str(specs)
         if key not in self._cuts:
             trace = trace_step(

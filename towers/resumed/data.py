@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.datasets.batches import num_steps
-from towers.step.sharding import batch_specs, map_tensors
+from towers.step.sharding import as_tensor, batch_specs, map_tensors
 
 _PREFETCHED_BATCHES = 2
 _ENDLESS = tf.int64.max
@@ -96,7 +96,9 @@ def make_data(
 def are_arrays(x: Any) -> bool:
     """Whether x is an array, or a structure of arrays."""
     leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
-    return bool(leaves) and all(hasattr(leaf, "__array__") for leaf in leaves)
+    return bool(leaves) and all(
+        hasattr(leaf, "__array__") or isinstance(leaf, tf.RaggedTensor) for leaf in leaves
+    )
 
 
 def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
@@ -311,7 +313,7 @@ def _tensors(parts: Any) -> Any:
 def _tensor(array: Any) -> tf.Tensor:
     if hasattr(array, "to_numpy"):  # of pandas; Keras makes a column of a series
         array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
-    tensor = tf.convert_to_tensor(array if tf.is_tensor(array) else np.asarray(array))
+    tensor = as_tensor(array if tf.is_tensor(array) else np.asarray(array))
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 
@@ -325,7 +327,7 @@ def _num_rows(parts: Any) -> int:
 def _digest(parts: Any) -> str:
     """SHA-256 of arrays: a second for 2 GB."""
     result = hashlib.sha256()
-    for part in tf.nest.flatten(parts):
+    for part in tf.nest.flatten(parts, expand_composites=True):
         if part is None:
             continue
         result.update(f"{part.dtype.name} {part.shape}".encode())

@@ -73,7 +73,7 @@ class CutTower:
         return [self._packed(tower) for tower in towers]
 
     def _named(self, arguments: Any) -> dict[str, tf.Tensor]:
-        flat = [v for v in tf.nest.flatten(arguments) if v is not None]
+        flat = _flat(arguments)
         return dict(zip(self._arguments, flat, strict=True))
 
     def _meet(
@@ -93,6 +93,10 @@ class CutTower:
         return tf.nest.pack_sequence_as(self.structured_outputs, flat, expand_composites=True)
 
 
+def _flat(arguments: Any) -> list[tf.Tensor]:
+    return [v for v in tf.nest.flatten(arguments, expand_composites=True) if v is not None]
+
+
 def trace_cut(method: Callable, specs: Sequence[Any], options: Mapping[str, Any]) -> CutTower:
     """Traces a method of a tower once, for all towers and all shard sizes.
 
@@ -104,7 +108,7 @@ def trace_cut(method: Callable, specs: Sequence[Any], options: Mapping[str, Any]
     traced: list[tuple[list[tf.Tensor], Meetings]] = []
 
     def body(*arguments: Any) -> Any:
-        flat = [v for v in tf.nest.flatten(arguments) if v is not None]
+        flat = _flat(arguments)
         meetings = Meetings(flat)
         traced.append((flat, meetings))
         return method(*arguments, sum_towers=meetings.sum)

@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from towers.machine.cluster import Cluster
 from towers.machine.collectives import Collectives
-from towers.machine.workers import ANOTHER_BATCH
+from towers.machine.watch import ANOTHER_BATCH
 from towers.step.averaging import Tree, Values, add, add_tree, middle
-from towers.step.sharding import BatchValues, Shard, concat_shards
+from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
 
 
 class Subtree(NamedTuple):
@@ -218,7 +218,11 @@ class WorkersExchange(Exchange):
 
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """[n_w, ...] of each worker -> [sum(n_w), ...] in the workers' order; sizes: n_w, int32."""
-        most = tf.reduce_max(sizes)
+        if isinstance(value, tf.RaggedTensor):
+            counts = self._collectives.gather(batch_size(value.values))
+            lengths = self._join(value.row_lengths(), sizes)
+            return tf.RaggedTensor.from_row_lengths(self._join(value.values, counts), lengths)
+        most = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow dies of gathering nothing
         missing = most - tf.shape(value)[0]
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
         gathered = self._collectives.gather(padded, varies=most)
@@ -231,9 +235,8 @@ def fingerprint(batch: BatchValues) -> tf.Tensor:
     At most 64 of each row, times the row's number: other rows, or another order of them, give
     another sum.
     """
-    tensors = [value for value in tf.nest.flatten(batch) if value is not None]
-    num_examples = tf.cast(tf.shape(tensors[0])[0], tf.int64)
-    return tf.stack([num_examples, *map(_row_sum, tensors)])
+    parts = [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
+    return tf.stack([tf.cast(batch_size(batch), tf.int64), *map(_row_sum, parts)])
 
 
 _VALUES_A_ROW = 64
@@ -241,7 +244,7 @@ _VALUES_A_ROW = 64
 
 def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
     num_rows = tf.shape(tensor)[0]
-    flat = tf.reshape(tensor, [num_rows, -1]) if tensor.shape.rank > 1 else tensor[:, tf.newaxis]
+    flat = tf.reshape(tensor, [num_rows, tf.reduce_prod(tf.shape(tensor)[1:])])
     some = flat[:, :: tf.maximum(1, tf.shape(flat)[1] // _VALUES_A_ROW)]
     if some.dtype == tf.string:
         numbers = tf.strings.to_hash_bucket_fast(some, 2**31 - 1)

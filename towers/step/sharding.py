@@ -6,11 +6,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, Union
 
+import keras
 import tensorflow as tf
 
-# A tensor, or what stands for one (its TensorSpec, its dtype); lists, tuples and dicts of these,
-# nested as `tf.nest` takes them; None for an absent one. A batch's tensors are [n, ...], of one n.
-Structure: TypeAlias = Union[tf.Tensor, Sequence["Structure"], Mapping[str, "Structure"], None]
+# A tensor, ragged ones among them, or what stands for one (its spec, its dtype); lists, tuples and
+# dicts of these, nested as `tf.nest` takes them; None for an absent one. A batch's tensors are
+# [n, ...], of one n.
+Structure: TypeAlias = Union[
+    tf.Tensor, tf.RaggedTensor, Sequence["Structure"], Mapping[str, "Structure"], None
+]
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
 
@@ -76,7 +80,22 @@ def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Te
 def batch_size(batch: Structure) -> tf.Tensor:
     """N, a scalar int32, of the first tensor of a batch."""
     first = next(v for v in tf.nest.flatten(batch) if v is not None)
-    return tf.shape(first)[0]
+    return tf.cast(tf.shape(first)[0], tf.int32)  # of a ragged tensor int64
+
+
+def as_tensor(value: Any) -> Any:
+    """An array as a tensor; a tensor of any kind as it is."""
+    return value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)
+
+
+def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
+    """What Keras builds a layer for."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return keras.KerasTensor(
+            spec.shape, spec.dtype.name, ragged=True, ragged_rank=spec.ragged_rank,
+            row_splits_dtype=spec.row_splits_dtype,
+        )
+    return keras.KerasTensor(spec.shape, spec.dtype.name)
 
 
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
@@ -92,7 +111,15 @@ def batch_specs(batch: Any) -> Any:
     return tf.nest.map_structure(_batch_spec, batch)
 
 
-def _batch_spec(value: Any) -> tf.TensorSpec | None:
-    if value is None or isinstance(value, tf.OptionalSpec):
-        return None
-    return tf.TensorSpec([None, *tf.TensorShape(value.shape)[1:]], value.dtype)
+def _batch_spec(value: Any) -> tf.TypeSpec | None:
+    return None if value is None or isinstance(value, tf.OptionalSpec) else any_rows(value)
+
+
+def any_rows(value: Any) -> tf.TypeSpec:
+    """The spec of an array, a tensor or a spec [n, ...], for any n."""
+    shape = [None, *tf.TensorShape(value.shape)[1:]]
+    if isinstance(value, tf.RaggedTensor):
+        value = tf.type_spec_from_value(value)
+    if isinstance(value, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits_dtype)
+    return tf.TensorSpec(shape, value.dtype)

@@ -19,7 +19,7 @@ from towers.step.cut_tower import trace_cut
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
-from towers.step.sharding import Structure, map_tensors
+from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import Sum, synchronized
 
@@ -259,9 +259,9 @@ def check_compilable(model: keras.Model) -> None:
             )
 
 
-def _any_size(tensor: tf.Tensor) -> tf.TensorSpec:
+def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
     """The tensor's spec with a free first dimension: shards differ by one example."""
-    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
+    return any_rows(tensor) if tensor.shape.rank else _same_size(tensor)
 
 
 def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:

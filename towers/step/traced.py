@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
-from towers.machine.workers import watched
-from towers.step.sharding import Structure, map_tensors
+from towers.machine.watch import watched
+from towers.step.sharding import Structure, any_rows, as_tensor, map_tensors
 
 
 class TracedGraphs:
@@ -37,10 +37,10 @@ class TracedGraphs:
             ValueError: N is 0.
         """
         with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
-            tensors = map_tensors(tf.convert_to_tensor, batch)
+            tensors = map_tensors(as_tensor, batch)
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
-        specs = map_tensors(_any_batch, tensors)
+        specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
         key = method.__name__ + str(specs)
         if not self.functions:
             self._before_first()
@@ -58,8 +58,3 @@ class TracedGraphs:
             if key.startswith(method.__name__):
                 return traced.graph.as_graph_def()
         return None
-
-
-def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
-    """The spec of a tensor with any number of examples, so that a partial batch needs no trace."""
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

@@ -1,0 +1,189 @@
+"""Ragged tensors as inputs, labels and outputs, wherever a batch goes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.cases import ODD
+from towers import TrainConfig
+from towers.diagnosis import plan
+from towers.machine.policy import CPU, GPU
+from towers.step import TowerStep
+from towers.step.prefetch import prefetched
+
+CASES = {case.name: case for case in ODD}
+NAMES = ["ragged", "ragged_output"]
+L = keras.layers
+
+
+def compiled(name, seed=3):
+    case = CASES[name]
+    keras.utils.set_random_seed(seed)
+    model = case.build()
+    model.compile("adam", **case.compile)
+    return model
+
+
+def examples(name, count=23, seed=0):
+    return CASES[name].batch(count, np.random.default_rng(seed))
+
+
+def assert_same(ours, theirs, tolerance=1e-12):
+    pairs = zip(tf.nest.flatten(ours, True), tf.nest.flatten(theirs, True), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fit_evaluate_and_predict_are_keras(name, float64):
+    x, y, weights = examples(name)
+
+    def results(model):
+        history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, verbose=0)
+        loss = model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0)
+        return history.history["loss"], loss, model.predict(x, batch_size=8, verbose=0)
+
+    parallel = towers.make_parallel(compiled(name), 5)
+    assert_same(results(parallel), results(compiled(name)))
+
+
+def test_metrics_are_keras():
+    x, y, _ = examples("ragged")
+
+    def logs(model):
+        model.compile("adam", "mse", metrics=["mae"])
+        return model.fit(x, y, batch_size=8, verbose=0).history
+
+    parallel = towers.make_parallel(compiled("ragged"), 3)
+    assert_same(logs(parallel), logs(compiled("ragged")), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, policy", [("ragged", CPU), ("ragged_output", GPU)], ids=["cpu", "gpu"]
+)
+def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
+    def trained(num_devices, to_devices):
+        model = compiled(name)
+        devices = towers.tower_devices(num_devices, "cpu")
+        step = TowerStep(
+            model, "adam", **CASES[name].compile, devices=devices, num_towers=4, policy=policy
+        )
+        batches = [examples(name, count, seed=count) for count in (9, 8, 3)]
+        for batch in prefetched(step, batches, to_devices=to_devices):
+            step.train_batch(**batch._asdict())
+        return [v.numpy() for v in model.variables]
+
+    expected = trained(1, False)
+    for num_devices, to_devices in [(4, False), (4, True), (2, True)]:
+        for ours, theirs in zip(trained(num_devices, to_devices), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+class Normalized(L.Layer):
+    """BatchNormalization over all values of ragged rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = L.BatchNormalization()
+
+    def build(self, shape):
+        self.norm.build((None, shape[-1]))
+
+    def call(self, x, training=None):
+        rows = x.to_tensor(0.0)[:, 0] if isinstance(x, tf.RaggedTensor) else x[:, 0]
+        return self.norm(rows, training=training)
+
+    def compute_output_shape(self, shape):
+        return shape[0], shape[2]
+
+
+def test_a_synchronized_tower_takes_ragged_input(float64):
+    def trained(num_towers):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((None,), dtype="int32", ragged=True)
+        model = keras.Model(inputs, L.Dense(3)(Normalized()(L.Embedding(20, 4)(inputs))))
+        step = TowerStep(
+            model, "sgd", "mse", devices=towers.tower_devices(num_towers, "cpu"),
+            batch_norm="synchronized",
+        )
+        rng = np.random.default_rng(0)
+        x = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, 30), rng.integers(3, 4, 10))
+        step(x, rng.normal(size=(10, 3)))
+        return model.get_weights()
+
+    assert_same(trained(4), trained(1), 1e-10)
+
+
+def ragged_run(run_dir, **options):
+    x, y, _ = examples("ragged", 40)
+    test_x, test_y, _ = examples("ragged", 9, seed=1)
+    config = TrainConfig(
+        num_gpus=2, batch_size=8, epochs=2, run_dir=str(run_dir), seed=1, **options
+    )
+    model = compiled("ragged")
+    return model, config, (tf.cast(x, tf.int32), y), (test_x, test_y)
+
+
+def test_a_run_trains_on_ragged_examples_and_goes_on_to_the_same_bits(tmp_path):
+    model, config, train, test = ragged_run(tmp_path / "whole")
+    history = towers.train(config, model=model, train=train, test=test)
+    assert len(history["val_loss"]) == 2
+
+    parted, config, train, test = ragged_run(tmp_path / "parted", max_steps=7)
+    towers.train(config, model=parted, train=train, test=test)
+    parted, _, train, test = ragged_run(tmp_path / "parted")
+    towers.train(
+        TrainConfig(resume=str(tmp_path / "parted"), max_steps=10), model=parted, train=train,
+        test=test,
+    )
+    for ours, theirs in zip(parted.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_dataset_of_ragged_examples_trains(tmp_path):
+    model, config, train, test = ragged_run(tmp_path / "arrays")
+    towers.train(config, model=model, train=train, test=test)
+    streamed, config, train, test = ragged_run(tmp_path / "dataset")
+    train, test = (tf.data.Dataset.from_tensor_slices(split) for split in (train, test))
+    history = towers.train(config, model=streamed, train=train, test=test)
+    assert np.isfinite(history["val_loss"]).all()
+
+
+def test_resume_goes_on_with_ragged_arrays(tmp_path):
+    x, y, _ = examples("ragged", 40)
+
+    def fit(name, epochs, model):
+        parallel = towers.make_parallel(model, 2)
+        resume = towers.Resume(tmp_path / name, every=3)
+        parallel.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume])
+        return parallel.get_weights()
+
+    whole = fit("whole", 2, compiled("ragged"))
+    fit("parted", 1, compiled("ragged"))
+    for ours, theirs in zip(fit("parted", 2, compiled("ragged")), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_an_own_train_step_refuses_ragged_tensors():
+    x, y, _ = examples("ragged")
+    plain = CASES["ragged"].build()
+    model = OwnStep(plain.input, plain.output)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="train_step of the model's own takes no ragged tensors"):
+        towers.make_parallel(model, 2).fit(x, y, verbose=0)
+
+
+def test_what_needs_examples_of_one_shape_says_so(tmp_path):
+    x, y, _ = examples("ragged")
+    with pytest.raises(ValueError, match="plan and profile count the bytes of an example"):
+        plan.one_example((x, tf.constant(y)))
+    model, config, train, test = ragged_run(tmp_path / "augmented", augment="tests.objects:none")
+    with pytest.raises(ValueError, match="augment needs examples of one shape, and x is ragged"):
+        towers.train(config, model=model, train=train, test=test)
