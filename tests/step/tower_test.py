@@ -36,9 +36,10 @@ def run(tower, model, x, y, of_shares=None, *, method="train", sample_weight=Non
     inputs = TowerInput(values(model.trainable_variables), state, x, y, sample_weight)
     is_train = method == "train"
     options = (LOSS_SCALE_SPEC,) if is_train else ()
-    function = tower.trace(method, inputs, SHARES_SPEC, *options)
     given = (tf.constant(loss_scale),) if is_train else ()
-    return function(inputs, of_shares or shares(1.0, 1.0), *given)
+    arguments = inputs, of_shares or shares(1.0, 1.0), *given
+    traced = tower.trace(method, inputs, SHARES_SPEC, *options)
+    return traced.run([arguments], ["/cpu:0"], None, take_turns=False)[0]
 
 
 def test_loss_and_gradients_are_kerass_times_the_share(float64):
@@ -96,8 +97,8 @@ def test_the_values_given_count_not_those_of_the_variables(float64):
     x, y = shard()
     zeros = [tf.zeros_like(v) for v in values(model.trainable_variables)]
     inputs = TowerInput(zeros, [], x, y, None)
-    function = Tower(model, "mse", None).trace("test", inputs, SHARES_SPEC)
-    output = function(inputs, shares(1.0, 1.0))
+    tower = Tower(model, "mse", None).trace("test", inputs, SHARES_SPEC)
+    (output,) = tower.run([(inputs, shares(1.0, 1.0))], ["/cpu:0"], None, take_turns=False)
     np.testing.assert_allclose(output.loss, np.mean(y.numpy() ** 2), rtol=1e-14)
     assert not output.predictions[0].numpy().any()
 
@@ -200,7 +201,7 @@ def test_the_weights_of_masks_follow_from_the_inputs_alone():
     labels = tf.ones_like(tokens)
     run(tower, model, tokens, labels)  # the outputs are known from now on
     inputs = TowerInput(values(model.trainable_variables), [], tokens, labels, None)
-    function = tower.trace("weigh_masked", inputs, tf.TensorSpec([], tf.int32))
+    function = tower.trace("weigh_masked", inputs, tf.TensorSpec([], tf.int32)).function
     assert function(inputs, tf.constant(2)).numpy().tolist() == [2 + 3]
     needed, left = set(), [*function.graph.control_outputs, *(t.op for t in function.graph.outputs)]
     while left:

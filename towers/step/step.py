@@ -25,8 +25,6 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
-from towers.step.calls import run_on_devices
-from towers.step.cut_tower import CutTower
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
@@ -42,6 +40,7 @@ from towers.step.tower import (
     join_predictions,
 )
 from towers.step.traced import TracedGraphs
+from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
 from towers.step.update import update
 
@@ -298,23 +297,18 @@ class TowerStep:
 
     # What the arrows need.
 
-    def _trace(self, name: str, inputs: TowerInput) -> Any:
+    def _trace(self, name: str, inputs: TowerInput) -> TracedTower:
         """The tower, traced once; `inputs`: one tower's, or specs of them."""
         options = (LOSS_SCALE_SPEC,) if name == "train" else ()
         return self._tower.trace(name, inputs, SHARES_SPEC, *options)
 
     def _run(
-        self, tower: Any, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
+        self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
     ) -> list[Any]:
         """What was traced, once for each tower on its device."""
-        turns = self.policy.take_turns
         arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
-        if isinstance(tower, CutTower):
-            return tower.run(arguments, self.tower_devices, self._sum_towers, take_turns=turns)
-        return run_on_devices(
-            lambda parameters, fed, *others: tower(fed._replace(parameters=parameters), *others),
-            [fed.parameters for fed in inputs], arguments, self.tower_devices, take_turns=turns,
-        )
+        turns = self.policy.take_turns
+        return tower.run(arguments, self.tower_devices, self._sum_towers, take_turns=turns)
 
     def _sum_towers(self, values: list[Values]) -> Values:
         """In the midst of a tower: the sums over all towers of what each has."""

@@ -15,7 +15,7 @@ from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mas
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
-from towers.step.cut_tower import trace_cut
+from towers.step.traced_tower import TracedTower, WholeTower, trace_cut
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
@@ -95,7 +95,7 @@ class Tower:
             "jit_compile": jit_compile or None,
             "experimental_attributes": None if inline else KEEP_WHOLE,
         }
-        self._traced: dict[str, Any] = {}
+        self._traced: dict[str, TracedTower] = {}
         self.losses = OutputLosses(loss, loss_weights, getattr(model, "output_names", None))
 
     def train(self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor) -> TowerOutput:
@@ -157,13 +157,13 @@ class Tower:
         masks = self.losses.masks(inputs.y, predictions)
         return self.losses.weigh(inputs.sample_weight, size, masks)
 
-    def trace(self, name: str, inputs: TowerInput, *options: Any) -> Any:
+    def trace(self, name: str, inputs: TowerInput, *options: Any) -> TracedTower:
         """One of the methods above as a function traced once for all towers and all shard sizes.
 
         Kept whole unless asked otherwise: the graph optimizer then works on each tower apart.
 
         Returns:
-            A concrete function; of "train" with synchronized layers, a CutTower.
+            It; of "train" with synchronized layers, cut where they meet.
 
         Args:
             name: the method.
@@ -180,11 +180,12 @@ class Tower:
             arguments = [TowerInput(*values, *specs[0]), *specs[1]]
             with gathered_by(refuse):
                 if name == "train" and self._synchronized_layers:
-                    traced = trace_cut(self.train_together, arguments, self._options)
+                    traced: TracedTower = trace_cut(
+                        self.train_together, arguments, self._options
+                    )
                 else:
-                    traced = tf.function(
-                        getattr(self, name), autograph=False, **self._options
-                    ).get_concrete_function(*arguments)
+                    function = tf.function(getattr(self, name), autograph=False, **self._options)
+                    traced = WholeTower(function.get_concrete_function(*arguments))
             _check_closed(traced, self._model)
             self._traced[key] = traced
         return self._traced[key]
@@ -286,10 +287,10 @@ def _check_trackers(
         )
 
 
-def _check_closed(function: Any, model: keras.Model) -> None:
+def _check_closed(traced: TracedTower, model: keras.Model) -> None:
     """A variable that is neither a parameter nor state would be shared by all towers, unseen."""
-    if function.variables:
-        names = ", ".join(sorted({v.name for v in function.variables}))
+    if traced.variables:
+        names = ", ".join(sorted({v.name for v in traced.variables}))
         raise ValueError(
             f"model {model.name!r} uses variables that Keras does not track in it: {names}. Create "
             "weights with add_weight or keras.Variable, and give random operations "

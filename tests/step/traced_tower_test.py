@@ -1,11 +1,11 @@
-"""A tower cut into levels returns what the whole function would."""
+"""A tower cut into levels returns what the whole function would, which tower_test runs."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.step.cut_tower import trace_cut
+from towers.step.traced_tower import trace_cut
 
 OPTIONS = {"experimental_attributes": KEEP_WHOLE}
 DEVICES = ["/cpu:0", "/cpu:0", "/cpu:1"]

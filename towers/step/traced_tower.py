@@ -1,12 +1,14 @@
-"""A tower that meets the others, as its BatchNormalization is synchronized: cut into levels.
+"""A tower as it was traced, to be run on every shard: whole, or cut where towers meet.
 
-    towers: level 0 --> meeting: sums over all towers --> towers: level 1 --> ...
+    whole:    towers: the function
+    cut:      towers: level 0 --> meeting: sums over all towers --> towers: level 1 --> ...
 
-Every level is called once for each tower on its device; no tower waits for another inside of one.
+A tower meets the others where its BatchNormalization is synchronized. Every level is called once
+for each tower on its device; no tower waits for another inside of one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -14,14 +16,67 @@ from towers.levels.cut import captures, cut, effects_of
 from towers.levels.meetings import Meetings
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
-from towers.step.calls import run_piece
+from towers.step.calls import run_on_devices, run_piece
 
 
-class CutTower:
-    """One traced function of a tower, in pieces.
+class TracedTower(Protocol):
+    """One traced function of a tower.
 
     structured_outputs, variables: as of a concrete function.
     """
+
+    structured_outputs: Any
+    variables: Sequence[Any]
+
+    def run(
+        self,
+        arguments: Sequence[Any],
+        devices: Sequence[str],
+        sum_towers: Callable[[list[Values]], Values],
+        *,
+        take_turns: bool,
+    ) -> list[Any]:
+        """What the function returns for each tower.
+
+        Args:
+            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
+            devices: of each.
+            sum_towers: V values of each -> V sums over all towers.
+            take_turns: as for `run_on_devices`.
+        """
+
+
+class WholeTower:
+    """A TracedTower that meets no other.
+
+    function: the concrete function.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Args: a concrete function."""
+        self.structured_outputs = function.structured_outputs
+        self.variables = function.variables
+        self.function = function
+
+    def run(
+        self,
+        arguments: Sequence[Any],
+        devices: Sequence[str],
+        sum_towers: Callable[[list[Values]], Values],
+        *,
+        take_turns: bool,
+    ) -> list[Any]:
+        del sum_towers
+        return run_on_devices(
+            lambda parameters, fed, *others: self.function(
+                fed._replace(parameters=parameters), *others
+            ),
+            [fed.parameters for fed, *_ in arguments], arguments, devices, take_turns=take_turns,
+        )
+
+
+class CutTower:
+    """A TracedTower in pieces."""
 
     def __init__(
         self, function: Any, arguments: Sequence[tf.Tensor], meetings: Meetings,
@@ -56,14 +111,6 @@ class CutTower:
         *,
         take_turns: bool,
     ) -> list[Any]:
-        """What the function returns for each tower.
-
-        Args:
-            arguments: of each of this worker's towers.
-            devices: of each.
-            sum_towers: V values of each -> V sums over all towers.
-            take_turns: as for `run_on_devices`.
-        """
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         last = max([*self._pieces, *(meeting.level for meeting in self._meetings)])
         for level in range(last + 1):
