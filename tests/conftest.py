@@ -16,7 +16,12 @@ from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
 _ABOUT_UPDATES = (  # files and folders
-    "conformance", "step", "diagnosis", "resumed", "gpu_test.py", "parallel_model_devices_test.py",
+    "conformance", "step", "diagnosis", "gpu_test.py", "parallel_model_devices_test.py",
+    "datasets", "resumed",  # compare with processes
+)
+_LONG = (  # begun last, the others would be done before it
+    "workers_run_test", "anatomy_test", "gradients_test", "own_steps_test", "policy_test",
+    "same_bits_test", "train_test", "workers_test",
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
@@ -26,7 +31,8 @@ if has_gpus():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none, unless it is to be rehearsed."""
+    """Puts the longest files first; skips what needs a GPU, unless it is there or rehearsed."""
+    items.sort(key=lambda item: item.path.stem not in _LONG)
     if has_gpus() or is_rehearsal():
         return
     reason = f"TensorFlow sees no GPU here; {REHEARSAL}=1 runs this on CPU devices"

@@ -64,8 +64,8 @@ def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
     )
 
 
-def test_a_worker_that_hangs_in_a_step_ends_the_others_after_ten_times_the_timeout():
-    process, errors = hang("hang_in_a_step")
+def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout():
+    process, errors = hang("hang_wholly")
     process.kill()
     assert "the workers answer, but not all of them came to the end of a step within" in errors
 

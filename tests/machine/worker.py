@@ -1,6 +1,6 @@
 """python -m tests.machine.worker WHAT: one worker that meets those that TF_CONFIG names."""
 
-import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -95,23 +95,22 @@ def part_once(cluster):
 
 
 def hang_between_steps(cluster):
-    """Worker 1 does not come to a step; its process lives."""
-    _hang(cluster, contextlib.nullcontext())
+    """Worker 1 does not come to a step; its threads run."""
+    _hang(cluster, sleep_for_long)
 
 
-def hang_in_a_step(cluster):
-    """Worker 1 does not come out of a step."""
-    _hang(cluster, watch.watched(cluster, "a step"))
+def hang_wholly(cluster):
+    """Worker 1 does not come to a step, and holds Python's lock, so that no thread runs."""
+    _hang(cluster, lambda: ctypes.PyDLL(None).sleep(1000))
 
 
-def _hang(cluster, where):
+def _hang(cluster, sleep):
     watch.set_timeout(1.0)
     told = workers.Workers(cluster)
     told.most(0)
     say("begun")
     if cluster.index == 1:
-        with where:
-            sleep_for_long()
+        sleep()
     told.most(0)
 
 
