@@ -54,9 +54,10 @@ def test_tower_t_runs_on_device_t_times_D_over_T(num_towers, num_devices):
 
 def test_the_traced_tower_pins_no_operation_to_a_device():
     step = trained_step(2, 2)
-    (function,) = step._tower._traced.values()
-    pinned = [op.name for op in function.graph.get_operations() if op.device]
-    assert [op.type for op in function.graph.get_operations()].count("Conv2D") == 1
+    (traced,) = step._tower._traced.values()
+    operations = traced.function.graph.get_operations()
+    pinned = [op.name for op in operations if op.device]
+    assert [op.type for op in operations].count("Conv2D") == 1
     assert not pinned
 
 

@@ -70,7 +70,7 @@ def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout(
     assert "the workers answer, but not all of them came to the end of a step within" in errors
 
 
-def test_who_is_at_work_for_long_ends_nobody_while_nobody_waits_as_long():
+def test_nobody_ends_while_nobody_waits_as_long_or_a_worker_writes_a_file():
     ended = started.run_all(2, *WORKER, "pause")
     assert [(code, said) for code, said, _ in ended] == [(0, '"came"\n')] * 2, ended
 

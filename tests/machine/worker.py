@@ -119,12 +119,19 @@ def sleep_for_long():
 
 
 def pause(cluster):
-    """Worker 1 is away for longer than the timeout, waited for by nobody that long; then all."""
+    """Worker 1 is away for longer than the timeout, waited for by nobody that long; then all.
+
+    At last it is at work, and waited for.
+    """
     watch.set_timeout(2.0)
     told = workers.Workers(cluster)
     for seconds in (0, 3 if cluster.index == 1 else 2, 0, 4, 0, 4):
         time.sleep(seconds)
         told.most(0)
+    if cluster.index == 1:
+        with watch.at_work():
+            time.sleep(6)
+    told.most(0)
     say("came")
 
 

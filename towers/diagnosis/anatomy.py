@@ -84,9 +84,13 @@ def measure(
         directory: gets plugins/profile/, for TensorBoard, and `CHROME_TRACE`: the last round.
         num_steps: how many to measure with the profiler, and as many without: a multiple of 4.
         prefetch_to_devices: see `prefetched`.
+
+    Raises:
+        ValueError: the examples are not all of one shape.
     """
     iterator = prefetched(step, batches, to_devices=prefetch_to_devices)
     x, y, *_ = next(iterator)
+    example = plan.one_example((x, y))
     _run(step, iterator, _WARM_UP_STEPS)
     additions = _compiled_additions(step)
     seconds: list[float] = []
@@ -120,7 +124,7 @@ def measure(
         each * _ROUNDS,
         batch_size,
         phases.mean_spans([m.spans for m in usual], step.tower_devices, scale),
-        plan.traffic(step, batch_size, *plan.one_example((x, y))),
+        plan.traffic(step, batch_size, *example),
         step.home,
     )
 

@@ -85,6 +85,20 @@ def timeout() -> float:
     return _Watch.timeout
 
 
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Within, this process may let others wait for ten times the timeout: it writes a file."""
+    watch = _Watch.running
+    if watch is None:
+        yield
+        return
+    watch.pause(_PATIENCE)
+    try:
+        yield
+    finally:
+        watch.pause()
+
+
 def gone(cluster: Cluster) -> int | None:
     """A worker that has ended, or has not started yet; None where all are there."""
     return next((w for w in _others(cluster) if is_gone(w, _ANSWER_SECONDS)), None)
@@ -99,17 +113,20 @@ class _Doing(NamedTuple):
     """What the process does since when: it waits for others in a phase, or None: it does not.
 
     thread: in which it began.
+    patience: how often the timeout others have to wait meanwhile.
     """
 
     phase: str | None
     since: float
     thread: int
+    patience: int = 1
 
 
 class _Watch:
     """A thread that ends the process when it waits for a worker that will not come."""
 
     timeout = DEFAULT_TIMEOUT
+    running: "_Watch | None" = None
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -118,15 +135,18 @@ class _Watch:
         calls = Collectives(cluster.num_workers, cluster.index)
         self._gather = tf.function(calls.gather, autograph=False)
         self._last_call, self._is_calling = 0.0, False
+        _Watch.running = self
         threading.Thread(target=self._run, daemon=True, name="towers-watch").start()
 
     def begin(self, phase: str) -> None:
         self._doing = _Doing(phase, time.monotonic(), threading.get_ident())
 
     def end(self) -> None:
-        now = time.monotonic()
-        self._longest = max(self._longest, now - self._doing.since)
-        self._doing = _Doing(None, now, threading.get_ident())
+        self._longest = max(self._longest, time.monotonic() - self._doing.since)
+        self.pause()
+
+    def pause(self, patience: int = 1) -> None:
+        self._doing = _Doing(None, time.monotonic(), threading.get_ident(), patience)
 
     def _run(self) -> None:
         while True:
@@ -174,8 +194,8 @@ class _Watch:
         with suppress(tf.errors.OpError), tf.device(HOST):
             self._gather(tf.zeros([2], tf.float64))  # from here all are there, and tell the present
             doing = self._doing
-            seconds = time.monotonic() - doing.since
-            told = self._gather(tf.constant([doing.phase is not None, seconds], tf.float64))
+            patient = (time.monotonic() - doing.since) / doing.patience
+            told = self._gather(tf.constant([doing.phase is not None, patient], tf.float64))
             self._judge(doing, told.numpy())
         self._last_call, self._is_calling = time.monotonic(), False
 
@@ -184,17 +204,19 @@ class _Watch:
 
         Args:
             doing: what this worker has told.
-            told: [W, 2]: whether a worker waits, and for how many seconds it has or has not.
+            told: [W, 2]: whether a worker waits, and for how many seconds it has or has not, by
+                its patience.
         """
         waits, seconds = told[:, 0] == 1, told[:, 1]
+        own_seconds = time.monotonic() - doing.since
         late = np.flatnonzero(~waits & (seconds >= self.timeout)).tolist()
         if not late or not (waits & (seconds >= self.timeout)).any() or self._doing is not doing:
             return
         index = self._cluster.index
         if doing.phase is not None:
-            _end(_late_text(self._cluster, late, doing.phase, seconds[index]))
+            _end(_late_text(self._cluster, late, doing.phase, own_seconds))
         elif index in late:
-            print(f"error: {_own_text(doing, seconds[index])}", file=sys.stderr, flush=True)
+            print(f"error: {_own_text(doing, own_seconds)}", file=sys.stderr, flush=True)
             time.sleep(_SOON)  # the others end first, and name this one
             os.kill(os.getpid(), signal.SIGABRT)
 

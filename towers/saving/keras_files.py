@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from towers.listener import Listener
+from towers.machine import watch
 from towers.saving import run_dir
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
@@ -53,7 +54,7 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
-        with plain_schedule(getattr(model, "optimizer", None)):
+        with watch.at_work(), plain_schedule(getattr(model, "optimizer", None)):
             run_dir.write_atomically(path, model.save)
     except OSError as error:
         warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")

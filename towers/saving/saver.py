@@ -9,6 +9,7 @@ import keras
 
 from towers.build import Run
 from towers.datasets.batches import digest, shuffled_batches
+from towers.machine import watch
 from towers.saving import checkpoints, relay, run_dir
 from towers.saving.checkpoints import Checkpoint
 from towers.saving.position import Position
@@ -139,11 +140,13 @@ class Saver:
             "callbacks": callbacks_state(self._callbacks),
         }
         path = checkpoints.path_of(self._checkpoints, position.epoch, position.step)
-        self._writer.write(path, Checkpoint(state, arrays), position.best.step)
+        with watch.at_work():  # it may wait for the write before it
+            self._writer.write(path, Checkpoint(state, arrays), position.best.step)
 
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
-        return self._writer.wait()
+        with watch.at_work():
+            return self._writer.wait()
 
     def newest_step(self) -> int | None:
         """The updates that the newest checkpoint holds; None where there is none."""
