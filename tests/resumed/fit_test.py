@@ -138,8 +138,8 @@ def unknown():
 
 
 def generator():
-    while True:
-        yield from shuffled().as_numpy_iterator()
+    while True:  # whole passes: TensorFlow may take a minute to delete an iterator in the midst
+        yield from list(shuffled().as_numpy_iterator())
 
 
 DATA = {

@@ -5,7 +5,8 @@
     broadcast      the chief gives a value      ->  every worker has it
 
 Operations meet by their keys: every worker makes the same ones in the same order. An operation that
-meets one of another shape ends both; those whose shape varies say by what.
+meets one of another shape ends both; those whose shape varies say by what. One without elements
+kills the process.
 """
 
 import itertools

@@ -4,8 +4,8 @@
     stopped, or never started      it answers nobody: after the timeout the others end, naming it
     hangs between two steps        at a roll call, after the timeout, it is the one that does not
                                    wait for others: it says where it hangs, all end, naming it
-    hangs in a step, or wholly     it answers, and says nothing: after 10 times the timeout, or 10
-                                   times the longest phase so far, the others end
+    hangs before the first step,   it answers, and says nothing: after 10 times the timeout, or 10
+    in a step, or wholly           times the longest phase so far, the others end
 """
 
 import functools
@@ -30,6 +30,7 @@ from towers.machine.tensorflow_internals import answers, is_gone
 from towers.machine.words import plural
 
 DEFAULT_TIMEOUT = 60.0
+START = "the start"  # the phase in which workers agree, and load their data
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
 _SOON = 2.0  # seconds of waiting, before the others are asked whether they are there
@@ -131,6 +132,7 @@ class _Watch:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._longest = 0.0  # seconds of a phase so far; 0 until all have met
+        self._has_stepped = False  # before, one may read its data for longer than another
         self._doing = _Doing(None, time.monotonic(), threading.get_ident())
         calls = Collectives(cluster.num_workers, cluster.index)
         self._gather = tf.function(calls.gather, autograph=False)
@@ -143,6 +145,7 @@ class _Watch:
 
     def end(self) -> None:
         self._longest = max(self._longest, time.monotonic() - self._doing.since)
+        self._has_stepped |= self._doing.phase != START
         self.pause()
 
     def pause(self, patience: int = 1) -> None:
@@ -153,7 +156,7 @@ class _Watch:
             time.sleep(min(1.0, self.timeout / 4))
             doing, now = self._doing, time.monotonic()
             seconds = now - doing.since
-            if self._longest and now - max(doing.since, self._last_call) >= self.timeout:
+            if self._has_stepped and now - max(doing.since, self._last_call) >= self.timeout:
                 self._call_the_roll()
             if doing.phase is None:
                 continue

@@ -16,7 +16,7 @@ from towers.machine.cluster import ALONE, Cluster, find_cluster
 from towers.machine.collectives import Collectives
 from towers.machine.devices import HOST, has_started
 from towers.machine.tensorflow_internals import start_collectives
-from towers.machine.watch import watched
+from towers.machine.watch import START, watched
 
 _MOMENT = 0.5  # seconds, from one question whether the others have ended to the next
 _MOST_LISTED = 3
@@ -112,9 +112,9 @@ class Workers:
         """What each worker gives, in order."""
         if self._is_alone:
             return [data]
-        with watched(self.cluster, "the start"), tf.device(HOST):
+        with watched(self.cluster, START), tf.device(HOST):
             sizes = self._collectives.gather(tf.constant(len(data), tf.int64)).numpy()
-            padded = np.zeros(max(sizes), np.int32)
+            padded = np.zeros(max(1, *sizes), np.int32)  # TensorFlow dies of gathering nothing
             padded[: len(data)] = np.frombuffer(data, np.uint8)
             rows = self._collectives.gather(tf.constant(padded)).numpy().astype(np.uint8)
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
@@ -123,9 +123,9 @@ class Workers:
         """What the chief gives, in every worker."""
         if self._is_alone:
             return data
-        with watched(self.cluster, "the start"), tf.device(HOST):
+        with watched(self.cluster, START), tf.device(HOST):
             size = int(self._collectives.broadcast(tf.constant(len(data), tf.int64)).numpy())
-            words = np.zeros(-(-size // 8), np.int64)
+            words = np.zeros(max(1, -(-size // 8)), np.int64)
             if self.cluster.is_chief:
                 words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
             return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
