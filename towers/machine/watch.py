@@ -77,8 +77,12 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
 
 
 def set_timeout(seconds: float) -> None:
-    """After how many seconds a worker that does not answer is lost; `DEFAULT_TIMEOUT` else."""
-    _Watch.timeout = seconds
+    """After how many seconds a worker is lost that does not answer, or lets others wait.
+
+    Else it is `DEFAULT_TIMEOUT`, and ten times that for the others' patience between two steps: a
+    script of one's own may do anything there.
+    """
+    _Watch.timeout, _Watch.patience = seconds, 1
 
 
 def timeout() -> float:
@@ -127,6 +131,7 @@ class _Watch:
     """A thread that ends the process when it waits for a worker that will not come."""
 
     timeout = DEFAULT_TIMEOUT
+    patience = _PATIENCE
     running: "_Watch | None" = None
 
     def __init__(self, cluster: Cluster) -> None:
@@ -148,7 +153,8 @@ class _Watch:
         self._has_stepped |= self._doing.phase != START
         self.pause()
 
-    def pause(self, patience: int = 1) -> None:
+    def pause(self, patience: int | None = None) -> None:
+        patience = patience or self.patience
         self._doing = _Doing(None, time.monotonic(), threading.get_ident(), patience)
 
     def _run(self) -> None:
