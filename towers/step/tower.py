@@ -15,13 +15,13 @@ from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mas
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
-from towers.step.traced_tower import TracedTower, WholeTower, trace_cut
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
 from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import Sum, synchronized
+from towers.step.traced_tower import TracedTower, WholeTower, trace_cut
 
 
 class TowerInput(NamedTuple):

@@ -8,7 +8,7 @@ for each tower on its device; no tower waits for another inside of one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,37 +19,10 @@ from towers.step.averaging import Values
 from towers.step.calls import run_on_devices, run_piece
 
 
-class TracedTower(Protocol):
-    """One traced function of a tower.
-
-    structured_outputs, variables: as of a concrete function.
-    """
-
-    structured_outputs: Any
-    variables: Sequence[Any]
-
-    def run(
-        self,
-        arguments: Sequence[Any],
-        devices: Sequence[str],
-        sum_towers: Callable[[list[Values]], Values],
-        *,
-        take_turns: bool,
-    ) -> list[Any]:
-        """What the function returns for each tower.
-
-        Args:
-            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
-            devices: of each.
-            sum_towers: V values of each -> V sums over all towers.
-            take_turns: as for `run_on_devices`.
-        """
-
-
 class WholeTower:
-    """A TracedTower that meets no other.
+    """A traced function of a tower that meets no other.
 
-    function: the concrete function.
+    function: the concrete function. structured_outputs, variables: its own.
     """
 
     def __init__(self, function: Any) -> None:
@@ -66,6 +39,14 @@ class WholeTower:
         *,
         take_turns: bool,
     ) -> list[Any]:
+        """What the function returns for each tower.
+
+        Args:
+            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
+            devices: of each.
+            sum_towers: V values of each -> V sums over all towers; for a CutTower.
+            take_turns: as for `run_on_devices`.
+        """
         del sum_towers
         return run_on_devices(
             lambda parameters, fed, *others: self.function(
@@ -76,7 +57,10 @@ class WholeTower:
 
 
 class CutTower:
-    """A TracedTower in pieces."""
+    """A traced function of a tower, in pieces.
+
+    structured_outputs, variables: as of a concrete function.
+    """
 
     def __init__(
         self, function: Any, arguments: Sequence[tf.Tensor], meetings: Meetings,
@@ -111,6 +95,7 @@ class CutTower:
         *,
         take_turns: bool,
     ) -> list[Any]:
+        """As `WholeTower.run`."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         last = max([*self._pieces, *(meeting.level for meeting in self._meetings)])
         for level in range(last + 1):
@@ -138,6 +123,9 @@ class CutTower:
     def _packed(self, tower: dict[str, tf.Tensor]) -> Any:
         flat = [None if v is None else tower[v.name] for v in self._results]
         return tf.nest.pack_sequence_as(self.structured_outputs, flat, expand_composites=True)
+
+
+TracedTower: TypeAlias = WholeTower | CutTower
 
 
 def _flat(arguments: Any) -> list[tf.Tensor]:
