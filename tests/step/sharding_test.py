@@ -19,6 +19,9 @@ def test_real_rows_joined_are_the_batch(num_examples, num_towers):
     assert sizes == sharding.shard_sizes(num_examples, num_towers)
     joined = sharding.concat_shards([shard.values for shard in shards], shards)
     assert joined.numpy().tolist() == list(range(num_examples))
+    for tower, shard in enumerate(shards):
+        alone = sharding.shard_rows(batch, num_towers, tower)
+        assert alone.numpy().tolist() == shard.values.numpy().tolist()
 
 
 def test_an_empty_shard_carries_one_row_that_does_not_count():

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.sharding import BatchValues, Placed, map_tensors, one_shard
+from towers.step.sharding import BatchValues, Placed, map_tensors, shard_rows
 from towers.step.step import TowerStep
 
 
@@ -47,9 +47,9 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     placed = []
     for tower, device in zip(step.mine, step.tower_devices, strict=True):
         with tf.device(HOST):
-            shard = one_shard(batch, step.num_towers, tower)
+            rows = shard_rows(batch, step.num_towers, tower)
         with tf.device(device):
-            placed.append(map_tensors(tf.identity, shard.values))
+            placed.append(map_tensors(tf.identity, rows))
     return placed
 
 
