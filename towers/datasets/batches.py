@@ -37,6 +37,9 @@ from towers.reading.readers import Readers
 
 _PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only take memory
 
+# AutoGraph would rewrite a function of tf.data's for 0.05 s, in every process anew.
+_as_written = tf.autograph.experimental.do_not_convert
+
 _Change = Callable[[tf.Tensor, Any], Any]  # (index, x) -> x
 Batches: TypeAlias = "tf.data.Dataset | DecodedBatches | ReadBatches | StreamedBatches"
 
@@ -230,6 +233,7 @@ def _indexed(
     """Batches of the examples order(start_step * B), ..., order(N - 1)."""
     count, source = examples.num_examples, examples.source
 
+    @_as_written
     def indices_of(step: tf.Tensor) -> tf.Tensor:
         begin = step * batch_size
         return order(tf.range(begin, tf.minimum(begin + batch_size, count)))
@@ -244,12 +248,14 @@ def _indexed(
     # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
     assert isinstance(source, tuple)
 
+    @_as_written
     def rows(index: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda part: tf.gather(part, index), source)
 
     if change is None:
         return _finish(indices.map(rows))
-    return _one_by_one(indices.unbatch().map(lambda i: (i, rows(i))), batch_size, change)
+    with_index = indices.unbatch().map(_as_written(lambda i: (i, rows(i))))
+    return _one_by_one(with_index, batch_size, change)
 
 
 def _streamed(
@@ -281,7 +287,7 @@ def _streamed(
     records = records.skip(start_step * batch_size)
     parsed = split.parsed(records)
     if change is None:
-        plain = parsed.map(lambda index, example: example)
+        plain = parsed.map(_as_written(lambda index, example: example))
         # A ragged tensor's rows come as tensors of any length.
         batch = plain.ragged_batch if _is_ragged(split.records) else plain.batch
         batches = _finish(batch(batch_size), 1 if in_memory else count_cores())
@@ -301,9 +307,14 @@ def _read(
     batches: tf.data.Dataset, batch_size: int, change: _Change | None
 ) -> tf.data.Dataset:
     """(indices, x, y) as a source gives them -> (x, y) as arrays in memory would be."""
-    as_arrays = batches.map(lambda indices, x, y: (indices, converted(x, y)))
+
+    @_as_written
+    def arrays(indices: tf.Tensor, x: Any, y: Any) -> tuple[tf.Tensor, Any]:
+        return indices, converted(x, y)
+
+    as_arrays = batches.map(arrays)
     if change is None:
-        return _finish(as_arrays.map(lambda indices, batch: batch))
+        return _finish(as_arrays.map(_as_written(lambda indices, batch: batch)))
     return _one_by_one(as_arrays.unbatch(), batch_size, change)
 
 
@@ -314,6 +325,7 @@ def _decoded(
     with tf.device("/cpu:0"):
         paths, labels = tf.constant(files.paths), tf.constant(files.labels)
 
+    @_as_written
     def image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         x = decode(paths[index], files.shape)
         return x if change is None else change(index, x), labels[index]
@@ -333,6 +345,7 @@ def _one_by_one(examples: tf.data.Dataset, batch_size: int, change: _Change) -> 
         examples: (index, example); an example is x, or a tuple that begins with x, as Keras has it.
     """
 
+    @_as_written
     def changed_x(index: tf.Tensor, *example: Any) -> Any:
         (values,) = example
         if isinstance(values, tuple):
