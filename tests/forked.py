@@ -1,6 +1,6 @@
-"""Processes that begin with TensorFlow imported, which takes most of a short process's time.
+"""Processes that begin with their modules imported, which takes most of a short process's time.
 
-They are forked from a server that has imported it, in another environment, and done nothing else.
+They are forked from a server that has imported them, in another environment, and done nothing else.
 """
 
 import multiprocessing
@@ -10,11 +10,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["keras", "tensorflow"])
+_CONTEXT.set_forkserver_preload([
+    "keras", "tensorflow", "matplotlib.backends.backend_agg", "towers.loop", "towers.parallel_model",
+])
+
+
+def start_server():
+    """Starts the server, for this process and those that it forks; else the first process does."""
+    errors = os.dup(2)
+    with open(os.devnull, "w") as nowhere:  # for what TensorFlow says as it is imported
+        os.dup2(nowhere.fileno(), 2)
+        forkserver.ensure_running()
+    os.dup2(errors, 2)
+    os.close(errors)
+
+
+def share_server():
+    """To be called in a forked process: it goes on with the server of the one before it."""
+    forkserver._forkserver.ensure_running = lambda: None  # that one's child, not this one's
 
 
 class Forked:

@@ -27,8 +27,12 @@ def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_
         return build()
 
     pair = Pair(make(), towers.make_parallel(make(), 2, num_towers=num_towers))
+    # Sooner than traced, to the same values; but of several losses, each one's mean over batches
+    # counts their examples only eagerly.
+    has_one_loss = not isinstance(compile_arguments["loss"], list | dict)
+    eagerly = has_one_loss and "steps_per_execution" not in compile_arguments
     for model in pair:
-        model.compile(**{
+        model.compile(run_eagerly=eagerly and model is pair.theirs, **{
             key: value() if key in ("optimizer", "metrics", "weighted_metrics") else value
             for key, value in compile_arguments.items()
         })

@@ -179,7 +179,8 @@ def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
 )
 def test_a_signal_stops_the_run_with_its_exit_code(number, code, name, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, TRAIN, "--dataset=synthetic", "--model=mlp", "--run_dir=run"],
+        [sys.executable, TRAIN, "--dataset=synthetic", "--model=mlp", "--batch_size=4096",
+         "--epochs=1000", "--run_dir=run"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

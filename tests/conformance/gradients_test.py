@@ -38,7 +38,6 @@ def keras_gradients(model, case):
     """(x, y, sample_weight) -> loss and gradients."""
     model.compile("sgd", **case.compile)
 
-    @tf.function(reduce_retracing=True, autograph=False)
     def compute(x, y, sample_weight):
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x, y, model(x, training=True), sample_weight, training=True)

@@ -1,0 +1,102 @@
+"""Each test module in a process of its own, forked from pytest's worker, which has only imported.
+
+    worker        [ imports ] [ collects ] . . . . . . . . . . . . . . . . . . . . . .
+    step_test                              [ TensorFlow starts, tests ]
+    update_test                                                        [ the same ] ...
+
+What a module's models, graphs and compiled programs have taken, the end of its process gives back;
+nothing else gives back all of it: XLA keeps each program for good.
+"""
+
+import gc
+import multiprocessing
+import os
+import sys
+
+import pytest
+
+from tests import forked
+
+
+class Isolation:
+    """A plugin of one of xdist's workers."""
+
+    def __init__(self, config):
+        self._config, self._process, self._indices = config, None, {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        item.ihook.pytest_timeout_cancel_timer(item=item)  # its process has one, too
+        if not self._indices:
+            self._indices = {each: index for index, each in enumerate(item.session.items)}
+            gc.collect()
+            gc.freeze()  # what is imported; else the processes would copy it
+            forked.start_server()
+        if self._process is None:
+            self._process = _Process(self._config, item.session.items)
+        is_last = nextitem is None or nextitem.path != item.path
+        try:
+            for name, values in self._process.run(
+                self._indices[item], None if is_last else self._indices[nextitem]
+            ):
+                _interactor(self._config).sendevent(name, **values)
+        except EOFError:
+            item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
+                item.nodeid, item.location, {}, "failed", "The module's process has died.", "call"
+            ))
+            is_last = True  # of this process
+        if is_last:
+            self._process.end()
+            self._process = None
+        return True
+
+
+class _Process:
+    """Runs tests of one module as xdist's worker would, and sends what that would tell."""
+
+    def __init__(self, config, items):
+        self._pipe, theirs = multiprocessing.Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                self._pipe.close()
+                _serve(theirs, config, items)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def run(self, index, next_index):
+        """Yields (name, values) of each event of one test; raises EOFError when it has died."""
+        self._pipe.send((index, next_index))
+        while (event := self._pipe.recv()) is not None:
+            yield event
+
+    def end(self):
+        self._pipe.close()
+        os.waitpid(self._pid, 0)
+
+
+def _serve(pipe, config, items):
+    """In the process: runs what it is sent, until nothing more comes."""
+    (isolation,) = (p for p in config.pluginmanager.get_plugins() if isinstance(p, Isolation))
+    config.pluginmanager.unregister(isolation)
+    forked.share_server()
+    interactor = _interactor(config)
+    interactor.sendevent = lambda name, **values: pipe.send((name, values))
+    while True:
+        try:
+            index, next_index = pipe.recv()
+        except EOFError:
+            return
+        interactor.item_index = index
+        config.hook.pytest_runtest_protocol(
+            item=items[index], nextitem=None if next_index is None else items[next_index]
+        )
+        pipe.send(None)
+
+
+def _interactor(config):
+    """What tells xdist's controller of a worker's tests."""
+    return next(p for p in config.pluginmanager.get_plugins() if hasattr(p, "sendevent"))
