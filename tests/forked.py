@@ -16,7 +16,8 @@ from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([
-    "keras", "tensorflow", "matplotlib.backends.backend_agg", "towers.loop", "towers.parallel_model",
+    "keras", "tensorflow", "matplotlib.backends.backend_agg",
+    "towers.loop", "towers.parallel_model",
 ])
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tests import forked
 
@@ -28,6 +29,7 @@ class Isolation:
     def pytest_runtest_protocol(self, item, nextitem):
         item.ihook.pytest_timeout_cancel_timer(item=item)  # its process has one, too
         if not self._indices:
+            _check_not_started()
             self._indices = {each: index for index, each in enumerate(item.session.items)}
             gc.collect()
             gc.freeze()  # what is imported; else the processes would copy it
@@ -49,6 +51,16 @@ class Isolation:
             self._process.end()
             self._process = None
         return True
+
+
+def _check_not_started():
+    """Raises RuntimeError where a module has started TensorFlow as it was imported.
+
+    A forked process would wait for its threads for ever.
+    """
+    threads = tf.config.threading
+    threads.set_inter_op_parallelism_threads(1)  # no longer possible then
+    threads.set_inter_op_parallelism_threads(0)  # as it was: TensorFlow chooses
 
 
 class _Process:

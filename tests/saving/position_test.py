@@ -88,6 +88,8 @@ def test_an_update_that_has_ended_is_not_under_way():
     assert not position.in_step
 
 
-@pytest.mark.parametrize("value", [2, np.float32(2), np.array(2), tf.constant(2.0)])
-def test_numbers_become_pythons(value):
+@pytest.mark.parametrize("make", [lambda: 2, lambda: np.float32(2), lambda: np.array(2),
+                                  lambda: tf.constant(2.0)])
+def test_numbers_become_pythons(make):
+    value = make()
     assert plain(value) == 2 and type(plain(value)) in (int, float)

@@ -9,8 +9,8 @@ from towers.step.losses import ModelLoss
 from towers.step.output_losses import OutputLosses
 from towers.step.shares import Shares
 
-Y = tf.constant([[0.0], [0.0]])
-PREDICTIONS = [tf.constant([[1.0], [3.0]]), tf.constant([[2.0], [0.0]])]  # mse: 5 and 2; mae: 2, 1
+Y = np.float32([[0.0], [0.0]])
+PREDICTIONS = [np.float32([[1.0], [3.0]]), np.float32([[2.0], [0.0]])]  # mse: 5 and 2; mae: 2 and 1
 
 
 def bound(loss, loss_weights=None, names=None, outputs=PREDICTIONS):

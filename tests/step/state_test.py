@@ -57,13 +57,11 @@ def test_a_frozen_batch_normalization_is_state_as_a_whole():
     ]
 
 
-SEED, OTHER = tf.constant([7, 40], tf.int64), tf.constant([1.5, 2.5])
-
-
 def test_tower_0_starts_as_keras_would_and_others_from_seeds_of_their_own():
-    towers = [state.tower_state([OTHER, SEED], [1], t) for t in range(8)]
-    assert towers[0][1] is SEED
-    assert all(tower[0] is OTHER for tower in towers)
+    seed, other = tf.constant([7, 40], tf.int64), tf.constant([1.5, 2.5])
+    towers = [state.tower_state([other, seed], [1], t) for t in range(8)]
+    assert towers[0][1] is seed
+    assert all(tower[0] is other for tower in towers)
     seeds = {tuple(tower[1].numpy()) for tower in towers}
     assert len(seeds) == 8
     assert {tower[1].dtype for tower in towers} == {tf.int64}
