@@ -29,13 +29,16 @@ _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that test
 logical_cpus(8, num_towers=2)
 if has_gpus():
     logical_gpus(8, memory_mib=_GPU_MIB)
-else:  # XLA compiles an update in half of the time, for all devices and processes alike
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") and not has_gpus():  # a GPU's driver survives no fork
+    if _is_isolated(config):
         config.pluginmanager.register(Isolation(config))
+
+
+def _is_isolated(config: pytest.Config) -> bool:
+    """Whether each module has a process of its own. A GPU's driver would not survive the fork."""
+    return hasattr(config, "workerinput") and not has_gpus()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left(request):
     """Gives back what a module's models and graphs took; Keras' own fit would leave them all."""
+    if _is_isolated(request.config):
+        yield
+        return
     with custom_gradients_forgotten():
         yield
     import keras
@@ -68,8 +74,8 @@ def _nothing_left(request):
 def _what_takes_time(request):
     """Updates of plain TensorFlow, and no curves, where tests are not about them.
 
-    XLA takes a third of a small model's first step to compile its update, and keeps 8 MB of it for
-    good; the curves take 0.7 s of each run.
+    XLA takes a third of a small model's first step to compile its update; the curves take 0.3 s of
+    each run.
     """
     import tensorflow as tf
 

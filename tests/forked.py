@@ -1,6 +1,6 @@
-"""Processes that begin with their modules imported, which takes most of a short process's time.
+"""Processes that begin with TensorFlow imported, which takes most of a short process's time.
 
-They are forked from a server that has imported them, in another environment, and done nothing else.
+They are forked from a server that has imported it, in another environment, and done nothing else.
 """
 
 import multiprocessing
@@ -15,25 +15,35 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([
-    "keras", "tensorflow", "matplotlib.backends.backend_agg",
-    "towers.loop", "towers.parallel_model",
-])
+
+
+class _Server(forkserver.ForkServer):
+    """multiprocessing's own, which the forks of its process use as well."""
+
+    def __init__(self):
+        super().__init__()
+        self._process = None  # whose child it is
+        self.set_forkserver_preload(["keras", "tensorflow"])
+
+    def ensure_running(self):
+        """multiprocessing asks for it before each new process."""
+        if self._process in (None, os.getpid()):
+            self._process = os.getpid()
+            super().ensure_running()
+
+
+_SERVER = _Server()
+forkserver.connect_to_new_process = _SERVER.connect_to_new_process
 
 
 def start_server():
-    """Starts the server, for this process and those that it forks; else the first process does."""
+    """Starts the server, for this process and those that it forks; else the first `Forked` does."""
     errors = os.dup(2)
     with open(os.devnull, "w") as nowhere:  # for what TensorFlow says as it is imported
         os.dup2(nowhere.fileno(), 2)
-        forkserver.ensure_running()
+        _SERVER.ensure_running()
     os.dup2(errors, 2)
     os.close(errors)
-
-
-def share_server():
-    """To be called in a forked process: it goes on with the server of the one before it."""
-    forkserver._forkserver.ensure_running = lambda: None  # that one's child, not this one's
 
 
 class Forked:

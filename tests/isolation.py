@@ -94,7 +94,6 @@ def _serve(pipe, config, items):
     """In the process: runs what it is sent, until nothing more comes."""
     (isolation,) = (p for p in config.pluginmanager.get_plugins() if isinstance(p, Isolation))
     config.pluginmanager.unregister(isolation)
-    forked.share_server()
     interactor = _interactor(config)
     interactor.sendevent = lambda name, **values: pipe.send((name, values))
     while True:
