@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.sharding import BatchValues, Placed, map_tensors, shard_rows
+from towers.step.sharding import BatchValues, Placed, map_tensors, shard_values
 from towers.step.step import TowerStep
 
 
@@ -44,12 +44,12 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
         step: the towers.
         batch: (x, y, sample_weight), structures of tensors [N, ...] in the CPU's memory; or None.
     """
+    with tf.device(HOST):
+        shards = shard_values(batch, step.num_towers, step.mine)
     placed = []
-    for tower, device in zip(step.mine, step.tower_devices, strict=True):
-        with tf.device(HOST):
-            rows = shard_rows(batch, step.num_towers, tower)
+    for values, device in zip(shards, step.tower_devices, strict=True):
         with tf.device(device):
-            placed.append(map_tensors(tf.identity, rows))
+            placed.append(map_tensors(tf.identity, values))
     return placed
 
 
