@@ -28,14 +28,8 @@ class Isolation:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
         item.ihook.pytest_timeout_cancel_timer(item=item)  # its process has one, too
-        if not self._indices:
-            _check_not_started()
-            self._indices = {each: index for index, each in enumerate(item.session.items)}
-            gc.collect()
-            gc.freeze()  # what is imported; else the processes would copy it
-            forked.start_server()
-        if self._process is None:
-            self._process = _Process(self._config, item.session.items)
+        self._indices = self._indices or _prepare(item.session.items)
+        self._process = self._process or _Process(self._config, item.session.items)
         is_last = nextitem is None or nextitem.path != item.path
         try:
             for name, values in self._process.run(
@@ -51,6 +45,15 @@ class Isolation:
             self._process.end()
             self._process = None
         return True
+
+
+def _prepare(items):
+    """Before the first fork; returns each item's index."""
+    _check_not_started()
+    gc.collect()
+    gc.freeze()  # what is imported; else the processes would copy it
+    forked.start_server()
+    return {item: index for index, item in enumerate(items)}
 
 
 def _check_not_started():

@@ -56,3 +56,15 @@ def test_a_graph_is_found_once_it_has_run():
     assert graphs.find(method.add) is None
     graphs.run(method.add, np.ones([3, 2], "float32"), None)
     assert any(node.op == "Sum" for node in graphs.find(method.add).node)
+
+
+def test_what_comes_behind_the_batch_is_none_or_has_a_graph_of_its_own():
+    def add(x, placed):
+        return x if placed is None else tf.add_n([x, *(values for (values,) in placed)])
+
+    graphs, x = TracedGraphs(ALONE, lambda: None), np.ones(2, "float32")
+    for shards, expected in ([[1.0, 2.0], [3.0, 4.0]], [5, 7]), ([[1.0, 1.0], [0.0, 1.0]], [2, 3]):
+        placed = [(tf.constant(values),) for values in shards]
+        assert graphs.run(add, x, behind=[placed]).numpy().tolist() == expected
+        assert graphs.run(add, x, behind=[None]).numpy().tolist() == [1, 1]
+    assert len(graphs.functions) == 2

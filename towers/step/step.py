@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -363,8 +364,8 @@ class TowerStep:
             NonFiniteError: with nonfinite="stop"; nothing has changed.
         """
         logs, finite = self._graphs.run(
-            self._train, x, y, sample_weight, placed,
-            prepare=lambda *specs: self.build_metrics("train", *specs[:3]),
+            self._train, x, y, sample_weight, behind=[placed],
+            prepare=partial(self.build_metrics, "train"),
         )
         if self._nonfinite == "stop" and not finite.numpy().all():
             found = culprit(finite.numpy(), self._places(), self.model.trainable_variables)
@@ -376,8 +377,8 @@ class TowerStep:
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
         return self._graphs.run(
-            self._test, x, y, sample_weight, placed,
-            prepare=lambda *specs: self.build_metrics("test", *specs[:3]),
+            self._test, x, y, sample_weight, behind=[placed],
+            prepare=partial(self.build_metrics, "test"),
         )
 
     def predict_batch(self, x: Any) -> Any:

@@ -1,6 +1,6 @@
 """A step's graphs: each traced once for batches of one structure, whatever their number of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,13 +24,19 @@ class TracedGraphs:
         self.functions: dict[str, Any] = {}  # by method and structure
 
     def run(
-        self, method: Callable, *batch: Structure, prepare: Callable[..., None] | None = None
+        self,
+        method: Callable,
+        *batch: Structure,
+        behind: Sequence[Structure] = (),
+        prepare: Callable[..., None] | None = None,
     ) -> Any:
-        """What `method(*batch)` returns.
+        """What `method(*batch, *behind)` returns.
 
         Args:
             method: a bound method; it runs in Python only to be traced.
             batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
+            behind: what has, unless it is None, specs that follow from the batch's, such as its
+                shards. To compare these at each call would take longer than to start the towers.
             prepare: called before a trace, with the batch's TensorSpecs.
 
         Raises:
@@ -41,16 +47,18 @@ class TracedGraphs:
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
-        key = method.__name__ + str(specs)
+        key = f"{method.__name__} {specs} {[value is None for value in behind]}"
         if not self.functions:
             self._before_first()
         if key not in self.functions:
             if prepare:
                 prepare(*specs)
             function = tf.function(method, autograph=False)
-            self.functions[key] = function.get_concrete_function(*specs)
+            self.functions[key] = function.get_concrete_function(
+                *specs, *map_tensors(any_rows, behind)
+            )
         with watched(self._cluster, f"a {method.__name__.strip('_')} step"):
-            return self.functions[key](*tensors)
+            return self.functions[key](*tensors, *behind)
 
     def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:
         """The graph of a method, each node with its device; None before it has run."""
