@@ -86,7 +86,7 @@ def _what_takes_time(request):
     with pytest.MonkeyPatch.context() as patch:
         if folder != "reporting":
             patch.setattr(curves, "draw_curves", lambda path, results, *_: results and path.touch())
-        if not (folder in _ABOUT_UPDATES or has_gpus() or is_rehearsal()):
+        if not (folder in _ABOUT_UPDATES or has_gpus()):
             patch.setattr(update, "_compiled", lambda graph, _: tf.function(graph, autograph=False))
         yield
 

@@ -116,6 +116,7 @@ CROSS_CUTTING = {
     "continue_test": "loop and saving: a run that goes on where it was interrupted",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
+    "isolation_test": "the tests' own: tests/isolation.py",
     "layout_test": "all modules",
     "ragged_test": "ragged tensors, wherever a batch goes",
     "process_test": "a run as a process: full disks, closed pipes, too little memory",
