@@ -12,6 +12,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import traceback
 
 import pytest
 import tensorflow as tf
@@ -36,11 +37,13 @@ class Isolation:
                 self._indices[item], None if is_last else self._indices[nextitem]
             ):
                 _interactor(self._config).sendevent(name, **values)
-        except EOFError:
+        except (EOFError, ConnectionError):
+            code, self._process = self._process.end(), None
             item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
-                item.nodeid, item.location, {}, "failed", "The module's process has died.", "call"
+                item.nodeid, item.location, {}, "failed",
+                f"The module's process has died: exit code {code}.", "call",
             ))
-            is_last = True  # of this process
+            return True
         if is_last:
             self._process.end()
             self._process = None
@@ -75,22 +78,32 @@ class _Process:
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
+            code = 1
             try:
                 self._pipe.close()
                 _serve(theirs, config, items)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os._exit(0)
+                os._exit(code)
         theirs.close()
 
     def run(self, index, next_index):
-        """Yields (name, values) of each event of one test; raises EOFError when it has died."""
+        """Yields (name, values) of each event of one test.
+
+        Raises:
+            EOFError, ConnectionError: the process has died.
+        """
         self._pipe.send((index, next_index))
         while (event := self._pipe.recv()) is not None:
             yield event
 
     def end(self):
+        """Waits for it; returns its exit code, negative for a signal."""
         self._pipe.close()
-        os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(status)
 
 
 def _serve(pipe, config, items):

@@ -71,7 +71,8 @@ def run(directory, **modules):
 def test_a_process_that_dies_fails_the_test_it_was_at(tmp_path):
     said = run(tmp_path, a_dies=DIES, b_fails=FAILS)
     assert "2 failed, 3 passed, 1 skipped, 1 warning" in said, said
-    assert "a_dies_test.py::test_second - The module's process has died." in said
+    assert "FAILED a_dies_test.py::test_second" in said
+    assert "The module's process has died: exit code -9.\n" in said
     assert "b_fails_test.py::test_b - assert 1 == 2" in said and "UserWarning: heard" in said
     assert (tmp_path / "ended").exists()
 
