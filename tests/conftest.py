@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import gc
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,19 @@ if has_gpus():
 def pytest_configure(config: pytest.Config) -> None:
     if _is_isolated(config):
         config.pluginmanager.register(Isolation(config))
+    if not (hasattr(config, "workerinput") or has_gpus()):
+        config.add_cleanup(_keep_programs())
+
+
+def _keep_programs() -> Callable[[], None]:
+    """Lets XLA load what another process has compiled: runs of `train.py` have the same programs.
+
+    Returns what removes them.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="programs-")
+    before = os.environ.get("TF_XLA_FLAGS", "")
+    os.environ["TF_XLA_FLAGS"] = f"{before} --tf_xla_persistent_cache_directory={folder.name}"
+    return folder.cleanup
 
 
 def _is_isolated(config: pytest.Config) -> bool:

@@ -21,10 +21,9 @@ def make(case, num_towers=None, num_devices=2):
     keras.utils.set_random_seed(5)
     model = case.make()
     if num_towers is None:
+        model.run_eagerly = True  # sooner than traced, to the same values
         return model
-    devices = min(num_towers, num_devices)
-    parallel = towers.make_parallel(model, devices, num_towers=num_towers)
-    return parallel
+    return towers.make_parallel(model, min(num_towers, num_devices), num_towers=num_towers)
 
 
 def fit(model, case, rows, batch_size):

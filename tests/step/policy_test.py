@@ -3,6 +3,7 @@ it, and seen under the profiler. No tower waits for one on another device, whate
 
 import functools
 import re
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -62,16 +63,23 @@ def masked_batch():
     return generator.integers(0, 20, (24, 7)), generator.normal(size=(24, 7, 3)).astype("float32")
 
 
-def trace(step, data):
-    step(*data)
+class Graphs(NamedTuple):
+    """An update as it is traced, and what TensorFlow makes of that for each device."""
+
+    traced: tf.Graph
+    partitions: list[tf.compat.v1.GraphDef]
+
+
+def graphs(step, data):
+    partitions = partition_graphs(lambda: step.train_batch(*data))
     (function,) = step._graphs.functions.values()
-    return function.graph
+    return Graphs(function.graph, partitions)
 
 
 @functools.cache
-def graph_of(chosen, switches):
-    """The traced graph of an update; several tests look at the same one."""
-    return trace(make_step(chosen, **dict(switches)), batch())
+def graphs_of(chosen, switches):
+    """Several tests look at the same ones."""
+    return graphs(make_step(chosen, **dict(switches)), batch())
 
 
 def calls(graph, scope=""):
@@ -110,12 +118,12 @@ TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, expected, switches):
-    assert waiting(calls(graph_of(chosen, switches))) == expected
+    assert waiting(calls(graphs_of(chosen, switches).traced)) == expected
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(chosen, expected):
-    graph = trace(make_masked_step(chosen), masked_batch())
+    graph = graphs(make_masked_step(chosen), masked_batch()).traced
     assert waiting(calls(graph)) == expected
     assert waiting(calls(graph, scope="weights/")) == expected
 
@@ -131,11 +139,11 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
         assert waiting(calls(function.graph)) == TURNS
 
 
-def transfers(act):
-    """{(from, to)} of all that is sent while something runs for the first time."""
+def transfers(partitions):
+    """{(from, to)} of all that is sent."""
     ends = [
         (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
-        for graph in partition_graphs(act) for node in graph.node
+        for graph in partitions for node in graph.node
         if node.op in ("_Recv", "_HostRecv")
     ]
     return {(source, target) for source, target in ends if source != target}
@@ -145,10 +153,13 @@ def transfers(act):
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
     """Inlined and optimized, as it runs: control edges between devices are transfers there."""
-    step = make_step(GPU, **dict(switches))
-    x, y = (tf.constant(part) for part in batch())
-    shards = place(step, (x, y, None)) if placed else None
-    found = transfers(lambda: step.train_batch(x, y, placed=shards))
+    if placed:
+        step = make_step(GPU, **dict(switches))
+        x, y = (tf.constant(part) for part in batch())
+        shards = place(step, (x, y, None))
+        found = transfers(partition_graphs(lambda: step.train_batch(x, y, placed=shards)))
+    else:
+        found = transfers(graphs_of(GPU, switches).partitions)
     assert {(HOME[1:].upper(), device[1:].upper()) for device in DEVICES} <= found
     assert all(HOME[1:].upper() in ends for ends in found), found
 
@@ -156,9 +167,7 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
 @pytest.mark.parametrize("switches", [PLAIN, (("inline_towers", True),)], ids=str)
 def test_turns_are_kept_by_all_that_tensorflow_makes_of_the_graph(switches):
     """Of towers 0 and 1, on one device: no product of one begins before the other's last one."""
-    step = make_step(GPU, **dict(switches))
-    graphs = partition_graphs(lambda: step.train_batch(*batch()))
-    for graph in graphs:
+    for graph in graphs_of(GPU, switches).partitions:
         nodes = {node.name: node for node in graph.node}
         first, second = (
             {name for name, node in nodes.items()
@@ -187,7 +196,7 @@ def needed_by(name, nodes):
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_no_operation_is_left_without_a_device(switches):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
-    graph = graph_of(GPU, switches)
+    graph = graphs_of(GPU, switches).traced
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
     left = [
@@ -206,14 +215,14 @@ def additions(graph):
 
 def test_subtrees_are_added_where_they_lie_or_all_of_them_at_home():
     """((0 1) 2) ((3 4) 5), two towers a device: 0 and 1 alone are a subtree that shares one."""
-    assert set(additions(graph_of(GPU, PLAIN))) == {"CPU:1"}
-    assert additions(graph_of(CPU, PLAIN)) == []
+    assert set(additions(graphs_of(GPU, PLAIN).traced)) == {"CPU:1"}
+    assert additions(graphs_of(CPU, PLAIN).traced) == []
 
 
 @pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["sum_program", "update_program"]),
                                                   (CPU, ["sum_and_update_program"])], ids=str)
 def test_the_sum_and_the_update_are_one_program_or_two(chosen, programs):
-    graph = graph_of(chosen, PLAIN)
+    graph = graphs_of(chosen, PLAIN).traced
     found = [scopes.program(op.get_attr("f").name)
              for op in graph.get_operations() if "PartitionedCall" in op.type]
     assert list(filter(None, found)) == programs
