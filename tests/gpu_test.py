@@ -18,7 +18,7 @@ import towers
 from tests.conformance.cases import BUILT_IN, ODD, Case
 from tests.conformance.gradients_test import keras_gradients, relative_difference
 from tests.resuming import FLAGS, ROOT, outcome, train
-from tests.step.policy_test import calls, graphs
+from tests.step.policy_test import calls, trace
 from towers.diagnosis import anatomy, phases
 from towers.diagnosis.anatomy_report import towers_at_once
 from towers.machine.devices import has_gpus
@@ -76,7 +76,7 @@ def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devic
 def test_towers_run_on_their_gpus_and_the_parameters_stay_on_the_cpu():
     step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES, num_towers=6)
     assert step.policy is GPU and step.home == "/cpu:0"
-    placed = [operation.device for operation in calls(graphs(step, image_batch(16)).traced)]
+    placed = [operation.device for operation in calls(trace(step, image_batch(16)))]
     wanted = [f"{KIND.upper()}:{t * 8 // 6}" for t in range(6)]
     assert [name[-5:] for name in placed] == wanted
     for variable in [*step.model.variables, *step.optimizer.variables]:

@@ -70,16 +70,22 @@ class Graphs(NamedTuple):
     partitions: list[tf.compat.v1.GraphDef]
 
 
-def graphs(step, data):
-    partitions = partition_graphs(lambda: step.train_batch(*data))
+def traced(step):
     (function,) = step._graphs.functions.values()
-    return Graphs(function.graph, partitions)
+    return function.graph
+
+
+def trace(step, data):
+    step(*data)
+    return traced(step)
 
 
 @functools.cache
 def graphs_of(chosen, switches):
     """Several tests look at the same ones."""
-    return graphs(make_step(chosen, **dict(switches)), batch())
+    step = make_step(chosen, **dict(switches))
+    partitions = partition_graphs(lambda: step(*batch()))
+    return Graphs(traced(step), partitions)
 
 
 def calls(graph, scope=""):
@@ -123,7 +129,7 @@ def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, exp
 
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(chosen, expected):
-    graph = graphs(make_masked_step(chosen), masked_batch()).traced
+    graph = trace(make_masked_step(chosen), masked_batch())
     assert waiting(calls(graph)) == expected
     assert waiting(calls(graph, scope="weights/")) == expected
 
@@ -135,8 +141,7 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
                    lambda: step.gradients(x, y)):
         step._graphs.functions.clear()
         method()
-        (function,) = step._graphs.functions.values()
-        assert waiting(calls(function.graph)) == TURNS
+        assert waiting(calls(traced(step))) == TURNS
 
 
 def transfers(partitions):
