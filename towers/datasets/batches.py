@@ -253,7 +253,7 @@ def _indexed(
         return tf.nest.map_structure(lambda part: tf.gather(part, index), source)
 
     if change is None:
-        return _finish(indices.map(rows))
+        return prepare_ahead(indices.map(rows))
     with_index = indices.unbatch().map(_as_written(lambda i: (i, rows(i))))
     return _one_by_one(with_index, batch_size, change)
 
@@ -290,7 +290,7 @@ def _streamed(
         plain = parsed.map(_as_written(lambda index, example: example))
         # A ragged tensor's rows come as tensors of any length.
         batch = plain.ragged_batch if _is_ragged(split.records) else plain.batch
-        batches = _finish(batch(batch_size), 1 if in_memory else count_cores())
+        batches = prepare_ahead(batch(batch_size), 1 if in_memory else count_cores())
     else:
         batches = _one_by_one(parsed, batch_size, change)
     if in_memory:
@@ -314,7 +314,7 @@ def _read(
 
     as_arrays = batches.map(arrays)
     if change is None:
-        return _finish(as_arrays.map(_as_written(lambda indices, batch: batch)))
+        return prepare_ahead(as_arrays.map(_as_written(lambda indices, batch: batch)))
     return _one_by_one(as_arrays.unbatch(), batch_size, change)
 
 
@@ -335,7 +335,7 @@ def _decoded(
         count_cores(),  # AUTOTUNE would end each epoch later
         deterministic=True,
     )
-    return _finish(images.batch(batch_size), count_cores())
+    return prepare_ahead(images.batch(batch_size), count_cores())
 
 
 def _one_by_one(examples: tf.data.Dataset, batch_size: int, change: _Change) -> tf.data.Dataset:
@@ -353,18 +353,18 @@ def _one_by_one(examples: tf.data.Dataset, batch_size: int, change: _Change) -> 
         return change(index, values)
 
     changed = examples.map(changed_x, count_cores(), deterministic=True)
-    return _finish(changed.batch(batch_size), count_cores())
+    return prepare_ahead(changed.batch(batch_size), count_cores())
 
 
-def _finish(dataset: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
-    """Prepares batches ahead in threads of its own, not in those that compute the towers."""
+def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
+    """The batches in their order, made ahead in threads of their own: not those of the towers."""
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = num_threads
     options.autotune.enabled = False
     # Rewriting the graph would copy the captured tensors, once an epoch.
     options.experimental_optimization.apply_default_optimizations = False
-    return dataset.prefetch(_PREFETCHED_BATCHES).with_options(options)
+    return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
 
 
 def _seeded(augment: Augment, key: int) -> _Change:

@@ -22,10 +22,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.batches import num_steps
+from towers.datasets.batches import num_steps, prepare_ahead
 from towers.step.sharding import as_tensor, batch_specs, map_tensors
 
-_PREFETCHED_BATCHES = 2
 _ENDLESS = tf.int64.max
 
 
@@ -152,14 +151,8 @@ class Arrays:
 
     def _dataset(self) -> tf.data.Dataset:
         endless = self._start.steps_per_epoch is not None
-        batches = tf.data.Dataset.range(_ENDLESS if endless else self._num_batches).map(self._batch)
-        options = tf.data.Options()
-        options.deterministic = True
-        options.threading.private_threadpool_size = 1
-        options.autotune.enabled = False
-        # Rewriting the graph would copy the captured tensors, once an epoch.
-        options.experimental_optimization.apply_default_optimizations = False
-        return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
+        indices = tf.data.Dataset.range(_ENDLESS if endless else self._num_batches)
+        return prepare_ahead(indices.map(self._batch))
 
     @tf.autograph.experimental.do_not_convert  # it would take 0.1 s
     def _batch(self, index: tf.Tensor) -> Any:
