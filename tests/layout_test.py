@@ -102,6 +102,7 @@ CROSS_CUTTING = {
     "conformance/own_steps_test": "every model's own train_step",
     "conformance/synchronized_test": "make_parallel: BatchNormalization",
     "conformance/placement_test": "every arrow of the step",
+    "conformance/repeated_test": "every model, again and again",
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",
     "workers_run_test": "train.py on several workers",

@@ -80,12 +80,12 @@ def _notes_batch(n: int, rng: np.random.Generator) -> tuple:
     return rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None
 
 
-def _rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
+def rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
     return rng.normal(size=(n, inputs)), rng.normal(size=(n, outputs)), None
 
 
 def _weighted_rows(n: int, rng: np.random.Generator) -> tuple:
-    x, y, _ = _rows(n, rng)
+    x, y, _ = rows(n, rng)
     return x, y, rng.uniform(0.1, 3.0, n)
 
 
@@ -93,6 +93,14 @@ def _shared_layer() -> keras.Model:
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     shared = L.Dense(5, activation="tanh")
     return keras.Model([a, b], L.Dense(3)(L.concatenate([shared(a), shared(b)])))
+
+
+def fan_out(width: int = 5) -> keras.Model:
+    """One output read by two layers and two additions: its gradient has four terms."""
+    x = keras.Input((6,))
+    hidden = L.Dense(width)(x)
+    sums = [L.add([hidden, L.Dense(width)(hidden)]) for _ in range(2)]
+    return keras.Model(x, L.Dense(3)(L.concatenate(sums)))
 
 
 def _pair(n: int, rng: np.random.Generator) -> tuple:
@@ -241,10 +249,42 @@ def squared_error(reduction: str) -> keras.losses.Loss:
     return keras.losses.MeanSquaredError(reduction=reduction, dtype=FLOAT64)
 
 
+class Noise(L.Layer):
+    """Adds noise that a function of its input draws."""
+
+    def __init__(self, draw: Callable) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def call(self, x: Any) -> Any:
+        return x + self.draw(x)
+
+
+def drawn(x: Any) -> Any:
+    return tf.random.normal(tf.shape(x), dtype=x.dtype)
+
+
+# Noise by tf.random, in the functions that a graph calls, too.
+NOISE: dict[str, Callable] = {
+    "drawn": drawn,
+    "in_function": tf.function(drawn, autograph=False),
+    "in_branch": lambda x: tf.cond(tf.size(x) > 0, lambda: drawn(x), lambda: x),
+    "in_loop": lambda x: tf.while_loop(
+        lambda i, _: i < 2, lambda i, sums: (i + 1, sums + drawn(x)), [0, tf.zeros_like(x)])[1],
+    "mapped": lambda x: tf.map_fn(drawn, x),
+}
+
+
+def noisy(name: str) -> keras.Model:
+    """A model with a layer of `NOISE`."""
+    return keras.Sequential([keras.Input((6,)), L.Dense(5), Noise(NOISE[name]), L.Dense(3)])
+
+
 BUILT_IN = [_built_in(name) for name in BUILDERS]
 
 ODD = [
     Case("shared_layer", _shared_layer, _pair),
+    Case("fan_out", fan_out, rows),
     Case("two_outputs", lambda: _two_outputs(False), _two_outputs_batch(False), {
         "loss": ["mse", "sparse_categorical_crossentropy"], "loss_weights": [0.3, 2.0],
     }),
@@ -258,17 +298,17 @@ ODD = [
     Case("ragged_output", _ragged_output, _ragged_labels, {"loss": row_error}),
     Case("notes", _notes, _notes_batch, {"loss": "sparse_categorical_crossentropy"}),
     Case("masked_gru", _masked_gru, _padded_tokens),
-    Case("layer_norm", _layer_norm, _rows),
-    Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), _rows),
-    Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), _rows),
-    Case("adds_loss", _adds_loss, _rows),
+    Case("layer_norm", _layer_norm, rows),
+    Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
+    Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
+    Case("adds_loss", _adds_loss, rows),
     Case("sample_weight", _dense(), _weighted_rows),
     Case("mean_with_sample_weight", _dense(), _weighted_rows, {
         "loss": squared_error("mean_with_sample_weight"),
     }),
     Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),
-    Case("function", _dense(), _rows, {"loss": absolute_error}),
-    Case("subclassed", _subclassed, _rows),
+    Case("function", _dense(), rows, {"loss": absolute_error}),
+    Case("subclassed", _subclassed, rows),
     Case("ignore_class", _classifier, _labels_with_ignored, {
         "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
     }),

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.conformance.cases import BUILDERS, ODD
+from tests.conformance.cases import BUILDERS, NOISE, ODD, Noise, noisy, rows
 from towers import models
 from towers.machine import devices
 from towers.step import TowerStep
@@ -69,6 +69,26 @@ def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     batches = [case.batch(n, rng) for n in (9, 4)]
     digests = {train(case.build, batches, 5, n, **case.compile) for n in (2, 5)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_of_tf_random_is_the_same_bits_on_any_number_of_devices(name):
+    batches = [rows(n, np.random.default_rng(n)) for n in (9, 4)]
+    digests = {
+        train(lambda: noisy(name), batches, 4, n, loss="mse") for n in (1, 2, 4)
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_towers_draw_other_noise_by_tf_random(name):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), Noise(NOISE[name])])
+    step = TowerStep(
+        model, "sgd", "mse", num_towers=4, devices=devices.tower_devices(2, "cpu")
+    )
+    for size in (8, 3):
+        assert len(np.unique(step.predict_batch(np.zeros((size, 6), "float32")))) == 6 * size
 
 
 def test_the_tower_count_does_change_the_bits():

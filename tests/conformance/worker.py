@@ -39,7 +39,7 @@ def kinds(num_towers):
     """What each model's name stands for: () -> digest."""
     import keras
 
-    from tests.conformance.cases import BUILDERS, ODD
+    from tests.conformance.cases import BUILDERS, ODD, noisy, rows
 
     labels = "sparse_categorical_crossentropy"
     images = partial(train, num_towers, loss=labels, metrics=["accuracy"])
@@ -52,6 +52,7 @@ def kinds(num_towers):
     found["packed"] = partial(found["cnn"], pack_transfers=True)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
+    found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
             found[case.name] = partial(train, num_towers, case.build, case.batch, **case.compile)

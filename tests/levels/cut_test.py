@@ -36,7 +36,7 @@ def pieces_of(trace, wanted):
 
 
 def types(piece):
-    (function,) = piece.functions
+    function = piece.function_of(0)
     return {op.type for op in function.graph.get_operations()}
 
 
@@ -58,7 +58,7 @@ def test_a_level_computes_nothing_that_nobody_wants(trace):
 
 def test_a_piece_names_no_device(trace):
     for piece in pieces_of(trace, [v for m in trace.meetings for v in m.inputs]).values():
-        (function,) = piece.functions
+        function = piece.function_of(0)
         assert not [op.name for op in function.graph.get_operations() if op.device]
 
 

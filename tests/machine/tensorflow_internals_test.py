@@ -128,6 +128,25 @@ def test_replace_input():
         np.testing.assert_array_equal(double_other(tf.ones([2]), tf.fill([2], 5.0)), [10.0, 10.0])
 
 
+def test_define_functions():
+    inner = tf.function(lambda x: x * 2.0, autograph=False)
+    definition = tf.function(inner, autograph=False).get_concrete_function(
+        tf.TensorSpec([])).graph.as_graph_def()
+    (function,) = definition.library.function
+    (call,) = (node for node in definition.node if "PartitionedCall" in node.op)
+    function.signature.name = call.attr["f"].func.name = "test_define_functions"
+
+    def run(x):
+        name = next(node.name for node in definition.node if node.op == "Placeholder")
+        return tf.graph_util.import_graph_def(definition, {name: x}, [f"{call.name}:0"], name="")[0]
+
+    with keeps("define_functions", "finds a function that was defined in its context"):
+        tensorflow_internals.define_functions(definition)
+        traced = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec([]))
+        outer = tf.function(lambda x: traced(x) + 1.0, autograph=False)
+        assert float(outer(tf.constant(3.0))) == 7.0
+
+
 def test_function_pattern():
     with keeps("function_pattern", "calls a compiled function after the Python function"):
         @tf.function(autograph=False, jit_compile=True)

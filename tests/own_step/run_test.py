@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.conformance.cases import NOISE
 from tests.own_step.steps import fit, model_with, pairs
 
 
@@ -23,6 +24,7 @@ def test_towers_draw_other_noise():
     for draw in (
         lambda shape: keras.random.normal(shape, seed=seed), tf.random.normal, tf.random.uniform,
         lambda shape: tf.random.normal(shape, seed=5), tf.random.truncated_normal,
+        *(lambda shape, draw=draw: draw(tf.zeros(shape)) for draw in NOISE.values()),
     ):
         rows = rows_of(lambda model, data: {"rows": draw([tf.shape(data[0])[0]])})
         assert len(np.unique(rows)) == 8

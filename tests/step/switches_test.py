@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.conformance.cases import noisy
 
 L = keras.layers
 
@@ -92,3 +93,11 @@ def test_a_layer_that_xla_cannot_compile_is_named():
     model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])
     with pytest.raises(ValueError, match="XLA cannot compile layer 'turned', a RandomRotation"):
         towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)
+
+
+def test_xla_is_refused_noise_that_it_would_draw_without_a_seed():
+    step = towers.TowerStep(
+        noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"], jit_compile=True
+    )
+    with pytest.raises(ValueError, match="jit_compile=True: a layer draws noise by tf.random"):
+        step(np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32"))

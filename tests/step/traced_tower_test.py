@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.step.traced_tower import trace_cut
+from towers.step.traced_tower import trace_tower
 
 OPTIONS = {"experimental_attributes": KEEP_WHOLE}
 DEVICES = ["/cpu:0", "/cpu:0", "/cpu:1"]
@@ -18,7 +18,7 @@ def added(values):
 
 def run(method, specs, arguments, take_turns=False):
     """What the towers return."""
-    tower = trace_cut(method, specs, OPTIONS)
+    tower = trace_tower(method, specs, OPTIONS, meets=True)
 
     @tf.function(autograph=False)
     def run_all(fed):

@@ -10,15 +10,16 @@ A function takes what the levels before it, meetings and reads have given, and g
 after it need.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
-from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE
+from towers.levels.repeatable import draws_noise, repeatable, with_noise_of
+from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 
-_SEED_STEP = 7919  # between two towers' seeds of tf.random's operations
 # What must run although nobody reads its result; a condition may hold an assertion or a print.
 _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _WHOLE = {"experimental_attributes": KEEP_WHOLE}
@@ -28,16 +29,16 @@ class Piece(NamedTuple):
     """One level of the function.
 
     inputs, outputs: the names of its arguments and results in the trace.
-    functions: one for all towers; or, with noise that tf.random draws, one for each.
+    function_of: tower index -> its function; one for all, or, with tf.random's noise, one for each.
     """
 
     inputs: list[str]
     outputs: list[str]
-    functions: list[Callable]
+    function_of: Callable[[int], Callable]
 
     def call(self, values: Sequence[tf.Tensor], tower_index: int = 0) -> list[tf.Tensor]:
         """The results, in the order of `outputs`."""
-        return self.functions[tower_index % len(self.functions)](*values) or []
+        return self.function_of(tower_index)(*values) or []
 
 
 class _Level(NamedTuple):
@@ -49,7 +50,7 @@ class _Level(NamedTuple):
 
 def cut(
     function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
-    effects: Sequence[tf.Operation] = (), num_copies: int = 1, options: Mapping[str, Any] = _WHOLE,
+    effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Piece]:
     """The pieces that compute `wanted`, by level; a level with nothing to do has none.
 
@@ -58,7 +59,6 @@ def cut(
         dependence: of its tensors.
         wanted: symbolic tensors of it.
         effects: operations that must run, too.
-        num_copies: how many towers draw noise of their own.
         options: of `tf.function`, for each piece.
     """
     levels: dict[int, _Level] = {}
@@ -81,7 +81,7 @@ def cut(
             for tensor in inputs:
                 want(tensor)
             outputs = list(levels[index].outputs.values())
-            pieces[index] = graph.piece(inputs, outputs, operations, num_copies)
+            pieces[index] = graph.piece(inputs, outputs, operations)
     return pieces
 
 
@@ -134,18 +134,20 @@ class _Graph:
         self._places = {node.name: i for i, node in enumerate(self._definition.node)}
 
     def piece(
-        self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str],
-        num_copies: int,
+        self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str]
     ) -> Piece:
         """A function of the inputs that runs these operations."""
-        graph = self._part(operations)
-        noise = [node for node in graph.node if _has_seed(node)]
-        functions = []
-        for _ in range(num_copies if noise else 1):
-            functions.append(_function(graph, inputs, outputs, self._options))
-            for node in noise:  # the next tower's
-                node.attr["seed2"].i += _SEED_STEP
-        return Piece([v.name for v in inputs], [v.name for v in outputs], functions)
+        graph = repeatable(self._part(operations))
+
+        @functools.cache
+        def make(tower: int) -> Callable:
+            return _function(with_noise_of(graph, tower), inputs, outputs, self._options)
+
+        has_noise = draws_noise(graph)
+        return Piece(
+            [v.name for v in inputs], [v.name for v in outputs],
+            lambda tower: make(tower if has_noise else 0),
+        )
 
     def _part(self, operations: set[str]) -> tf.compat.v1.GraphDef:
         """These operations, in the order of the trace, which asserts and prints keep."""
@@ -163,11 +165,6 @@ class _Graph:
         return part
 
 
-def _has_seed(node: Any) -> bool:
-    """Whether an operation draws noise that is the same in every graph it is copied to."""
-    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
-
-
 def _function(
     graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor],
     options: Mapping[str, Any],
@@ -183,6 +180,7 @@ def _function(
             copy.set_shape(tensor.shape)  # importing forgets it
         return copies
 
+    define_functions(graph)
     with tf.device(None):
         return tf.function(level, autograph=False, **options).get_concrete_function(
             *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)

@@ -36,6 +36,19 @@ def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> Non
     operation._update_input(index, tensor)
 
 
+def define_functions(definition: tf.compat.v1.GraphDef) -> None:
+    """Makes the functions of a graph's library known to the process, under their names.
+
+    `tf.graph_util.import_graph_def` adds them to the one graph that it imports to; functions that
+    call this graph do not find them. A name that is known already must have the same definition.
+    """
+    from tensorflow.python.eager import context
+
+    for function in definition.library.function:
+        if not context.context().has_function(function.signature.name):
+            context.context().add_function_def(function)
+
+
 def function_pattern(names: Sequence[str]) -> re.Pattern:
     """Finds which of these Python functions a compiled one is, as group 1 of its name.
 

@@ -124,8 +124,7 @@ class OwnStep:
             left = [v for _, v in trace.assigned], trace.logs
             self._cuts[key] = _Cut(
                 trace,
-                cut(trace.function, trace.dependence, _tensors(met), effects=trace.effects,
-                    num_copies=len(self._place.tower_devices)),
+                cut(trace.function, trace.dependence, _tensors(met), effects=trace.effects),
                 cut(trace.function, trace.dependence, _tensors([updates, left])),
             )
         return self._cuts[key]

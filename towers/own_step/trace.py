@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
+from towers.levels.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources
@@ -91,6 +92,7 @@ def trace_step(
         if not scope.is_unready:
             check_no_foreign_resources(trace.function, scope)
             check_no_fixed_batch(trace.function.graph, trace.dependence)
+            warn_of_unordered_sums(trace.function.graph)
             return trace
         scope.make_variables()
     raise ValueError(

@@ -44,7 +44,7 @@ def run_on_devices(
 
 def run_piece(
     piece: Piece, towers: Sequence[dict[str, tf.Tensor]], devices: Sequence[str], *,
-    take_turns: bool,
+    take_turns: bool, first: int = 0,
 ) -> None:
     """Runs one level of a function that is cut, on every tower.
 
@@ -52,11 +52,12 @@ def run_piece(
         piece: the level.
         towers: what each of T towers has, by its name in the trace; gets the level's results.
         devices, take_turns: as for `run_on_devices`.
+        first: the index of the first of them among the towers of all workers.
     """
     results = run_on_devices(
         piece.call,
         [[tower[name] for name in piece.inputs] for tower in towers],
-        [(t,) for t in range(len(towers))],
+        [(first + t,) for t in range(len(towers))],
         devices, take_turns=take_turns,
     )
     for tower, values in zip(towers, results, strict=True):

@@ -308,8 +308,10 @@ class TowerStep:
     ) -> list[Any]:
         """What was traced, once for each tower on its device."""
         arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
-        turns = self.policy.take_turns
-        return tower.run(arguments, self.tower_devices, self._sum_towers, take_turns=turns)
+        return tower.run(
+            arguments, self.tower_devices, self._sum_towers,
+            take_turns=self.policy.take_turns, first=self.mine.start,
+        )
 
     def _sum_towers(self, values: list[Values]) -> Values:
         """In the midst of a tower: the sums over all towers of what each has."""

@@ -21,7 +21,7 @@ from towers.step.output_losses import OutputLosses
 from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import Sum, synchronized
-from towers.step.traced_tower import TracedTower, WholeTower, trace_cut
+from towers.step.traced_tower import TracedTower, trace_tower
 
 
 class TowerInput(NamedTuple):
@@ -179,13 +179,9 @@ class Tower:
             values = tf.nest.map_structure(_same_size, (parameters, state))
             arguments = [TowerInput(*values, *specs[0]), *specs[1]]
             with gathered_by(refuse):
-                if name == "train" and self._synchronized_layers:
-                    traced: TracedTower = trace_cut(
-                        self.train_together, arguments, self._options
-                    )
-                else:
-                    function = tf.function(getattr(self, name), autograph=False, **self._options)
-                    traced = WholeTower(function.get_concrete_function(*arguments))
+                meets = name == "train" and bool(self._synchronized_layers)
+                method = self.train_together if meets else getattr(self, name)
+                traced = trace_tower(method, arguments, self._options, meets=meets)
             _check_closed(traced, self._model)
             self._traced[key] = traced
         return self._traced[key]

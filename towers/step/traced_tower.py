@@ -14,6 +14,12 @@ import tensorflow as tf
 
 from towers.levels.cut import captures, cut, effects_of
 from towers.levels.meetings import Meetings
+from towers.levels.repeatable import (
+    draws_noise,
+    is_repeatable,
+    sums_in_order,
+    warn_of_unordered_sums,
+)
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import run_on_devices, run_piece
@@ -38,6 +44,7 @@ class WholeTower:
         sum_towers: Callable[[list[Values]], Values],
         *,
         take_turns: bool,
+        first: int = 0,
     ) -> list[Any]:
         """What the function returns for each tower.
 
@@ -46,8 +53,9 @@ class WholeTower:
             devices: of each.
             sum_towers: V values of each -> V sums over all towers; for a CutTower.
             take_turns: as for `run_on_devices`.
+            first: the index of the first of them among the towers of all workers; for a CutTower.
         """
-        del sum_towers
+        del sum_towers, first
         return run_on_devices(
             lambda parameters, fed, *others: self.function(
                 fed._replace(parameters=parameters), *others
@@ -94,13 +102,15 @@ class CutTower:
         sum_towers: Callable[[list[Values]], Values],
         *,
         take_turns: bool,
+        first: int = 0,
     ) -> list[Any]:
         """As `WholeTower.run`."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         last = max([*self._pieces, *(meeting.level for meeting in self._meetings)])
         for level in range(last + 1):
             if level in self._pieces:
-                run_piece(self._pieces[level], towers, devices, take_turns=take_turns)
+                piece = self._pieces[level]
+                run_piece(piece, towers, devices, take_turns=take_turns, first=first)
             self._meet(level, towers, sum_towers)
         return [self._packed(tower) for tower in towers]
 
@@ -132,13 +142,21 @@ def _flat(arguments: Any) -> list[tf.Tensor]:
     return [v for v in tf.nest.flatten(arguments, expand_composites=True) if v is not None]
 
 
-def trace_cut(method: Callable, specs: Sequence[Any], options: Mapping[str, Any]) -> CutTower:
+def trace_tower(
+    method: Callable, specs: Sequence[Any], options: Mapping[str, Any], *, meets: bool = False
+) -> TracedTower:
     """Traces a method of a tower once, for all towers and all shard sizes.
 
+    It stays whole where its towers do not meet and its graph is repeatable as it is.
+
     Args:
-        method: takes `sum_towers`, which makes towers meet, beside its arguments.
-        specs: of these, structures.
-        options: of `tf.function`, for each piece.
+        method: of a tower.
+        specs: of its arguments, structures.
+        options: of `tf.function`, for the whole or for each piece.
+        meets: whether the method takes `sum_towers`, which makes towers meet.
+
+    Raises:
+        ValueError: XLA is to compile noise of tf.random.
     """
     traced: list[tuple[list[tf.Tensor], Meetings]] = []
 
@@ -146,8 +164,20 @@ def trace_cut(method: Callable, specs: Sequence[Any], options: Mapping[str, Any]
         flat = _flat(arguments)
         meetings = Meetings(flat)
         traced.append((flat, meetings))
-        return method(*arguments, sum_towers=meetings.sum)
+        if meets:  # its meetings know their tensors: the sums are put in order as it is cut
+            return method(*arguments, sum_towers=meetings.sum)
+        return sums_in_order(meetings.graph, method(*arguments))
 
     with custom_gradients_forgotten(), tf.device(None):
-        function = tf.function(body, autograph=False).get_concrete_function(*specs)
+        function = tf.function(body, autograph=False, **options).get_concrete_function(*specs)
+        warn_of_unordered_sums(function.graph)
+        definition = function.graph.as_graph_def()
+        if options.get("jit_compile") and draws_noise(definition):
+            raise ValueError(
+                "jit_compile=True: a layer draws noise by tf.random, and XLA ignores its seeds. "
+                "Draw it by keras.random with a keras.random.SeedGenerator of the layer's own, or "
+                "use jit_compile=False."
+            )
+        if not meets and is_repeatable(definition):
+            return WholeTower(function)
         return CutTower(function, *traced[-1], options)

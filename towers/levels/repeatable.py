@@ -1,0 +1,221 @@
+"""A traced graph whose copies give the same bits every time and on every device.
+
+    AddN(a, b, c)          -->  AddN(AddN(a, b), c)    AddN begins with whichever buffer is free
+    noise of tf.random     -->  other seeds in each tower's copy: else all towers draw the same
+    a loop that draws it   -->  one iteration after the other: else they draw in any order
+
+The functions that a graph calls (branches, loops, a `tf.function`) are changed alike, under other
+names: a function's name stands for one definition in the whole process.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from towers.levels.lines import line_of
+from towers.machine.tensorflow_internals import replace_input
+
+_SUMS = ("AddN", "AccumulateNV2")
+# All kernels of TensorFlow 2.21's CPUs that gave other bits in 40 calls at once, of 45 tried.
+_UNORDERED = ("CropAndResizeGradImage", "CropAndResizeGradBoxes")
+_LOOPS = ("While", "StatelessWhile")
+_SEED_STEP = 7919  # between two towers' seeds
+
+
+def sums_in_order(graph: tf.Graph, results: Any) -> Any:
+    """Makes the sums of a graph that is being traced from left to right.
+
+    Args:
+        graph: the graph; of the functions that it calls nothing is changed.
+        results: a structure of its tensors.
+
+    Returns:
+        `results`, with each sum's new tensor in the place of the old one.
+    """
+    sums: dict[str, tf.Tensor] = {}
+    for operation in graph.get_operations():
+        if operation.type in _SUMS and len(operation.inputs) > 2:
+            first, *others = operation.inputs
+            for value in others:
+                first = tf.raw_ops.AddN(inputs=[first, value])
+            (old,) = operation.outputs
+            sums[old.name] = first
+            for consumer in old.consumers():
+                for index, value in enumerate(consumer.inputs):
+                    if value is old:
+                        replace_input(consumer, index, first)
+
+    def replaced(value: Any) -> Any:
+        return sums.get(value.name, value) if tf.is_symbolic_tensor(value) else value
+
+    return tf.nest.map_structure(replaced, results, expand_composites=True) if sums else results
+
+
+def is_repeatable(definition: tf.compat.v1.GraphDef) -> bool:
+    """Whether a graph after `sums_in_order` gives the same bits as it is.
+
+    It draws no noise, and no function that it calls does, or makes a sum of three or more.
+    """
+    has_sum = any(_is_sum(n) for f in definition.library.function for n in f.node_def)
+    return not (has_sum or draws_noise(definition))
+
+
+def warn_of_unordered_sums(graph: tf.Graph) -> None:
+    """Warns of operations whose threads add to one sum in whichever order they come."""
+    for operation in graph.get_operations():
+        if operation.type in _UNORDERED:
+            warnings.warn(
+                f"{line_of(operation)}: the gradient of tf.image.crop_and_resize adds in the order "
+                "of its threads: its last bits differ from step to step. Take crops in the data "
+                "pipeline, or give each operation one thread: train.py's --cpu_threads=1, or "
+                "tf.config.threading.set_intra_op_parallelism_threads(1).",
+                stacklevel=2,
+            )
+
+
+def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
+    """Whether copies of a graph, or of the functions that it calls, would draw the same noise."""
+    return any(_draws(node) for nodes in _node_lists(definition) for node in nodes)
+
+
+def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """The graph with sums from left to right, and with loops whose draws come in one order.
+
+    Functions that it does not call are left out.
+    """
+    drawing = _callers(definition, _draws)
+
+    def change(nodes: Any, output: str) -> bool:
+        loops = [n for n in nodes if n.op in _LOOPS and drawing.intersection(_called(n))]
+        for loop in loops:
+            loop.attr["parallel_iterations"].i = 1
+        return _order_sums(nodes, output) or bool(loops)
+
+    return _changed(_without_uncalled(definition), change, "_repeatable")
+
+
+def with_noise_of(definition: tf.compat.v1.GraphDef, tower: int) -> tf.compat.v1.GraphDef:
+    """The graph with the noise of one tower; tower 0 draws by the seeds as they are."""
+
+    def change(nodes: Any, output: str) -> bool:
+        del output
+        drawing = [node for node in nodes if tower and _draws(node)]
+        for node in drawing:
+            node.attr["seed2"].i += tower * _SEED_STEP
+        return bool(drawing)
+
+    return _changed(definition, change, f"_tower_{tower}")
+
+
+def _draws(node: Any) -> bool:
+    """Whether an operation draws the same noise in every copy: without a seed it does not."""
+    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
+
+
+def _is_sum(node: Any) -> bool:
+    return node.op in _SUMS and node.attr["N"].i > 2
+
+
+def _order_sums(nodes: Any, output: str) -> bool:
+    """Puts partial sums before each sum; returns whether there was one. `output`: see _changed."""
+    ordered: list[Any] = []
+    for node in list(nodes):
+        if _is_sum(node):
+            values = [name for name in node.input if not name.startswith("^")]
+            control = [name for name in node.input if name.startswith("^")]
+            node.op = "AddN"
+            node.attr["N"].i = 2
+            node.attr.pop("shape", None)  # of AccumulateNV2
+            left = values[0]
+            for index, right in enumerate(values[1:-1]):
+                partial = type(node)()
+                partial.CopyFrom(node)
+                partial.name = f"{node.name}_partial_{index}"
+                partial.input[:] = [left, right, *control]
+                ordered.append(partial)
+                left = partial.name + output.format("sum")
+            node.input[:] = [left, values[-1], *control]
+        ordered.append(node)
+    is_changed = len(ordered) > len(nodes)
+    if is_changed:
+        copies = [type(node)() for node in ordered]
+        for copy, node in zip(copies, ordered, strict=True):
+            copy.CopyFrom(node)
+        del nodes[:]
+        nodes.extend(copies)
+    return is_changed
+
+
+# Functions that a graph calls.
+
+
+def _changed(
+    definition: tf.compat.v1.GraphDef, change: Callable[[Any, str], bool], suffix: str
+) -> tf.compat.v1.GraphDef:
+    """A copy in which `change(nodes, output)` was called for the graph and for each function.
+
+    Args:
+        definition: of the graph.
+        change: changes nodes in place; returns whether it did. `output` follows an operation's name
+            where its first output is named: "" in a graph, ":{}:0" in a function, with the name
+            that the operation gives this output.
+        suffix: of the new names of functions that were changed, or that call such a one.
+    """
+    copy = tf.compat.v1.GraphDef()
+    copy.CopyFrom(definition)
+    change(copy.node, "")
+    changed = {f.signature.name for f in copy.library.function if change(f.node_def, ":{}:0")}
+    renamed = _callers(copy, lambda node: bool(changed.intersection(_called(node)))) | changed
+    for function in copy.library.function:
+        if function.signature.name in renamed:
+            function.signature.name += suffix
+    for nodes in _node_lists(copy):
+        for node in nodes:
+            for reference in _references(node):
+                if reference.name in renamed:
+                    reference.name += suffix
+    return copy
+
+
+def _without_uncalled(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    functions = {function.signature.name: function for function in definition.library.function}
+    called: set[str] = set()
+    waiting = [definition.node]
+    while waiting:
+        new = {name for node in waiting.pop() for name in _called(node)} - called
+        called |= new
+        waiting += [functions[name].node_def for name in new if name in functions]
+    copy = tf.compat.v1.GraphDef(node=definition.node, versions=definition.versions)
+    copy.library.function.extend(f for name, f in functions.items() if name in called)
+    return copy
+
+
+def _callers(definition: tf.compat.v1.GraphDef, is_meant: Callable[[Any], bool]) -> set[str]:
+    """The functions that hold a meant operation, or call such a function, however deep."""
+    functions = {f.signature.name: f.node_def for f in definition.library.function}
+    found: set[str] = set()
+    while more := {
+        name for name, nodes in functions.items()
+        if name not in found and any(is_meant(n) or found.intersection(_called(n)) for n in nodes)
+    }:
+        found |= more
+    return found
+
+
+def _called(node: Any) -> set[str]:
+    return {reference.name for reference in _references(node)}
+
+
+def _references(node: Any) -> Iterable[Any]:
+    """The attributes of an operation that name functions."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func
+        yield from value.list.func
+
+
+def _node_lists(definition: tf.compat.v1.GraphDef) -> list[Any]:
+    """The nodes of the graph, and of each function that it may call."""
+    return [definition.node, *(f.node_def for f in definition.library.function)]
