@@ -202,3 +202,48 @@ def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
     assert not traced
     pair.ours.fit(*rows(), batch_size=7, epochs=2, verbose=0)
     assert len(traced) == 1
+
+
+def freeze(model):
+    model.layers[0].trainable = False
+
+
+def thaw(model):
+    model.layers[0].trainable = True
+
+
+def predict(model):
+    return {"rows": model.predict(rows()[0], batch_size=7, verbose=0)}
+
+
+def evaluate(model):
+    return model.evaluate(*rows(), batch_size=7, verbose=0, return_dict=True)
+
+
+def fit(model):
+    return model.fit(*rows(), batch_size=7, shuffle=False, verbose=0).history
+
+
+def compile_anew(model):
+    model.compile(keras.optimizers.SGD(0.5), CLASSIFIER["loss"])
+
+
+@pytest.mark.parametrize("calls", [
+    [fit, freeze, predict, evaluate],
+    [fit, freeze, fit],  # what was traced goes on, in Keras too
+    [predict, freeze, fit, evaluate],
+    [freeze, fit, thaw, compile_anew, evaluate, fit, predict],
+], ids=lambda calls: " ".join(call.__name__ for call in calls))
+def test_layers_are_frozen_and_thawed_between_calls_as_in_keras(calls):
+    """The model has a seed, whose place among the variables changes with it."""
+    def build():
+        first, last = classifier().layers
+        return keras.Sequential([keras.Input((6,)), first, keras.layers.GaussianNoise(1e-14), last])
+
+    pair = build_pair(build, **CLASSIFIER)
+    pair.theirs.run_eagerly = False
+    for call in calls:
+        ours, theirs = call(pair.ours), call(pair.theirs)
+        if ours is not None:
+            assert_same_logs(ours, theirs)
+    assert_same_weights(pair)

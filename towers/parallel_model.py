@@ -163,7 +163,7 @@ class ParallelModel(keras.Model):
         if own is not None:
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred = _step(self, x).train_graph(x, y, sample_weight)
+        loss, y_pred = _step(self, "train", x).train_graph(x, y, sample_weight)
         with tf.device(_home(self)):
             return update_metrics(self, loss, x, y, y_pred, sample_weight, training=True)
 
@@ -173,7 +173,7 @@ class ParallelModel(keras.Model):
         if own is not None:
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred = _step(self, x).test_graph(x, y, sample_weight)
+        loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
         with tf.device(_home(self)):
             return update_metrics(self, loss, x, y, y_pred, sample_weight, training=False)
 
@@ -183,7 +183,7 @@ class ParallelModel(keras.Model):
         if own is not None:
             return own(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return _step(self, x).predict_graph(x)
+        return _step(self, "predict", x).predict_graph(x)
 
     def make_train_function(self, force: bool = False) -> None:
         """Keras' function, which first makes variables."""
@@ -289,7 +289,7 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
     if own is not None:
         return own.variables
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
-    y_pred = _step(model, x).trace_tower("train", x, y, sample_weight)
+    y_pred = _step(model, "train", x).trace_tower("train", x, y, sample_weight)
     if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
         with tf.device(_home(model)):
             y, y_pred = one_row((y, y_pred))
@@ -300,7 +300,7 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
     """Traces the tower, for whose outputs the metrics are then made."""
-    step = _step(model, x)
+    step = _step(model, name, x)
     step.check_agreement()
     if name == "predict":  # which has no metrics, and passes over labels
         y = sample_weight = None
@@ -311,13 +311,17 @@ def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight:
             metrics.build(y, y_pred)
 
 
-def _step(model: ParallelModel, x: Any) -> TowerStep:
-    """The TowerStep; made outside of the graph, where Keras is tracing one."""
-    if model._towers.step is None:
+def _step(model: ParallelModel, name: str, x: Any) -> TowerStep:
+    """The TowerStep; made outside of the graph, where Keras is tracing one.
+
+    One that `predict` or `evaluate` made does not train: layers may have been frozen since then.
+    """
+    step = model._towers.step
+    if step is None or name == "train" and step.optimizer is not model.optimizer:
         with tf.init_scope():
             _build(model, x)
-            model._towers.step = _make_step(model)
-    return model._towers.step
+            step = model._towers.step = _make_step(model, name)
+    return step
 
 
 def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
@@ -334,11 +338,11 @@ def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
 
 
-def _make_step(model: ParallelModel) -> TowerStep:
+def _make_step(model: ParallelModel, name: str) -> TowerStep:
     loss, loss_weights = losses(model)
     return TowerStep(
         model,
-        getattr(model, "optimizer", None) or "sgd",  # predict needs no compile
+        model.optimizer if name == "train" else "sgd",  # which is never called
         loss,
         loss_weights=loss_weights,
         devices=model._towers.devices,

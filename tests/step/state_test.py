@@ -85,7 +85,8 @@ def small_model():
 def test_averages_take_the_place_of_tower_0s_values():
     model, mean, variance, seed = small_model()
     state.assign_state(
-        model, [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]), tf.constant([5, 6])], [0],
+        model.non_trainable_variables,
+        [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]), tf.constant([5, 6])], [0],
         [tf.constant([7.0, 8.0])],
     )
     assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[7, 8], [3, 4], [5, 6]]
@@ -94,9 +95,10 @@ def test_averages_take_the_place_of_tower_0s_values():
 def test_none_leaves_a_variable_as_it_is():
     model, mean, variance, seed = small_model()
     before = seed.numpy().tolist()
-    state.assign_state(model, [None, tf.constant([3.0, 4.0]), None], [0, 1], [
-        None, tf.constant([9.0, 9.0])
-    ])
+    state.assign_state(
+        model.non_trainable_variables, [None, tf.constant([3.0, 4.0]), None], [0, 1],
+        [None, tf.constant([9.0, 9.0])],
+    )
     assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[0, 0], [9, 9], before]
 
 

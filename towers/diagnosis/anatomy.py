@@ -204,7 +204,7 @@ def _compiled_additions(step: TowerStep) -> Callable[[], Any]:
     values = []
     for device in step.tower_devices:
         with tf.device(device):
-            variables = step.model.trainable_variables
+            variables = step.trainable_variables
             values.append([tf.ones(v.shape, v.dtype) for v in variables])
     for _ in range(_WARM_UP_STEPS):
         add(values)

@@ -74,7 +74,7 @@ def verify_gradients(
     _, expected = one_tower.gradients(x, y, sample_weight)
     pairs = [
         (tf.convert_to_tensor(a), tf.convert_to_tensor(b), v.path)
-        for a, b, v in zip(averaged, expected, step.model.trainable_variables, strict=True)
+        for a, b, v in zip(averaged, expected, step.trainable_variables, strict=True)
         if b is not None
     ]
     least = _NEGLIGIBLE * max((_largest(b) for _, b, _ in pairs), default=0.0)

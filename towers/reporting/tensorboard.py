@@ -123,7 +123,7 @@ class TensorBoardLog(Listener):
         for tag, value in scalars.items():
             summary.value.add(tag=tag, simple_value=value)
         if self._histograms:
-            for variable in self._step.model.trainable_variables:
+            for variable in self._step.trainable_variables:
                 summary.value.add(tag=variable.path, histo=histogram(variable.numpy()))
         return summary
 

@@ -71,15 +71,15 @@ def tower_state(
 
 
 def assign_state(
-    model: keras.Model,
+    variables: Sequence[keras.Variable],
     state: Sequence[tf.Tensor | None],
     averaged: Sequence[int],
     statistics: Sequence[tf.Tensor],
 ) -> None:
-    """Stores the new values of `model.non_trainable_variables`.
+    """Stores the new values of a model's state.
 
     Args:
-        model: the model.
+        variables: the non-trainable variables.
         state: tower 0's new values; None leaves a variable as it is.
         averaged: which of them are averaged over the towers instead.
         statistics: the averages.
@@ -87,7 +87,7 @@ def assign_state(
     merged = list(state)
     for i, value in zip(averaged, statistics, strict=True):
         merged[i] = value
-    for variable, value in zip(model.non_trainable_variables, merged, strict=True):
+    for variable, value in zip(variables, merged, strict=True):
         if value is not None:
             variable.assign(value)
 

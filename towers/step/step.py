@@ -187,7 +187,7 @@ class TowerStep:
     ) -> tuple[tf.Tensor, Values]:
         computed = self._compute((x, y, sample_weight), scale_loss=False)
         loss, *gradients = self._add(computed.tree)
-        return loss, gradients[: len(self.model.trainable_variables)]
+        return loss, gradients[: len(self.trainable_variables)]
 
     # The diagram, an arrow each.
 
@@ -224,10 +224,9 @@ class TowerStep:
         Every variable is read once, here; TensorFlow sends a value once to each device that needs
         it, however many of the device's towers do.
         """
-        model = self.model
         with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
-            parameters = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-            state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+            parameters = [tf.convert_to_tensor(v.value) for v in self._tower.trainable]
+            state = [tf.convert_to_tensor(v.value) for v in self._tower.state]
             on_device = {d: self._move(parameters, self.home, d) for d in self.devices}
             return [
                 TowerInput(
@@ -290,10 +289,10 @@ class TowerStep:
 
     def _update(self, computed: _Computed) -> tf.Tensor:
         """5. Parameters, optimizer and state take the towers' results; the loss."""
-        variables, in_one = self.model.trainable_variables, self.policy.update_in_one
+        variables, in_one = self.trainable_variables, self.policy.update_in_one
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
             loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
-            state_lib.assign_state(self.model, computed.state, self._statistics, statistics)
+            state_lib.assign_state(self._tower.state, computed.state, self._statistics, statistics)
         return loss
 
     # What the arrows need.
@@ -370,7 +369,7 @@ class TowerStep:
             prepare=partial(self.build_metrics, "train"),
         )
         if self._nonfinite == "stop" and not finite.numpy().all():
-            found = culprit(finite.numpy(), self._places(), self.model.trainable_variables)
+            found = culprit(finite.numpy(), self._places(), self.trainable_variables)
             raise NonFiniteError(f"{found} is NaN or infinite.")
         return logs
 
@@ -399,6 +398,11 @@ class TowerStep:
     def reset_metrics(self) -> None:
         """Starts the running means of the loss and the metrics anew."""
         self._metrics.reset()
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The V variables that it trains: those that were trainable when it was made."""
+        return self._tower.trainable
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
@@ -430,7 +434,7 @@ class TowerStep:
             name: "train" or "test".
             x, y, sample_weight: a batch, or the TensorSpecs of one.
         """
-        values = self.model.trainable_variables, self.model.non_trainable_variables
+        values = self._tower.trainable, self._tower.state
         tower = self._trace(name, TowerInput(*values, x, y, sample_weight))
         predictions = tower.structured_outputs.predictions
         return tf.nest.pack_sequence_as(self._tower.losses.outputs, predictions)

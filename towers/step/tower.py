@@ -65,6 +65,8 @@ class Tower:
     """The computation that every tower repeats on its own shard.
 
     losses: of the model's outputs, known once a method has been traced.
+    trainable, state: the V trainable variables and the others, as they were when this was made:
+        what a layer's `trainable` is set to later changes neither.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class Tower:
             inline: let the graph optimizer work on all towers and their sum at once.
         """
         self._model = model
+        self.trainable = list(model.trainable_variables)
+        self.state = list(model.non_trainable_variables)
         self._synchronized_layers = synchronized_layers
         self._checked = checked
         self._options = {
@@ -191,7 +195,7 @@ class Tower:
     ) -> "_Forward":
         """What `model(x)` does at these values; without losses, where nobody asks for them."""
         model = self._model
-        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        variables = [*self.trainable, *self.state]
         mapping = list(zip(variables, [*inputs.parameters, *inputs.state], strict=True))
         trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         if self.losses.model_loss:
@@ -206,7 +210,7 @@ class Tower:
                 _check_trackers(trackers, scope)
             else:
                 added = [tf.reduce_sum(value) for value in model.losses]
-        after = [scope.get_current_value(v) for v in model.non_trainable_variables]
+        after = [scope.get_current_value(v) for v in self.state]
         changed = [None if a is b else a for a, b in zip(after, inputs.state, strict=True)]
         self.losses.bind(outputs)
         return _Forward(tf.nest.flatten(outputs), changed, added)
