@@ -95,6 +95,14 @@ def _shared_layer() -> keras.Model:
     return keras.Model([a, b], L.Dense(3)(L.concatenate([shared(a), shared(b)])))
 
 
+def _balanced_rows(n: int, rng: np.random.Generator) -> tuple:
+    """Weights that add up to 0 in pairs, but for the last rows'."""
+    x, y, weights = _weighted_rows(n, rng)
+    for i in range(0, n - 2, 2):
+        weights[i] = -weights[i + 1]
+    return x, y, weights
+
+
 def fan_out(width: int = 5) -> keras.Model:
     """One output read by two layers and two additions: its gradient has four terms."""
     x = keras.Input((6,))
@@ -304,6 +312,9 @@ ODD = [
     Case("adds_loss", _adds_loss, rows),
     Case("sample_weight", _dense(), _weighted_rows),
     Case("mean_with_sample_weight", _dense(), _weighted_rows, {
+        "loss": squared_error("mean_with_sample_weight"),
+    }),
+    Case("weights_of_both_signs", _dense(), _balanced_rows, {
         "loss": squared_error("mean_with_sample_weight"),
     }),
     Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),

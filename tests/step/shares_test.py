@@ -13,11 +13,11 @@ MEAN = OutputLoss(keras.losses.MeanSquaredError(), 1.0)
 SUM = OutputLoss(keras.losses.MeanSquaredError(reduction="sum"), 1.0)
 
 
-def shares_of(losses, weights, num_examples=7):
+def shares_of(losses, weights, num_examples=7, by_weights=None):
     """Of T x O weights; the examples in 3 shards of 3, 2 and 2."""
     shards = shard_batch(tf.range(num_examples), len(weights))
     weights = [tf.constant(each, tf.float64) for each in weights]
-    return tower_shares(losses, weights, shards)
+    return tower_shares(losses, weights, shards, by_weights or [False] * len(losses))
 
 
 def test_each_output_is_divided_by_the_sum_of_its_own_weights():
@@ -30,6 +30,14 @@ def test_each_output_is_divided_by_the_sum_of_its_own_weights():
 def test_a_plain_sum_counts_as_it_is():
     found = shares_of([SUM, MEAN], [[1.0, 3.0], [1.0, 2.0], [0.0, 0.0]])  # the last shard is empty
     assert [each.outputs.numpy().tolist() for each in found] == [[1, 0.6], [1, 0.4], [0, 0]]
+
+
+def test_sums_over_sample_weights_are_divided_by_all_weights_though_a_shards_are_zero():
+    weights = [[3.0, 3.0], [0.0, 0.0], [-1.0, -1.0]]
+    found = shares_of([MEAN, MEAN], weights, by_weights=[True, False])
+    assert [each.outputs.numpy().tolist() for each in found] == [
+        [0.5, 1.5], [0.5, 0], [0.5, -0.5]
+    ]
 
 
 def test_losses_of_layers_are_divided_by_examples_whatever_the_outputs_weigh():

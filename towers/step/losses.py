@@ -9,6 +9,7 @@ so that a tower that multiplies its loss by its share, w_i / sum(w_i), before it
 averaging of losses and gradients a plain sum.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -130,7 +131,7 @@ def shard_weight(
         A scalar float64, 0 for an empty shard.
     """
     reduction = loss_reduction(loss)
-    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+    if divides_by_weights(loss, sample_weight):
         weight = tf.cast(sample_weight, tf.float64)
         if mask is not None:
             while weight.shape.rank < mask.shape.rank:
@@ -183,6 +184,18 @@ def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool
 
 def _values(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
+
+
+def divides_by_weights(loss: keras.losses.Loss, sample_weight: Any) -> bool:
+    """Whether Keras divides the loss by the sum of the sample weights."""
+    return loss_reduction(loss) == "mean_with_sample_weight" and sample_weight is not None
+
+
+def summed(loss: keras.losses.Loss) -> keras.losses.Loss:
+    """The same loss, which nobody divides."""
+    found = copy.copy(loss)
+    found.reduction = "sum"
+    return found
 
 
 def overrides_call(loss: keras.losses.Loss) -> bool:

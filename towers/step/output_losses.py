@@ -9,6 +9,7 @@ from towers.step import losses as losses_lib
 from towers.step.losses import ModelLoss, OutputLoss
 from towers.step.sharding import Structure
 from towers.step.shares import Shares
+from towers.step.trials import check_is_mean
 
 
 class OutputLosses:
@@ -62,12 +63,25 @@ class OutputLosses:
         terms = []
         for i, output in enumerate(self.each):
             if output is not None:
-                value = output.loss(labels[i], predictions[i], weights[i])
+                by_weights = losses_lib.divides_by_weights(output.loss, weights[i])
+                loss = losses_lib.summed(output.loss) if by_weights else output.loss
+                value = loss(labels[i], predictions[i], weights[i])
                 terms.append(value * tf.cast(shares.outputs[i] * output.factor, value.dtype))
         terms += [value * tf.cast(shares.examples, value.dtype) for value in added]
         if not terms:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")
         return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
+
+    def check_means(self, y: Structure, predictions: Sequence[tf.Tensor]) -> None:
+        """Tries whether each loss is the sum of its parts; arguments as for `have_masks`.
+
+        Raises:
+            NoMeanOverRows: one is not, see `trials.check_is_mean`.
+        """
+        labels = self.beside_outputs(y, "y")
+        for output, label, y_pred in zip(self.each, labels, predictions, strict=True):
+            if output is not None and label is not None:
+                check_is_mean(output, label, y_pred)
 
     def weigh(
         self,
@@ -90,6 +104,14 @@ class OutputLosses:
                 self.each, weights, masks or [None] * len(self.each), strict=True
             )
         ])
+
+    def divided_by_weights(self, sample_weight: Structure) -> list[bool]:
+        """Of which outputs `total` takes a sum, for it counts 1 / sum(w): see `tower_shares`."""
+        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
+        return [
+            output is not None and losses_lib.divides_by_weights(output.loss, weight)
+            for output, weight in zip(self.each, weights, strict=True)
+        ]
 
     def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """What Keras masks in each output's loss on a shard; None where nothing is."""

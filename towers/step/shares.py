@@ -29,7 +29,10 @@ SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.flo
 
 
 def tower_shares(
-    losses: Sequence[OutputLoss | None], weights: Sequence[tf.Tensor], shards: Sequence[Shard]
+    losses: Sequence[OutputLoss | None],
+    weights: Sequence[tf.Tensor],
+    shards: Sequence[Shard],
+    by_weights: Sequence[bool],
 ) -> list[Shares]:
     """The shares of each tower.
 
@@ -38,9 +41,14 @@ def tower_shares(
             zero, so are its shares, as Keras' own division gives.
         weights: w_t of T shards, each [O] float64.
         shards: the towers' shards.
+        by_weights: which outputs' towers have sums over their sample weights: these count
+            1 / sum(w), as weights of both signs may add up to 0 in a shard, but not in all.
     """
     stacked = tf.stack(list(weights))
     sums = [loss is not None and is_sum(loss.loss) for loss in losses]
-    divided = tf.math.divide_no_nan(stacked, tf.reduce_sum(stacked, axis=0))
+    is_real = tf.stack([[tf.cast(shard.size > 0, tf.float64)] for shard in shards])
+    divided = tf.math.divide_no_nan(
+        tf.where(list(by_weights), is_real, stacked), tf.reduce_sum(stacked, axis=0)
+    )
     outputs = tf.unstack(tf.where(sums, stacked, divided), num=len(weights))
     return [Shares(each, shard.share) for each, shard in zip(outputs, shards, strict=True)]

@@ -43,6 +43,7 @@ from towers.step.tower import (
 from towers.step.traced import TracedGraphs
 from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
+from towers.step.trials import check_rows_apart
 from towers.step.update import update
 
 
@@ -159,6 +160,7 @@ class TowerStep:
         self._statistics = (
             state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
         )
+        self._tried: set[str] = set()  # "rows", "losses"
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
 
     # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
@@ -249,7 +251,8 @@ class TowerStep:
                 weights = self._exchange.one_a_tower(own)
             else:
                 weights = [losses.weigh(shard.values[2], shard.size) for shard in shards]
-            return tower_shares(losses.each, weights, shards)
+            by_weights = losses.divided_by_weights(shards[0].values[2])
+            return tower_shares(losses.each, weights, shards, by_weights)
 
     def partial_sums(self, values: list[Values]) -> Tree:
         """4. What leaves the devices of this worker's towers, and is still to be added.
@@ -300,7 +303,19 @@ class TowerStep:
     def _trace(self, name: str, inputs: TowerInput) -> TracedTower:
         """The tower, traced once; `inputs`: one tower's, or specs of them."""
         options = (LOSS_SCALE_SPEC,) if name == "train" else ()
-        return self._tower.trace(name, inputs, SHARES_SPEC, *options)
+        tower = self._tower.trace(name, inputs, SHARES_SPEC, *options)
+        if self.num_towers > 1:
+            self._try_out(name, inputs, tower)
+        return tower
+
+    def _try_out(self, name: str, inputs: TowerInput, tower: TracedTower) -> None:
+        """Raises ValueError, or warns, where towers cannot share the model or its loss; once."""
+        if not self._tried:
+            check_rows_apart(self.model, inputs.x)
+        if name != "predict" and "losses" not in self._tried:
+            self._tower.losses.check_means(inputs.y, tower.structured_outputs.predictions)
+            self._tried.add("losses")
+        self._tried.add("rows")
 
     def _run(
         self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]

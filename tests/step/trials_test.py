@@ -1,0 +1,207 @@
+"""Losses and models on made-up rows: who is no mean, and who computes across rows, is found out."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.cases import BUILT_IN, ODD
+from towers.step.losses import resolve_losses
+from towers.step.trials import NoMeanOverRows, check_is_mean, check_rows_apart, made_up
+
+L = keras.layers
+losses = keras.losses
+CLASSES, ROWS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 3])
+
+
+def check(loss, y=ROWS, y_pred=ROWS):
+    """Warnings are errors here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (output,) = resolve_losses(loss, None, [tf.float32])
+        check_is_mean(output, y, y_pred)
+
+
+MEANS = [
+    loss for loss in vars(losses).values()
+    if isinstance(loss, type) and issubclass(loss, losses.Loss)
+    and loss not in (losses.Loss, losses.Dice, losses.Tversky, losses.Circle, losses.CTC,
+                     losses.CategoricalGeneralizedCrossEntropy,
+                     losses.SparseCategoricalCrossentropy)
+]
+
+
+@pytest.mark.parametrize("loss", MEANS, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_kerass_means_and_sums_pass(loss, reduction):
+    check(loss(reduction=reduction))
+
+
+@pytest.mark.parametrize("loss, y, y_pred", [
+    (losses.SparseCategoricalCrossentropy(), CLASSES, ROWS),
+    (losses.SparseCategoricalCrossentropy(ignore_class=1), CLASSES, ROWS),
+    (losses.CategoricalGeneralizedCrossEntropy(), CLASSES, ROWS),
+    (losses.SparseCategoricalCrossentropy(), tf.TensorSpec([None, None], tf.int64),
+     tf.TensorSpec([None, None, 5])),
+    (losses.CTC(), tf.TensorSpec([None, 4], tf.int32), tf.TensorSpec([None, 9, 5])),
+    (losses.Dice(axis=(1, 2)), tf.TensorSpec([None, 4, 4]), tf.TensorSpec([None, 4, 4])),
+    (lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2), ROWS, ROWS),
+    (lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2, axis=[1, 2]),
+     tf.RaggedTensorSpec([None, None, 1]), tf.RaggedTensorSpec([None, None, 1])),
+], ids=[
+    "classes", "ignore_class", "generalized", "steps", "ctc", "dice of images", "a mean", "ragged",
+])
+def test_other_means_pass(loss, y, y_pred):
+    check(loss, y, y_pred)
+
+
+def root(y, y_pred):
+    return tf.sqrt(tf.reduce_mean((y - y_pred) ** 2))
+
+
+def masked(y, y_pred):
+    return tf.reduce_sum(y * (1 - y_pred) ** 2) / tf.reduce_sum(y)
+
+
+@pytest.mark.parametrize("loss, y", [
+    (losses.Dice(), ROWS), (losses.Tversky(), ROWS), (losses.Circle(), CLASSES), (root, ROWS),
+    (masked, ROWS), (lambda y, y_pred: tf.math.log(tf.reduce_mean((y - y_pred) ** 2)), ROWS),
+    (lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2), ROWS),
+    (lambda y, y_pred: tf.reduce_max((y - y_pred) ** 2), ROWS),
+    (lambda y, y_pred: (y - tf.reduce_mean(y_pred, axis=0)) ** 2, ROWS),
+    (lambda y, y_pred: (y - y_pred[::-1]) ** 2, ROWS),
+])
+def test_a_loss_that_is_no_mean_over_rows_is_refused(loss, y):
+    with pytest.raises(NoMeanOverRows, match="is no mean over examples"):
+        check(loss, y)
+
+
+def test_a_function_is_named_with_its_line():
+    line = root.__code__.co_firstlineno
+    with pytest.raises(NoMeanOverRows, match=rf"loss 'root' \(trials_test.py:{line}\)"):
+        check(root)
+
+
+@pytest.mark.parametrize("loss, reason", [
+    (lambda y, y_pred: tf.math.log(y - 2), "NaN or infinite"),
+    (lambda y, y_pred: tf.random.normal([5, 1]), "draws noise"),
+    (lambda y, y_pred: tf.reshape(y_pred, [7, 7]), "reshape|values"),
+])
+def test_what_cannot_be_tried_is_warned_of(loss, reason):
+    with pytest.warns(UserWarning, match=f"could not be tried.*{reason}.*--verify_gradients"):
+        (output,) = resolve_losses(loss, None, [tf.float32])
+        check_is_mean(output, ROWS, ROWS)
+
+
+def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():
+    x, y = np.ones((4, 3), "float32"), np.eye(4, 3, dtype="float32")
+    for num_towers in (1, 2):
+        model = keras.Sequential([keras.Input((3,)), L.Dense(3, activation="sigmoid")])
+        step = towers.TowerStep(
+            model, "sgd", losses.Dice(), devices=["/cpu:0"], num_towers=num_towers
+        )
+        before = model.get_weights()
+        if num_towers == 1:
+            step(x, y)
+        else:
+            with pytest.raises(ValueError, match="make_parallel"):
+                step(x, y)
+            np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+# Models.
+
+
+class Across(L.Layer):
+    """Adds what a function makes of the rows."""
+
+    def __init__(self, function):
+        super().__init__(name="across")
+        self.function = function
+
+    def call(self, x):
+        return x + self.function(x)
+
+
+def model_of(function):
+    return keras.Sequential([
+        keras.Input((6,)), L.Dense(9), L.BatchNormalization(), L.Dropout(0.5), Across(function)
+    ])
+
+
+def warned(model, *specs):
+    """What the trial says."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        check_rows_apart(model, *(specs or [tf.TensorSpec([None, 6])]))
+    return "".join(str(w.message) for w in found)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: tf.reduce_mean(x, axis=0), lambda x: tf.cumsum(x, axis=0, reverse=True),
+    lambda x: tf.nn.softmax(x, axis=0), lambda x: tf.tensordot(x, x, 2), lambda x: x[::-1],
+    lambda x: tf.matmul(tf.matmul(x, x, transpose_b=True), x), lambda x: tf.sort(x, axis=0),
+])
+def test_a_layer_that_computes_across_rows_is_warned_of(function):
+    message = warned(model_of(function))
+    assert "(across) computes across the rows of a batch" in message
+    assert "towers.gather(rows)" in message
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: tf.reduce_mean(x, axis=1, keepdims=True), tf.square,
+    lambda x: tf.random.normal(tf.shape(x)), lambda x: keras.random.normal((9,), seed=3),
+])
+def test_dropout_batch_norm_noise_and_what_stays_in_a_row_pass(function):
+    assert not warned(model_of(function))
+
+
+def test_an_operation_of_a_functional_model_is_tried_too():
+    x = keras.Input((6,))
+    assert "across the rows" in warned(keras.Model(x, x - keras.ops.mean(x, axis=0)))
+    assert not warned(keras.Model(x, x - keras.ops.mean(x, axis=1, keepdims=True)))
+
+
+@pytest.mark.parametrize("case", BUILT_IN + ODD, ids=str)
+def test_models_that_keep_rows_apart_pass(case):
+    x, _, _ = case.batch(8, np.random.default_rng(0))
+    specs = tf.nest.map_structure(
+        lambda v: tf.type_spec_from_value(v) if isinstance(v, tf.RaggedTensor)
+        else tf.TensorSpec([None, *v.shape[1:]], v.dtype), x)
+    assert not warned(case.build(), specs)
+
+
+def test_a_trial_changes_nothing():
+    class Counts(L.Layer):
+        def build(self, shape):
+            self.own = tf.Variable(0.0)
+            self.listed = self.add_weight(name="listed", initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.own.assign_add(tf.reduce_sum(x))
+            self.listed.assign(self.listed + 1)
+            return x
+
+    model = keras.Sequential([keras.Input((6,)), Counts(), L.Dropout(0.5), RowMeanOf()])
+    before = [v.numpy() for v in model.variables]
+    assert not warned(model)
+    assert float(model.layers[0].own) == 0
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+class RowMeanOf(L.Layer):
+    def call(self, x):
+        return tf.reduce_mean(x, axis=1)
+
+
+def test_made_up_rows_fit_their_spec():
+    ragged = made_up(tf.RaggedTensorSpec([None, None, 3], tf.int64))
+    assert ragged.shape.as_list() == [5, None, 3] and ragged.dtype == tf.int64
+    assert made_up(tf.TensorSpec([None, None, 2])).shape == [5, 32, 2]
+    assert made_up(tf.TensorSpec([None], tf.string)).numpy().tolist() == [b"a"] * 5
+    labels = made_up(tf.TensorSpec([None, 1]), is_label=True).numpy()
+    assert set(labels[:3].flat) == set(labels[3:].flat) == {0, 1}

@@ -1,0 +1,228 @@
+"""What a user wrote, tried on a few made-up rows: is it the large batch's when towers share it?
+
+    loss of 5 rows            =    3/5 * loss of the first 3 + 2/5 * loss of the last 2 ?
+    output of rows 0 ... 2    =    the same after rows 3 and 4 were changed ?
+
+A loss that is no mean over rows, and a layer that computes across rows, are found before the first
+step. A trial costs a few milliseconds; built-in layers are not tried, as they keep rows apart.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.machine.keras_internals import (
+    all_layers,
+    function_loss,
+    moments_replaced,
+    stored_value,
+)
+from towers.step.gathering import GatherInTower
+from towers.step.losses import OutputLoss, is_sum, loss_mask, overrides_call, shard_weight
+from towers.step.sharding import Structure, map_tensors
+
+_NUM_ROWS, _FIRST_PART = 5, 3
+_OPEN = 32  # rows' own dimensions that are open: time steps, pixels
+_TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike, in any precision
+
+
+class NoMeanOverRows(GatherInTower):
+    """A loss whose value is not the mean of its values on the towers' shards."""
+
+
+def check_is_mean(output: OutputLoss, y: Any, y_pred: Any) -> None:
+    """Finds out whether a loss is what its reduction says: a mean, or a sum, over rows.
+
+    Args:
+        output: the loss of one of the model's outputs.
+        y, y_pred: symbolic labels and predictions [n, ...], or their specs.
+
+    Raises:
+        NoMeanOverRows: it is not, such as `keras.losses.Dice`, or a root of a mean.
+
+    Warns:
+        UserWarning: it cannot be found out.
+    """
+    loss, what = output.loss, _name(output.loss)
+
+    def value(rows: slice) -> float:
+        return float(loss(labels[rows], predictions[rows]))
+
+    def weight(rows: slice) -> float:
+        part = labels[rows], predictions[rows]
+        mask = None if overrides_call(loss) else loss_mask(loss, *part)
+        return float(shard_weight(loss, None, tf.shape(part[1])[0], mask))
+
+    parts = [slice(0, _FIRST_PART), slice(_FIRST_PART, _NUM_ROWS)]
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            labels, predictions = made_up(y, is_label=True), made_up(y_pred)
+            whole, again = (value(slice(0, _NUM_ROWS)) for _ in range(2))
+            values, weights = ([of(part) for part in parts] for of in (value, weight))
+    except Exception as error:
+        _warn_untried(what, error)
+        return
+    if not np.all(np.isfinite([whole, *values])):
+        _warn_untried(what, "it is NaN or infinite there")
+    elif whole != again:
+        _warn_untried(what, "it draws noise")
+    else:
+        total = 1.0 if is_sum(loss) else sum(weights)
+        joined = float(np.dot(values, weights)) / total if total else 0.0
+        if abs(joined - whole) > _TOLERANCE * max(abs(whole), *map(abs, values)):
+            raise NoMeanOverRows(
+                f"{what} is no {'sum' if is_sum(loss) else 'mean'} over examples: it is "
+                f"{whole:.4g} of {_NUM_ROWS} rows, {joined:.4g} by the rows' parts, and a tower "
+                "knows only its own. Use towers.make_parallel(model, gpus), whose fit gathers the "
+                "rows of all towers for it; or a loss with one value for each example."
+            )
+
+
+def check_rows_apart(model: keras.Model, x: Structure) -> None:
+    """Finds out whether a model's output for a row depends on other rows of the batch.
+
+    Its own BatchNormalization layers do, by nature, and are left out.
+
+    Args:
+        model: built. Models of Keras' own layers alone are not tried.
+        x: symbolic inputs, or their specs.
+
+    Warns:
+        UserWarning: it does, or it cannot be found out.
+    """
+    names = _unknown_parts(model)
+    if not names:
+        return
+    what = f"model {model.name!r} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            rows = map_tensors(made_up, x)
+            before, again, after = _run(model, [rows, rows, map_tensors(_with_other_last, rows)])
+    except Exception as error:
+        _warn_untried(what, error)
+        return
+    if not _are_alike(before, again):  # noise without a seed, of which every row has its own
+        return
+    if not _are_alike(before, after):
+        warnings.warn(
+            f"{what} computes across the rows of a batch: the output of one row depends on the "
+            "others, and a tower knows only those of its shard. Use towers.gather(rows) where a "
+            "layer needs the rows of all towers, with towers.make_parallel(model, gpus).",
+            stacklevel=2,
+        )
+
+
+def _name(loss: keras.losses.Loss) -> str:
+    """Its name; of a function, with the line where it is defined."""
+    code = getattr(getattr(loss, "fn", None), "__code__", None)
+    if code is None or type(loss) is not type(function_loss(len)):
+        return f"loss {loss.name!r}"
+    return f"loss {code.co_name!r} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def made_up(spec: Any, is_label: bool = False) -> Any:
+    """5 rows that fit a spec [n, ...].
+
+    Floats lie between 0.1 and 0.9, as a probability or a pixel may, larger in later rows; labels,
+    and all integers, are 0 or 1, as a class, a token or a mask may.
+    """
+    generator = np.random.default_rng(7)
+
+    def values(count: int, shape: Sequence[int | None], dtype: tf.DType) -> tf.Tensor:
+        size = [count, *(_OPEN if n is None else n for n in shape)]
+        if dtype == tf.string:
+            return tf.fill(size, "a")
+        if dtype.is_floating and not is_label:
+            rows = np.linspace(0.3, 0.9, count).reshape([count, *[1] * (len(size) - 1)])
+            return tf.cast(generator.uniform(0.1, rows, size), dtype)
+        draws = generator.integers(0, 2, size)
+        draws.flat[:2], draws.flat[-2:] = (0, 1), (1, 0)
+        return tf.cast(draws, dtype)
+
+    if isinstance(spec, tf.RaggedTensor | tf.RaggedTensorSpec):
+        flat = values(2 * _NUM_ROWS, spec.shape[2:], spec.dtype)
+        return tf.RaggedTensor.from_row_lengths(flat, [2] * _NUM_ROWS)
+    return values(_NUM_ROWS, spec.shape[1:], spec.dtype)
+
+
+def _with_other_last(rows: Any) -> Any:
+    """The rows, with the first ones again in the place of the last."""
+    return tf.concat([rows[:_FIRST_PART], rows[:_NUM_ROWS - _FIRST_PART]], axis=0)
+
+
+def _unknown_parts(model: keras.Model) -> list[str]:
+    """The names of what may compute across rows: layers and operations that are not Keras' own."""
+    layers = all_layers(model)
+    unknown = [
+        layer for layer in layers
+        if not type(layer).__module__.startswith("keras.src.")
+        or isinstance(layer, keras.layers.Lambda)
+    ]
+    operations = [
+        operation for layer in layers for operation in getattr(layer, "operations", [])
+        if not isinstance(operation, keras.layers.Layer)
+    ]
+    return [part.name for part in [*unknown, *operations]]
+
+
+def _run(model: keras.Model, batches: Sequence[Structure]) -> list[list[np.ndarray]]:
+    """The first rows of all outputs in training mode, for each batch; changes nothing."""
+    state = model.non_trainable_variables
+
+    def forward(x: Structure) -> list[tf.Tensor]:
+        with ExitStack() as stack:
+            for layer in all_layers(model):
+                if isinstance(layer, keras.layers.BatchNormalization):
+                    stack.enter_context(moments_replaced(layer, _moments_of(layer)))
+            stack.enter_context(keras.StatelessScope(
+                state_mapping=[(v, tf.convert_to_tensor(v.value)) for v in state]
+            ))
+            outputs = tf.nest.flatten(model(x, training=True))
+        return [v.to_tensor() if isinstance(v, tf.RaggedTensor) else v for v in outputs]
+
+    traced = tf.function(forward, autograph=False).get_concrete_function(batches[0])
+    known = {id(stored_value(variable)) for variable in model.variables}
+    before = [(v, v.read_value()) for v in traced.variables if id(v) not in known]
+    try:
+        found = [traced(batch) for batch in batches]
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+    return [
+        [v.numpy()[:_FIRST_PART] for v in outputs if v.shape.rank and v.shape[0] == _NUM_ROWS]
+        for outputs in found
+    ]
+
+
+def _moments_of(layer: keras.layers.BatchNormalization) -> Callable:
+    """What stands for a batch's mean and variance: the same for any batch."""
+
+    def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        del mask
+        size = [inputs.shape[layer.axis]]
+        return tf.zeros(size, inputs.dtype), tf.ones(size, inputs.dtype)
+
+    return moments
+
+
+def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return all(
+        np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * np.max(np.abs(a), initial=0))
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def _warn_untried(what: str, why: Any) -> None:
+    reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+    warnings.warn(
+        f"{what} could not be tried on made-up rows ({reason}): whether towers give the large "
+        "batch's results is not known. Compare the gradients of the first batch: train.py's "
+        "--verify_gradients, or TowerStep.gradients with 1 tower and with several.",
+        stacklevel=3,
+    )
