@@ -38,7 +38,7 @@ def test_each_tower_is_called_on_its_device_with_its_arguments(take_turns):
 
 
 def test_a_piece_gives_each_tower_its_own_results_by_their_names():
-    piece = Piece(["a", "b"], ["sum"], [lambda a, b: [a + b]])
+    piece = Piece(["a", "b"], ["sum"], lambda tower: lambda a, b: [a + b])
     numbers = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     towers = [{name: tf.constant(number) for name, number in each.items()} for each in numbers]
     run_piece(piece, towers, ["/cpu:0", "/cpu:1"], take_turns=False)
