@@ -228,6 +228,21 @@ def test_an_overflow_on_one_tower_skips_the_update_on_all():
     assert np.any(weights[0] != parallel.get_weights()[0])
 
 
+class Replaces(C.Callback):
+    """Replaces the optimizer, as Keras has it: the train function is made anew."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            self.model.make_train_function(force=True)
+
+
+def test_a_callback_may_replace_the_optimizer():
+    pair = build_pair(classifier, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=7, epochs=3, callbacks=lambda: [Replaces()])
+    assert int(pair.ours.optimizer.iterations) == 10
+
+
 TRACKED = """
 import sys
 from pathlib import Path

@@ -234,6 +234,8 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
     """Lets Keras make its function, to begin with `_make_variables`."""
     attribute = f"{name}_function"
     before = getattr(model, attribute)
+    if force:  # by whoever has changed the model, or its optimizer, since `compile`
+        model._towers.step, model._towers.own_steps = None, {}
     make(force)
     function = getattr(model, attribute)
     if function is before:
