@@ -1,10 +1,13 @@
 """Keras' callbacks do on a parallel model what they do on one device."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 
 import towers
+from tests import forked
 from tests.parallel import (
     CLASSIFIER,
     assert_same_fit,
@@ -18,6 +21,7 @@ from tests.parallel import (
 from towers.parallel_model import ParallelModel
 
 C = keras.callbacks
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -222,3 +226,78 @@ def test_an_overflow_on_one_tower_skips_the_update_on_all():
     assert float(parallel.optimizer.dynamic_scale) == scale / 2
     parallel.train_on_batch(x, 0 * y)
     assert np.any(weights[0] != parallel.get_weights()[0])
+
+
+class Replaces(C.Callback):
+    """Replaces the optimizer, as Keras has it: the train function is made anew."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            self.model.make_train_function(force=True)
+
+
+def test_a_callback_may_replace_the_optimizer():
+    pair = build_pair(classifier, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=7, epochs=3, callbacks=lambda: [Replaces()])
+    assert int(pair.ours.optimizer.iterations) == 10
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+calls = []
+
+def track():
+    fit = keras.Model.fit
+
+    def tracked(self, x, *args, **kwargs):
+        calls.append("tracked")
+        return fit(self, x, *args, **kwargs)
+
+    keras.Model.fit = lambda *args, **kwargs: tracked(*args, **kwargs)
+
+if sys.argv[1] == "before":
+    track()
+import towers
+
+towers.make_parallel  # imports what it is made of
+if sys.argv[1] == "after":
+    track()
+
+towers.logical_cpus(2)
+model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+parallel = towers.make_parallel(model, 2, num_towers=3)
+parallel.compile("sgd", "mse")
+x, y = np.random.default_rng(0).normal(size=(25, 8)).astype("float32")[:, :6], np.ones((25, 2))
+first = model.get_weights()
+
+def trained(*args, **kwargs):
+    model.set_weights(first)
+    history = parallel.fit(*args, shuffle=False, **kwargs)
+    assert len(history.history["loss"]) == 2, history.history
+    return [value.tobytes() for value in model.get_weights()]
+
+resumes = [towers.Resume(Path(sys.argv[2], str(i)), every=2) for i in range(2)]
+outcomes = [
+    trained(x, y, 7, 2, 0),
+    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0),
+    trained(x, y, 7, 2, 0, [resumes[0]]),
+    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0, callbacks=resumes[1]),
+]
+assert all(outcome == outcomes[0] for outcome in outcomes)
+assert all((resume.directory / "checkpoints").exists() for resume in resumes)
+print(calls)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_path):
+    """Experiment trackers do it, before towers is imported or after."""
+    run = forked.run("-c", TRACKED, when, str(tmp_path), cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.splitlines()[-1] == str(["tracked"] * 4)

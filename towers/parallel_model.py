@@ -27,7 +27,7 @@ from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
 from towers.parallel_check import check_model, hint_gpu_variables
-from towers.resumed.fit import bound, is_resumed, resumed_fit
+from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
@@ -132,7 +132,6 @@ class ParallelModel(keras.Model):
             super().compile(*args, **kwargs)
         _forget_functions(self)
 
-    @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
@@ -141,16 +140,15 @@ class ParallelModel(keras.Model):
             return history
         made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
         prepare = functools.partial(_prepare_training, self)
-        return resumed_fit(self, super().fit, bound(args, kwargs), identity=made, prepare=prepare)
+        arguments = fit_arguments(*args, **kwargs)
+        return resumed_fit(self, super().fit, arguments, identity=made, prepare=prepare)
 
-    @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.evaluate`."""
         values = super().evaluate(*args, **kwargs)
         self._towers.workers.part()
         return values
 
-    @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.predict`."""
         outputs = super().predict(*args, **kwargs)
@@ -236,6 +234,8 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
     """Lets Keras make its function, to begin with `_make_variables`."""
     attribute = f"{name}_function"
     before = getattr(model, attribute)
+    if force:  # by whoever has changed the model, or its optimizer, since `compile`
+        model._towers.step, model._towers.own_steps = None, {}
     make(force)
     function = getattr(model, attribute)
     if function is before:

@@ -36,16 +36,19 @@ batches = [
 ]
 loss = "sparse_categorical_crossentropy"
 keras.utils.set_random_seed({SEED})
-model = resuming.model((6, 6, 1), 3)
+with tf.device("/cpu:0"):
+    model = resuming.model((6, 6, 1), 3)
+tf.device("/cpu:1").__enter__()  # as GPU 0 is for what a script places nowhere, where there is one
+optimizer = keras.optimizers.Adam()
 """
 STEP = f"""
-step = towers.TowerStep(model, "adam", loss, metrics=["accuracy"], num_towers={TOWERS})
+step = towers.TowerStep(model, optimizer, loss, metrics=["accuracy"], num_towers={TOWERS})
 for x, y in batches:
     step(x, y)
 """
 FIT = f"""
 parallel = towers.make_parallel(model, gpus={DEVICES}, num_towers={TOWERS})
-parallel.compile("adam", loss, metrics=["accuracy"])
+parallel.compile(optimizer, loss, metrics=["accuracy"])
 signature = tuple(tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in batches[0])
 data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
 parallel.fit(data, shuffle=False, verbose=0)

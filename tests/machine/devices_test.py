@@ -56,3 +56,10 @@ def test_threads_follow_from_towers_and_cores():
     assert devices.cpu_threads(8, num_cores=2) == (1, 2)
     assert devices.cpu_threads(1, num_cores=8) == (8, 8)
     assert devices.cpu_threads(3, num_cores=8) == (2, 8)
+
+
+@pytest.mark.parametrize("name", [
+    "/cpu:3", "CPU:3", "/device:CPU:3", "/job:worker/replica:0/task:1/device:CPU:3"
+])
+def test_a_device_has_one_short_name(name):
+    assert devices.short_name(name) == "/cpu:3"

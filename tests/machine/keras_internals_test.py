@@ -163,6 +163,17 @@ def test_stored_value():
             assert keras_internals.stored_value(late) is None
 
 
+def test_stored_in():
+    with keeps("stored_in", "lets an optimizer assign to the variable that its own keeps"):
+        optimizer, other = keras.optimizers.SGD(), tf.Variable(5, dtype="int64")
+        parameter = keras.Variable([1.0])
+        optimizer.build([parameter])
+        with keras_internals.stored_in([optimizer.iterations], [other]):
+            optimizer.apply([tf.constant([1.0])], [parameter])
+            assert int(optimizer.iterations) == 6
+        assert int(other) == 6 and int(optimizer.iterations) == 0
+
+
 def test_optimized_variables():
     with keeps("optimized_variables", "keeps the variables that an optimizer was built for"):
         variables = [keras.Variable([1.0]), keras.Variable([2.0])]

@@ -1,5 +1,6 @@
 """A fit that was interrupted ends with the bits of one that was not."""
 
+import inspect
 import os
 import signal
 from pathlib import Path
@@ -380,3 +381,11 @@ def test_several_workers_are_refused(fits, tmp_path, monkeypatch):
     monkeypatch.setattr(resumed_fit, "join_workers", lambda: SimpleNamespace(num_workers=2))
     with pytest.raises(ValueError, match="Resume goes on with one process"):
         fits.fit(tmp_path)
+
+
+def test_the_arguments_of_fit_are_kerass():
+    (_, *keras_own), ours = (
+        list(inspect.signature(f).parameters.values())
+        for f in (keras.Model.fit, resumed_fit.fit_arguments)
+    )
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in keras_own]

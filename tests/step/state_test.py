@@ -130,5 +130,15 @@ def test_the_variables_device_is_where_they_were_made(device):
     assert state.variables_device(model) == device
 
 
+def test_the_variables_device_is_the_parameters_wherever_seeds_and_statistics_are():
+    layers = [L.Dropout(0.5), L.BatchNormalization(center=False, scale=False), L.Dense(1)]
+    layers[1].build((None, 2))
+    with tf.device("/cpu:3"):
+        model = keras.Sequential([keras.Input((2,)), *layers])
+        assert state.variables_device(model) == "/cpu:3"
+    model.trainable = False
+    assert state.variables_device(model) == "/cpu:0"
+
+
 def test_a_model_without_variables_is_at_home_on_the_cpu():
     assert state.variables_device(keras.Sequential([keras.Input((2,)), L.Flatten()])) == "/cpu:0"

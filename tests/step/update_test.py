@@ -110,3 +110,21 @@ def test_the_tree_decides_the_order_of_additions():
     for in_one in (True, False):
         loss, _ = update(tree, optimizer, [], in_one=in_one)
         assert float(loss) == 0  # (1e8 + 1) + (-1e8 + 1); one after the other it would be 1
+
+
+@IN_ONE
+def test_a_variable_on_another_device_is_read_where_it_is(tree, in_one):
+    """TensorFlow's own, such as a rate that a callback assigns."""
+    with tf.device("/cpu:3"):
+        rate = tf.Variable(0.5)
+    variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(lambda: rate))
+
+    @tf.function
+    def step():
+        with tf.device("/cpu:0"):
+            update(tree, optimizer, variables, in_one=in_one)
+
+    for value in (0.5, 0.25):
+        rate.assign(value)
+        step()
+    assert variables[1].numpy().tolist() == [-0.5 * 3 - 0.25 * 3]

@@ -52,12 +52,12 @@ def check_devices(devices: Sequence[str]) -> None:
     """Raises ValueError when a device is absent: soft placement would silently use the CPU."""
     if not devices:
         raise ValueError("devices is empty: name at least one, such as ['/cpu:0'].")
-    present = {_canonical(d.name): d.name for d in tf.config.list_logical_devices()}
+    present = {short_name(d.name): d.name for d in tf.config.list_logical_devices()}
     for name in devices:
-        if _canonical(name) not in present:
+        if short_name(name) not in present:
             short = ", ".join(sorted(present.keys()))
             raise ValueError(f"device {name!r} is not on this machine. It has: {short}.")
-    canonical = [_canonical(name) for name in devices]
+    canonical = [short_name(name) for name in devices]
     if len(set(canonical)) < len(canonical):
         raise ValueError(
             f"devices {list(devices)} names a device twice. For more towers than devices, "
@@ -79,6 +79,12 @@ def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
 def is_gpu(device: str) -> bool:
     """Whether a device name such as "/gpu:0" or "/device:GPU:0" is a GPU's."""
     return "gpu" in device.lower()
+
+
+def short_name(name: str) -> str:
+    """A device's name as towers writes it, such as "/cpu:0" of "/job:localhost/device:CPU:0"."""
+    spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+    return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"
 
 
 def count_cores() -> int:
@@ -151,8 +157,3 @@ def _too_many(num_gpus: int, kind: str, present: list[str]) -> str:
         f"num_gpus ({num_gpus}) is more than this machine has: {has}. Use "
         f"num_gpus={len(present)}, or num_gpus={len(present)} num_towers={num_gpus}."
     )
-
-
-def _canonical(name: str) -> str:
-    spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
-    return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"

@@ -5,7 +5,7 @@ Keras that it was found in, among the sources of 3.0.5, 3.4.1, 3.10 and 3.15; Te
 for 3.10 or newer. The tests of this module name the part that a new version breaks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -175,6 +175,25 @@ def stored_value(variable: keras.Variable) -> tf.Variable | None:
     placeholder: a scope that reads it itself has no public way. Since 3.0.5.
     """
     return variable._value
+
+
+@contextmanager
+def stored_in(
+    variables: Sequence[keras.Variable], others: Sequence[tf.Variable]
+) -> Iterator[None]:
+    """Within, Keras' variables keep their values in other variables of TensorFlow.
+
+    A StatelessScope would replace values by tensors, which an optimizer cannot assign to on
+    TensorFlow. Since 3.0.5.
+    """
+    before = [variable._value for variable in variables]
+    try:
+        for variable, other in zip(variables, others, strict=True):
+            variable._value = other
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable._value = value
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -24,22 +24,41 @@ from towers.resumed.data import Data, Start, are_arrays, make_data, split_arrays
 from towers.resumed.state import Saved, Saver
 from towers.saving import run_dir
 
-_SIGNATURE = inspect.signature(keras.Model.fit)
 _DATA = ("x", "y", "sample_weight", "batch_size", "shuffle")
+
+
+def fit_arguments(
+    x: Any = None,
+    y: Any = None,
+    batch_size: Any = None,
+    epochs: Any = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: Any = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: Any = 0,
+    steps_per_epoch: Any = None,
+    validation_steps: Any = None,
+    validation_batch_size: Any = None,
+    validation_freq: Any = 1,
+) -> dict[str, Any]:
+    """The arguments of a call of `keras.Model.fit` by their names, with the defaults of the others.
+
+    Written out, as experiment trackers replace `keras.Model.fit` by functions of any arguments.
+    """
+    return dict(locals())
+
+
+_CALLBACKS = list(inspect.signature(fit_arguments).parameters).index("callbacks")
 
 
 def is_resumed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of `fit` has a Resume among its callbacks."""
-    position = list(_SIGNATURE.parameters).index("callbacks") - 1  # without `self`
-    given = args[position] if len(args) > position else kwargs.get("callbacks")
+    given = args[_CALLBACKS] if len(args) > _CALLBACKS else kwargs.get("callbacks")
     return resume_among(given) is not None
-
-
-def bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `fit` by their names, with the defaults of the others."""
-    call = _SIGNATURE.bind(None, *args, **kwargs)
-    call.apply_defaults()
-    return {name: value for name, value in call.arguments.items() if name != "self"}
 
 
 def resumed_fit(
@@ -55,7 +74,7 @@ def resumed_fit(
     Args:
         model: a compiled parallel model.
         fit: Keras' own, of that model.
-        arguments: of the call, see `bound`; a Resume is among the callbacks.
+        arguments: of the call, see `fit_arguments`; a Resume is among the callbacks.
         identity: of the towers: plain values that must not differ in a fit that goes on.
         prepare: makes all variables for the specs of a batch; returns what else a step of the
             model's own has read.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
@@ -121,8 +122,10 @@ def check_batch_norm(batch_norm: str) -> None:
 
 
 def variables_device(model: keras.Model) -> str:
-    """The device of the model's parameters, such as "/cpu:0"; "/cpu:0" where it has none."""
-    if not model.variables:
-        return "/cpu:0"
-    spec = tf.DeviceSpec.from_string(model.variables[0].value.device)
-    return f"/{spec.device_type.lower()}:{spec.device_index}"
+    """The device of the model's parameters, such as "/cpu:0"; "/cpu:0" where it has none.
+
+    Of several devices, that of the first that is trained; the states of random seeds come last, as
+    a layer makes its own before it is built.
+    """
+    variables = [*model.trainable_variables, *model.weights, *model.variables]
+    return short_name(variables[0].value.device) if variables else HOST

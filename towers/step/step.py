@@ -26,6 +26,7 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
+from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
@@ -139,6 +140,7 @@ class TowerStep:
         if not self.optimizer.built:  # LossScaleOptimizer would make its own variables twice
             with tf.device(self.home):
                 self.optimizer.build(model.trainable_variables)
+        self._copies = Copies(self.home)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         if jit_compile:
             check_compilable(model)
@@ -294,7 +296,10 @@ class TowerStep:
         """5. Parameters, optimizer and state take the towers' results; the loss."""
         variables, in_one = self.trainable_variables, self.policy.update_in_one
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
+        variables, in_one = self.trainable_variables, self.policy.update_in_one
+        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            with self._copies.used(self.optimizer, variables):
+                loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
             state_lib.assign_state(self._tower.state, computed.state, self._statistics, statistics)
         return loss
 

@@ -1,6 +1,7 @@
 """The last two steps of the diagram: what is left of the tree of additions, and one update."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -54,9 +55,20 @@ def update(
 
 
 def _compiled(function: Callable, is_dense: bool) -> Callable:
-    """One program of XLA, which knows no IndexedSlices: with these, plain TensorFlow.
+    """One program of XLA; plain TensorFlow where XLA cannot make one.
 
-    Its name is one of `scopes`: kernels on a GPU carry no other.
+    It cannot of IndexedSlices, nor where variables lie on several devices. A program's name is one
+    of `scopes`: kernels on a GPU carry no other.
     """
     assert scopes.program(f"_{function.__name__}_0") == function.__name__
-    return tf.function(function, autograph=False, jit_compile=is_dense)
+    plain = tf.function(function, autograph=False)
+    if not is_dense:
+        return plain
+
+    def call(values: Any) -> Any:
+        program = tf.function(function, autograph=False, jit_compile=True)
+        traced = program.get_concrete_function(values)
+        on_one_device = len({variable.device for variable in traced.graph.variables}) <= 1
+        return (traced if on_one_device else plain)(values)
+
+    return call

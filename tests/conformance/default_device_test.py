@@ -1,0 +1,268 @@
+"""A script that names no device trains on a GPU machine as it does on any other.
+
+There, all that is made outside of `tf.device` lies on GPU 0: another default device stands for it.
+The models are made under `tf.device("/cpu:0")`, as the examples have it, or at the default, too.
+"""
+
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.resumed.fits import Fits, rows
+from towers.machine.policy import REHEARSAL
+
+C, L = keras.callbacks, keras.layers
+Adam, SGD = keras.optimizers.Adam, keras.optimizers.SGD
+ELSEWHERE, GPUS, DEVICES, TOWERS = "/cpu:3", [1, 2], ["/cpu:1", "/cpu:2"], 3
+LOSS = "sparse_categorical_crossentropy"
+
+
+def default_device(device):
+    return tf.device(device) if device else nullcontext()
+
+
+# What scripts make.
+
+
+def model(kind=keras.Sequential):
+    with tf.device("/cpu:0"):
+        return kind([
+            keras.Input((6,)), L.Dense(5, activation="tanh"), L.BatchNormalization(),
+            L.Dropout(0.3, seed=1), L.Dense(3, activation="softmax"),
+        ])
+
+
+def unbuilt():
+    return keras.Sequential([L.Dropout(0.3, seed=1), L.Dense(5), L.Dense(3, "softmax")])
+
+
+def with_layers_from_outside():
+    """The state of a layer's seeds is made with the layer, its weights are not."""
+    layers = [L.Dropout(0.3, seed=1), L.Dense(5), L.GaussianNoise(0.1, seed=1), L.Dense(3)]
+    with tf.device("/cpu:0"):
+        return keras.Sequential([keras.Input((6,)), *layers, L.Softmax()])
+
+
+def at_the_default():
+    return keras.Sequential([keras.Input((6,)), L.Dense(5), L.Dense(3, activation="softmax")])
+
+
+def on_two_devices():
+    with tf.device("/cpu:0"):
+        first = keras.Sequential([keras.Input((6,)), L.Dense(5, activation="tanh")])
+    return keras.Sequential([first, L.Dense(3, activation="softmax")])
+
+
+def built(made, **options):
+    optimizer = Adam(0.01, **options)
+    optimizer.build(made.trainable_variables)
+    return optimizer
+
+
+def of_a_variable(_):
+    """TensorFlow's own, which no optimizer knows."""
+    rate = tf.Variable(0.05)
+    return Adam(lambda: rate, gradient_accumulation_steps=2)
+
+
+class Halved(C.Callback):
+    """Assigns the learning rate, both ways."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.9 * self.model.optimizer.learning_rate
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate.assign(0.5 * self.model.optimizer.learning_rate)
+
+
+# By the name of a case: its policy, whether that of GPUs, and what `fitted` takes.
+FITS = {
+    "a learning rate that changes": (False, {
+        "callbacks": lambda: [Halved(), C.ReduceLROnPlateau("loss", 0.3, 0)],
+        "validation_split": 0.2}),
+    "an optimizer on GPUs": (True, {}),
+    "an optimizer that is built, and averages": (False, {
+        "optimizer": lambda made: built(made, use_ema=True, ema_overwrite_frequency=3),
+        "callbacks": lambda: [C.SwapEMAWeights(swap_on_epoch=True)]}),
+    "a loss scale on GPUs": (True, {
+        "optimizer": lambda _: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Nadam(0.01), dynamic_growth_steps=2)}),
+    "accumulated gradients": (False, {
+        "optimizer": lambda _: keras.optimizers.AdamW(
+            0.01, gradient_accumulation_steps=2, global_clipnorm=0.1),
+        "steps_per_execution": 3}),
+    "an unbuilt model and a schedule on GPUs": (True, {
+        "make": unbuilt,
+        "optimizer": lambda _: SGD(keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9)}),
+    "layers from outside, and slots of other shapes": (False, {
+        "make": with_layers_from_outside, "optimizer": lambda _: keras.optimizers.Adafactor(0.01)}),
+}
+
+
+def values(*holders):
+    return [v.numpy() for holder in holders for v in holder.variables]
+
+
+def as_bytes(arrays):
+    return [array.tobytes() for array in arrays]
+
+
+def fitted(
+    device, make=model, optimizer=lambda _: Adam(0.01), callbacks=list, steps_per_execution=1,
+    **options,
+):
+    """(all variables, history) of two epochs, with metrics of several kinds."""
+    with default_device(device):
+        keras.utils.set_random_seed(3)
+        made = make()
+        parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
+        parallel.compile(
+            optimizer(made), "categorical_crossentropy",
+            metrics=[keras.metrics.F1Score("macro"), "accuracy"],
+            steps_per_execution=steps_per_execution,
+        )
+        history = parallel.fit(
+            rows()[0], np.eye(3, dtype="float32")[rows()[1]], batch_size=7, epochs=2, verbose=0,
+            callbacks=callbacks(), **options,
+        ).history
+        return values(made, parallel.optimizer), history
+
+
+def assert_same_bits(here, there):
+    assert as_bytes(here[0]) == as_bytes(there[0])
+    assert here[1:] == there[1:]
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypatch):
+    on_gpus, options = FITS[name]
+    monkeypatch.setenv(REHEARSAL, str(int(on_gpus)))
+    assert_same_bits(*(fitted(device, **options) for device in (None, ELSEWHERE)))
+
+
+@pytest.mark.parametrize("options", [
+    {"make": on_two_devices, "optimizer": FITS["a loss scale on GPUs"][1]["optimizer"]},
+    {"optimizer": of_a_variable},
+], ids=["parameters", "learning rate"])
+def test_what_no_program_of_one_device_can_update_is_updated_by_plain_tensorflow(options, float64):
+    """With other bits than XLA's."""
+    here, there = (fitted(device, **options)[0] for device in (None, ELSEWHERE))
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_tower_step_ends_in_the_same_bits():
+    def stepped(device):
+        with default_device(device):
+            keras.utils.set_random_seed(3)
+            step = towers.TowerStep(
+                model(), Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()],
+                devices=DEVICES, num_towers=TOWERS, nonfinite="skip",
+            )
+            x, y = rows()
+            step(x[:7], y[:7])
+            step(np.full_like(x, np.nan), y)
+            logs = step(x[7:], y[7:])
+            assert int(step.optimizer.iterations) == 2
+            _, gradients = step.gradients(x, y)
+            return (
+                [*values(step.model, step.optimizer), *(g.numpy() for g in gradients)],
+                {name: float(value) for name, value in logs.items()},
+            )
+
+    assert_same_bits(stepped(None), stepped(ELSEWHERE))
+
+
+@pytest.mark.parametrize("make", [model, at_the_default])
+def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, tmp_path):
+    def trained(device):
+        data = rows()
+        run_dir = tmp_path / (device or "none").strip("/")
+        config = towers.TrainConfig(
+            device="cpu", num_gpus=2, num_towers=TOWERS, batch_size=7, epochs=1,
+            run_dir=str(run_dir),
+        )
+        found = []
+        for configured in (config, towers.TrainConfig(resume=str(run_dir), epochs=2)):
+            with default_device(device):
+                keras.utils.set_random_seed(3)
+                made = make()
+                made.compile(Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()])
+                towers.train(configured, model=made, train=data, test=data)
+            found += values(made, made.optimizer)
+        return [found]
+
+    assert_same_bits(trained(None), trained(ELSEWHERE))
+
+
+class WrittenOut(keras.Sequential):
+    """Keras' own step, with noise."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.seed = keras.random.SeedGenerator(7)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x + keras.random.normal(tf.shape(x), seed=self.seed), training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_a_train_step_of_the_models_own_ends_in_the_same_bits():
+    def trained(device):
+        with default_device(device):
+            keras.utils.set_random_seed(3)
+            made = model(WrittenOut)
+            made.compile(Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()])
+            parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
+            history = parallel.fit(*rows(), batch_size=7, epochs=2, verbose=0).history
+            return values(made, made.optimizer), history
+
+    assert_same_bits(trained(None), trained(ELSEWHERE))
+
+
+def test_a_fit_that_was_interrupted_goes_on_to_the_same_bits(tmp_path):
+    def resumed(device):
+        with default_device(device):
+            keras.utils.set_random_seed(3)
+            parallel = towers.make_parallel(model(), GPUS, num_towers=TOWERS)
+            parallel.compile(Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()])
+            fits = Fits(parallel, *rows(), callbacks=lambda: [Halved()])
+            return fits.interrupted(tmp_path / (device or "none").strip("/"), [2, 3])
+
+    assert resumed(None) == resumed(ELSEWHERE)
+
+
+def test_one_optimizer_serves_a_parallel_model_and_what_was_traced_before(tmp_path):
+    """Of two variables behind a learning rate, or a count of iterations, one would be stale."""
+    def trained(device):
+        with default_device(device):
+            keras.utils.set_random_seed(3)
+            made = model()
+            made.compile(Adam(0.01), LOSS, jit_compile=False)
+            parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
+            saved = tf.train.Checkpoint(model=made, optimizer=made.optimizer)
+            for each in (made, parallel, made, parallel):
+                each.optimizer.learning_rate = 0.8 * each.optimizer.learning_rate
+                each.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
+            path = saved.save(str(tmp_path / "checkpoint"))
+            at_16 = values(made.optimizer)
+            parallel.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
+            saved.restore(path)
+            assert as_bytes(values(made.optimizer)) == as_bytes(at_16)
+            assert int(made.optimizer.iterations) == 16
+            parallel.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
+            return [values(made, made.optimizer)]
+
+    assert_same_bits(trained(None), trained(ELSEWHERE))
