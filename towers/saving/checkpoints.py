@@ -8,8 +8,8 @@
 
 One raw file beside JSON: nothing in it can run, any dtype fits (bfloat16 too), and it cannot ask
 for more memory than its own size. The manifest carries the SHA-256 of `arrays.bin` and of its own
-content. A checkpoint is written under a temporary name, flushed to the disk, read back, and renamed;
-only then is an older one removed.
+content. A checkpoint is written under a temporary name, flushed to the disk, read back, and
+renamed; only then is an older one removed.
 """
 
 import hashlib
