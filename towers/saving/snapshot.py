@@ -72,8 +72,9 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
 def _best_weights(callback: Any) -> Sequence[np.ndarray]:
     """Those of Keras' kind; a callback of the user's may give the name another meaning."""
     values = getattr(callback, _BEST_WEIGHTS, None)
-    is_list = isinstance(values, list) and all(isinstance(v, np.ndarray) for v in values)
-    return values if is_list else []
+    if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
+        return values
+    return []
 
 
 def callbacks_state(

@@ -30,6 +30,7 @@ from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.step.sharding import BatchValues, Placed, Shard, Structure
+from towers.step.rows import check_placed, check_rows, checked_rows
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
@@ -167,20 +168,23 @@ class TowerStep:
         self, x: Structure, y: Structure, sample_weight: Structure
     ) -> tuple[tf.Tensor, Structure]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
-        computed = self._compute((x, y, sample_weight))
-        return self._update(computed), self._predictions(computed)
+        with checked_rows(x, y, sample_weight):
+            computed = self._compute((x, y, sample_weight))
+            return self._update(computed), self._predictions(computed)
 
     def test_graph(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
         """Inference mode; returns (loss, predictions)."""
-        computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
-        (loss,) = self._add(computed.tree)
-        return loss, self._predictions(computed)
+        with checked_rows(x, y, sample_weight):
+            computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
+            (loss,) = self._add(computed.tree)
+            return loss, self._predictions(computed)
 
     def predict_graph(self, x: Structure) -> Structure:
         """Inference mode; returns the predictions."""
-        return self._predictions(self._run_towers("predict", self._split((x, None, None))))
+        with checked_rows(x):
+            return self._predictions(self._run_towers("predict", self._split((x, None, None))))
 
     def _gradients(
         self, x: Structure, y: Structure, sample_weight: Structure
@@ -348,6 +352,7 @@ class TowerStep:
         Returns:
             {"loss": scalar, metric name: scalar} of this batch alone.
         """
+        check_rows(x, y, sample_weight)
         self.reset_metrics()
         return self.train_batch(x, y, sample_weight)
 
@@ -362,7 +367,9 @@ class TowerStep:
 
         Raises:
             NonFiniteError: with nonfinite="stop"; nothing has changed.
+            ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
+        check_placed(placed, x, self.num_towers, self.mine)
         logs, finite = self._graphs.run(
             self._train, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "train"),
@@ -376,6 +383,7 @@ class TowerStep:
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        check_placed(placed, x, self.num_towers, self.mine)
         return self._graphs.run(
             self._test, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "test"),
