@@ -243,7 +243,10 @@ def _model_file() -> Path:
 
 def run(config: TrainConfig) -> None:
     """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
-    with nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as noise:
+    with (
+        nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as noise,
+        command_line.users_lines_named(noise),
+    ):
         if flags.FLAGS.devices:
             show_devices(config)
         elif flags.FLAGS.evaluate or flags.FLAGS.predict:

@@ -300,13 +300,19 @@ def test_the_best_weights_of_early_stopping_are_restored_at_the_end():
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_a_callbacks_state_that_is_no_json_is_a_warning(capsys):
+def test_a_callbacks_state_that_is_no_json_is_a_warning_and_the_run_is_saved_without_it(capsys):
     class Odd(keras.callbacks.Callback):
         def get_state(self):
             return object() if int(self.model.optimizer.iterations) else None
 
-    towers.train(config(run_dir="run"), [Odd()])
-    assert "epoch-1-step-4 cannot be written (TypeError(" in capsys.readouterr().out
+        def set_state(self, state):
+            raise AssertionError(state)
+
+    interrupted(6, [Odd()])
+    assert "callback Odd: get_state() returned what is no JSON" in capsys.readouterr().out
+    again = towers.train(TrainConfig(resume="run"), [Odd()])
+    assert "callback Odd begins anew" in capsys.readouterr().out
+    assert again == towers.train(config(run_dir="whole"))
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])

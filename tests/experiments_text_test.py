@@ -12,7 +12,7 @@ import tensorflow as tf
 import towers
 from towers.config import TrainConfig
 
-pytest.importorskip("keras_hub", reason="pip install 'towers[text]'")
+pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
 
 from experiments import text  # noqa: E402
 

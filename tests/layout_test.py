@@ -95,6 +95,7 @@ def test_the_trunk_imports_no_circle():
 
 # Test files without a module of that name, each with the reason.
 CROSS_CUTTING = {
+    "distribution_test": "setup.cfg and every hint to install what it names",
     "private_names_test": "every module: what Keras and TensorFlow keep private has one door",
     "conformance/default_device_test": "all that a script makes without naming a device",
     "conformance/entry_points_test": "train.py, TowerStep and make_parallel are one and the same",

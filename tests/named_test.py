@@ -99,3 +99,8 @@ def test_unknown_name_lists_the_names_the_nearest_and_the_form():
 
 def test_unknown_name_far_from_all_suggests_nothing():
     assert "Did you mean" not in str(named.unknown_name("xyz", "model", ("cnn", "mlp")))
+
+
+def test_what_a_users_module_raises_is_named_with_its_line(module):
+    module("named_raises", "import math\n\nmath.sqrt(-1)\n")
+    assert "ValueError: math domain error (named_raises.py:3). " in refusal("named_raises:build")

@@ -196,3 +196,32 @@ def test_a_signal_stops_the_run_with_its_exit_code(number, code, name, tmp_path)
     assert (process.returncode, stderr) == (code, f"stopped by {name}\n")
     assert stdout.splitlines()[-1].startswith("saved at step ")
     assert stdout.endswith(". Resume: python train.py --resume=run\n")
+
+
+USERS = """
+import keras
+
+def build(input_shape, num_classes):
+    raise ValueError("no model today")
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        int("one")
+
+def callbacks():
+    return [Fails()]
+"""
+
+
+@pytest.mark.parametrize("flag, line, traceback", [
+    ("--model=users:build", "users.py:5: no model today", "is shown with --verbosity=1"),
+    ("--callbacks=users:callbacks", "users.py:9: invalid literal for int() with base 10: 'one'",
+     "stands in runs/cnn-mnist-001/log.txt"),
+])
+def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, tmp_path):
+    (tmp_path / "users.py").write_text(USERS)
+    done = run_train(flag, "--max_steps=2", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {line}. The whole traceback {traceback}.\n"
+    for log in tmp_path.glob("runs/*/log.txt"):
+        assert "in on_train_batch_end\n    int(\"one\")" in log.read_text()

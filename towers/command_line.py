@@ -1,16 +1,20 @@
 """The frame of a command: its flags, one `error:` line, its signals and its exit code."""
 
+import logging
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 
+from towers.levels.lines import line_of_error
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
+from towers.machine.terminal import Noise
 
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -83,6 +87,26 @@ def exit_code(command: Callable[[], None]) -> int:
         traceback.print_exc()
         return OTHER_FAILURE
     return 0
+
+
+@contextmanager
+def users_lines_named(noise: Noise | None) -> Iterator[None]:
+    """Adds to a ValueError that came through the user's own code where, and where to read more.
+
+    Args:
+        noise: what is held back of libraries' messages; it gets the traceback. None: nothing is.
+    """
+    try:
+        yield
+    except ValueError as error:
+        line = line_of_error(error, getattr(sys.modules["__main__"], "__file__", None))
+        text = str(error).rstrip(". ") or type(error).__name__
+        if line is None or noise is None:
+            raise
+        logging.getLogger(__name__).error("%s", text, exc_info=error)
+        where = f"stands in {noise.path}" if noise.path else "is shown with --verbosity=1"
+        text = text if line in text else f"{line}: {text}"
+        raise ValueError(f"{text}. The whole traceback {where}.") from error
 
 
 def as_flags(text: str) -> str:

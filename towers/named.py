@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from towers.levels.lines import line_of_error
+
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
     """The function that `package.module:function` names.
@@ -66,8 +68,9 @@ def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueErro
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and message, in one line without a full stop."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+    """An exception's type, message and line of the user's, in one line without a full stop."""
+    text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
+    return text.rstrip(".: ") + (f" ({line})" if line else "")
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
 from towers.step.metrics import one_row
+from towers.step.rows import readable
 from towers.step.sharding import batch_specs, symbolic
 
 
@@ -162,7 +163,7 @@ class ParallelModel(keras.Model):
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, "train", x).train_graph(x, y, sample_weight)
-        with tf.device(_home(self)):
+        with tf.device(_home(self)), tf.control_dependencies([loss]):
             return update_metrics(self, loss, x, y, y_pred, sample_weight, training=True)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -172,7 +173,7 @@ class ParallelModel(keras.Model):
             return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
-        with tf.device(_home(self)):
+        with tf.device(_home(self)), tf.control_dependencies([loss]):
             return update_metrics(self, loss, x, y, y_pred, sample_weight, training=False)
 
     def predict_step(self, data: Any) -> Any:
@@ -242,7 +243,7 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
         return
 
     def call(data: Any) -> Any:
-        with watched(join_workers(), f"a {name} step"):
+        with watched(join_workers(), f"a {name} step"), readable():
             return function(data)
 
     def first_call(data: Any) -> Any:

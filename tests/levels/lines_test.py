@@ -4,9 +4,11 @@ import inspect
 from pathlib import Path
 
 import keras
+import numpy as np
+import pytest
 import tensorflow as tf
 
-from towers.levels.lines import current_line, line_of
+from towers.levels.lines import current_line, line_of, line_of_error
 
 HERE = Path(__file__).name
 
@@ -35,3 +37,26 @@ def test_an_operation_knows_the_line_that_made_it():
     with tf.Graph().as_default():
         made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2])); line = line_number()  # noqa: E702,E501
     assert line_of(made.op) == f"{HERE}:{line}"
+
+
+def reshape():
+    return np.reshape(np.zeros(3), (2, 2))
+
+
+def test_an_error_knows_the_innermost_line_that_it_came_through():
+    """NumPy's own lines lie further in."""
+    with pytest.raises(ValueError) as caught:
+        reshape()
+    line = inspect.getsourcelines(reshape)[1] + 1
+    assert line_of_error(caught.value) == f"{HERE}:{line}"
+
+
+def test_an_error_of_a_library_names_the_line_of_its_cause_or_none():
+    error = ValueError("of a library's")
+    assert line_of_error(error) is None
+    try:
+        raise KeyError("of the user's")
+    except KeyError as cause:
+        error.__cause__, line = cause, cause.__traceback__.tb_lineno
+    assert line_of_error(error) == f"{HERE}:{line}"
+    assert line_of_error(error, script=__file__) is None

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -128,6 +129,49 @@ def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
 
+def written(directory, step, state, *, grow=lambda: None):
+    """What a Writer leaves and says of a state that grows as soon as the write has begun."""
+    said, released = [], threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        write = checkpoints.write
+        patch.setattr(checkpoints, "write", lambda *args: released.wait() and write(*args))
+        writer = checkpoints.Writer(said.append)
+        writer.write(checkpoints.path_of(directory, 0, step), Checkpoint(state, {}), None)
+        grow()
+        released.set()
+        writer.wait()
+    return said
+
+
+def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(tmp_path):
+    seen = [1]
+    assert written(tmp_path, 1, {"seen": seen}, grow=lambda: seen.append(2)) == []
+    assert checkpoints.read_newest(tmp_path)[1].state == {"seen": [1]}
+
+
+def test_keys_that_are_numbers_come_back_as_text_in_a_good_checkpoint(tmp_path):
+    assert written(tmp_path, 1, {"counts": {9: 1, 10: 2}}) == []
+    assert checkpoints.read_newest(tmp_path)[1].state == {"counts": {"9": 1, "10": 2}}
+
+
+def test_a_state_that_is_no_json_is_a_line_and_changes_nothing(tmp_path):
+    (line,) = written(tmp_path, 1, {"history": {1, 2}})
+    assert "epoch-0-step-1 is not written: what it would hold is no JSON (Object of type " in line
+    assert checkpoints.find(tmp_path) == []
+
+
+def test_nothing_is_removed_for_a_checkpoint_that_could_not_be_read(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        assert written(tmp_path, step, {}) == []
+    monkeypatch.setattr(checkpoints, "_LARGEST_MANIFEST", 10_000)
+    for step in (4, 5, 6, 7):
+        (line,) = written(tmp_path, step, {"long": "x" * 10_000})
+        assert line.endswith(
+            f"step-{step} is not written, as it could not be read: manifest.json is too large."
+        )
+    assert [checkpoints.step_of(path) for path in checkpoints.find(tmp_path)] == [3, 2, 1]
+
+
 def fill_the_disk():
     raise OSError(28, "No space left on device")
 
@@ -142,7 +186,8 @@ class Faults:
     def __init__(self, monkeypatch, n, fail):
         self.left, self.fail = n, fail
         for owner, name in (
-            (os, "fsync"), (os, "rename"), (checkpoints, "_write_arrays"), (json, "dump"),
+            (os, "fsync"), (os, "rename"), (checkpoints, "_write_arrays"),
+            (checkpoints, "_manifest"),
         ):
             monkeypatch.setattr(owner, name, self._failing(name, getattr(owner, name)))
 

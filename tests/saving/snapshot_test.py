@@ -1,6 +1,7 @@
 """What a checkpoint takes from a run, and that putting it back gives the same run."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,8 +92,8 @@ def fitted(callback, values):
 
 def saved(callbacks):
     """As a checkpoint brings it back: the state through JSON, the arrays by their names."""
-    state = json.loads(json.dumps(snapshot.callbacks_state(callbacks)))
-    return state, snapshot.callbacks_arrays(callbacks)
+    state = json.loads(json.dumps(snapshot.callbacks_state(callbacks, pytest.fail)))
+    return state, snapshot.callbacks_arrays(callbacks), pytest.fail
 
 
 def test_early_stopping_goes_on_with_its_best_epoch_its_patience_and_its_weights():
@@ -132,8 +133,56 @@ def test_a_callback_without_set_state_is_left_alone():
     assert untouched.value == 1
 
 
+def test_later_epochs_do_not_change_what_was_taken_of_a_callback():
+    growing = [Remembers({"seen": [1]}), SimpleNamespace(best=[1], best_weights=[np.zeros(1)])]
+    arrays = snapshot.callbacks_arrays(growing)
+    state = snapshot.callbacks_state(growing, pytest.fail)
+    growing[0].value["seen"].append(2)
+    growing[1].best.append(2)
+    growing[1].best_weights[0] += 1
+    assert state == [{"get_state": {"seen": [1]}}, {"best": [1]}]
+    assert arrays == {"callbacks/1/0": [0]}
+
+
+def test_what_is_put_back_is_not_changed_by_the_callback_that_has_it():
+    """A fit that goes on in mid-epoch puts it back twice."""
+    checkpoint, again = saved([Remembers([1])]), Remembers()
+    for _ in range(2):
+        snapshot.restore_callbacks([again], *checkpoint)
+        assert again.value == [1]
+        again.value.append(2)
+
+
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("odd, words", [
+    (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
+    (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
+    (SimpleNamespace(best=np.zeros(2)), "SimpleNamespace: its `best` holds what is no JSON"),
+])
+def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd, words):
+    said = []
+    state = snapshot.callbacks_state([odd, Remembers(1)], said.append)
+    (line,) = said
+    assert re.match(f"callback {words}", line) and "Return numbers, text," in line
+    json.dumps(state)
+    fresh = [type(odd)(), Remembers()]
+    snapshot.restore_callbacks(fresh, state, {}, said.append)
+    assert said[1:] == [
+        f"callback {type(odd).__name__} begins anew: its state was no JSON when the checkpoint was "
+        "written, which therefore does not hold it."
+    ]
+    assert fresh[1].value == 1
+
+
+def test_best_weights_of_another_meaning_are_left_alone():
+    assert snapshot.callbacks_arrays([SimpleNamespace(best_weights="best.keras")]) == {}
+
+
 def test_numpys_numbers_in_a_callback_become_pythons():
     callback = SimpleNamespace(best=np.float32(0.5), wait=np.int64(2))
-    assert snapshot.callbacks_state([callback]) == [{"best": 0.5, "wait": 2}]
-    (state,) = snapshot.callbacks_state([callback])
+    assert snapshot.callbacks_state([callback], pytest.fail) == [{"best": 0.5, "wait": 2}]
+    (state,) = snapshot.callbacks_state([callback], pytest.fail)
     assert [type(value) for value in state.values()] == [float, int]

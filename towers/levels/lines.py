@@ -3,18 +3,20 @@
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import keras
-import tensorflow as tf
 
-_LIBRARIES = tuple(
-    str(path)
-    for path in (
-        Path(tf.__file__).parent, Path(keras.__file__).parent, Path(__file__).parents[1],
-    )
-)
+def _folder(library: str) -> str:
+    """Where a library lies; it is not imported, for a command may fail before that."""
+    spec = find_spec(library)
+    return str(Path(spec.origin).parent) if spec and spec.origin else f"<no {library}>"
+
+
+_LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
 _STANDARD = sysconfig.get_paths()["stdlib"]
+_UNKNOWN = "a line that is not known"
 
 
 def current_line() -> str:
@@ -23,17 +25,37 @@ def current_line() -> str:
     return _first_of_the_users(frames)
 
 
-def line_of(operation: tf.Operation) -> str:
-    """The innermost line of the user's that made an operation of a graph."""
+def line_of(operation: Any) -> str:
+    """The innermost line of the user's that made a tf.Operation of a graph."""
     frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
     return _first_of_the_users(reversed(frames))
+
+
+def line_of_error(error: BaseException | None, script: str | None = None) -> str | None:
+    """The innermost line of the user's that an error, or its cause, came through; None: no line.
+
+    Args:
+        error: it has been raised.
+        script: a file that is not the user's, such as train.py. Nor is what pip has installed.
+    """
+    while error is not None:
+        walked = traceback.walk_tb(error.__traceback__)
+        frames = [(frame.f_code.co_filename, line) for frame, line in walked]
+        line = _first_of_the_users(
+            (name, number) for name, number in reversed(frames)
+            if name != script and "site-packages" not in name
+        )
+        if line != _UNKNOWN:
+            return line
+        error = error.__cause__
+    return None
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:
     for name, line in frames:
         if not _is_a_librarys(name):
             return f"{Path(name).name}:{line}"
-    return "a line that is not known"
+    return _UNKNOWN
 
 
 def _is_a_librarys(name: str) -> bool:

@@ -20,10 +20,14 @@ _STDERR = 2
 
 
 class Noise:
-    """What libraries have written to stderr, and will write."""
+    """What libraries have written to stderr, and will write.
+
+    path: the file that has it; None until `move_to`.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self.path: Path | None = None
 
     def move_to(self, path: Path) -> None:
         """Appends it to a file, now and from now on.
@@ -35,6 +39,7 @@ class Noise:
             os.dup2(log.fileno(), _STDERR)
             self._file.seek(0)
             shutil.copyfileobj(self._file, log)
+        self.path = path
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.calls import run_piece
+from towers.step.rows import checked_rows
 from towers.step.sharding import Shard
 
 
@@ -85,8 +86,14 @@ class OwnStep:
 
         Args:
             data: a structure of tensors [N, ...]; None stays None.
+
+        Raises:
+            ValueError: its parts differ in N, as far as that is known while this is traced.
         """
-        return _Run(self.prepare(data), self._place, data).result()
+        prepared = self.prepare(data)
+        is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
+        with checked_rows(*(data if is_usual else [data])):
+            return _Run(prepared, self._place, data).result()
 
     @property
     def variables(self) -> list[keras.Variable]:

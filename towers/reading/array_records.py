@@ -50,7 +50,8 @@ class ArrayRecords:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError:
             raise ValueError(
-                "dataset=array_record needs the package array_record: pip install 'towers[data]'."
+                "dataset=array_record needs the package array_record: "
+                "pip install 'tf-towers[data]'."
             ) from None
         self._parse: Callable[[bytes], Any] = named.import_function(self._features, "features")
         self._readers: list[Any] = []

@@ -82,7 +82,7 @@ class Saved:
         """Gives callbacks back what they remembered."""
         if not self.is_new:
             states = self._checkpoint.state.get("callbacks", [])
-            restore_callbacks(callbacks, states, self._checkpoint.arrays)
+            restore_callbacks(callbacks, states, self._checkpoint.arrays, _warn)
 
 
 class Saver:
@@ -107,7 +107,7 @@ class Saver:
         self._checkpoints = directory / run_dir.CHECKPOINTS
         self._fit = {**fit, _SEED: seed}
         self._variables, self._callbacks = variables, list(callbacks)
-        self._writer = checkpoints.Writer(lambda text: warnings.warn(text, stacklevel=2))
+        self._writer = checkpoints.Writer(_warn)
 
     def save(self, position: Position) -> None:
         """Copies the state, and begins to write it."""
@@ -115,7 +115,7 @@ class Saver:
         state: dict[str, Any] = {
             "position": position.to_json(),
             _FIT: self._fit,
-            "callbacks": callbacks_state(self._callbacks),
+            "callbacks": callbacks_state(self._callbacks, _warn),
         }
         path = checkpoints.path_of(self._checkpoints, position.epoch, position.step)
         self._writer.write(path, Checkpoint(state, arrays), None)
@@ -132,3 +132,7 @@ class Saver:
         """The updates that the newest checkpoint holds; None where there is none."""
         newest = next(iter(checkpoints.find(self._checkpoints)), None)
         return None if newest is None else checkpoints.step_of(newest)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)

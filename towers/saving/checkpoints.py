@@ -8,19 +8,22 @@
 
 One raw file beside JSON: nothing in it can run, any dtype fits (bfloat16 too), and it cannot ask
 for more memory than its own size. The manifest carries the SHA-256 of `arrays.bin` and of its own
-content. A checkpoint is written under a temporary name, flushed to the disk, and renamed.
+content. A checkpoint is written under a temporary name, flushed to the disk, read back, and
+renamed; only then is an older one removed.
 """
 
 import hashlib
 import json
 import math
+import mmap
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -78,6 +81,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
+        DamagedError: it would not be read again; nothing is left of it.
     """
     if path.exists():
         if is_good(path):
@@ -92,11 +96,10 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
             "arrays": [[k, v.dtype.name, list(v.shape)] for k, v in checkpoint.arrays.items()],
             **_write_arrays(temporary / ARRAYS, checkpoint.arrays),
         }
-        manifest = {"content": content, "sha256": _digest(content)}
-        with (temporary / MANIFEST).open("x", encoding="utf-8") as file:
-            json.dump(manifest, file)
+        (temporary / MANIFEST).write_bytes(_manifest(content))
         flush_to_disk(temporary / MANIFEST)
         flush_to_disk(temporary)
+        _verify(temporary)
         os.rename(temporary, path)
         flush_to_disk(path.parent)
     finally:
@@ -111,16 +114,9 @@ def read(path: Path) -> Checkpoint:
         ValueError: a newer version of towers wrote it.
     """
     content = _read_manifest(path / MANIFEST)
-    try:
-        size = (path / ARRAYS).stat().st_size
-        if size != content["size"]:
-            raise DamagedError(f"{ARRAYS} has {size:,} bytes instead of {content['size']:,}")
-        data = (path / ARRAYS).read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{ARRAYS} cannot be read: {error.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != content["sha256"]:
-        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
-    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
+    with _opened_arrays(path / ARRAYS, content["size"]) as file:
+        data = file.read()
+    return Checkpoint(content["state"], _checked_arrays(content, data))
 
 
 def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
@@ -192,8 +188,17 @@ class Writer:
         self._error: str | None = None
 
     def write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
-        """Begins to write; waits only for the write before it. The arrays must not change."""
+        """Begins to write; waits only for the write before it.
+
+        The state is copied at once: it may hold lists that grow while training goes on. The arrays
+        are copies already, and must not change.
+        """
         self.wait()
+        try:
+            checkpoint = checkpoint._replace(state=json_copy(checkpoint.state))
+        except ValueError as error:
+            self._error = f"{path} is not written: what it would hold is no JSON ({error})."
+            return
         self._thread = threading.Thread(
             target=self._write, args=(path, checkpoint, best_step), daemon=True
         )
@@ -219,8 +224,22 @@ class Writer:
             prune(path.parent, path, best_step)
         except OSError as error:
             self._error = f"{path} cannot be written ({error.strerror}); training goes on."
-        except Exception as error:  # a callback's state that is not JSON; nobody else would see it
+        except DamagedError as error:
+            self._error = f"{path} is not written, as it could not be read: {error}."
+        except Exception as error:  # nobody else would see it
             self._error = f"{path} cannot be written ({error!r}); training goes on."
+
+
+def json_copy(value: Any) -> Any:
+    """A copy of JSON values as JSON brings them back: lists for tuples, and text for keys.
+
+    Raises:
+        ValueError: something in it is no JSON value.
+    """
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
@@ -245,6 +264,39 @@ def _position(path: Path) -> tuple[int, int]:
 def _order(path: Path) -> tuple[int, int]:
     epoch, step = _position(path)
     return step, epoch
+
+
+def _manifest(content: dict[str, Any]) -> bytes:
+    """The manifest's text, with the digest of the very text that stands in it."""
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{"content": {text}, "sha256": "{digest}"}}'.encode()
+
+
+def _verify(path: Path) -> None:
+    """Raises DamagedError unless `read` would read it; takes no memory for the arrays."""
+    content = _read_manifest(path / MANIFEST)
+    with _opened_arrays(path / ARRAYS, content["size"]) as file:
+        _checked_arrays(content, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                        if content["size"] else b"")
+
+
+@contextmanager
+def _opened_arrays(path: Path, size: int) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise DamagedError(f"{ARRAYS} has {found:,} bytes instead of {size:,}")
+            yield file
+    except OSError as error:
+        raise DamagedError(f"{ARRAYS} cannot be read: {error.strerror}") from None
+
+
+def _checked_arrays(content: dict[str, Any], data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
+    if hashlib.sha256(data).hexdigest() != content["sha256"]:
+        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
+    return dict(_cut(data, content["arrays"]))
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -291,7 +343,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _cut(data: bytes, entries: list) -> Iterator[tuple[str, np.ndarray]]:
+def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays that lie in `data` one after the other."""
     begin = 0
     try:

@@ -118,7 +118,7 @@ class Saver:
         else:
             path, (state, arrays) = read
             restore_arrays(self._run.step, arrays, path)
-            restore_callbacks(self._callbacks, state.get("callbacks", []), arrays)
+            restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self._warn)
         self._begin_files(position, is_new=read is None)
 
     def _begin_files(self, position: Position, *, is_new: bool) -> None:
@@ -137,7 +137,7 @@ class Saver:
             "position": position.to_json(),
             "config": identity(self._run.config),
             "data": self.data,
-            "callbacks": callbacks_state(self._callbacks),
+            "callbacks": callbacks_state(self._callbacks, self._warn),
         }
         path = checkpoints.path_of(self._checkpoints, position.epoch, position.step)
         with watch.at_work():  # it may wait for the write before it

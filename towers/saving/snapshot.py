@@ -1,18 +1,20 @@
 """What a checkpoint takes from the variables and the callbacks, and puts back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from towers.saving.checkpoints import json_copy
 from towers.saving.position import plain
 from towers.step import TowerStep
 
 # What Keras' own callbacks remember from epoch to epoch.
 _CALLBACK_FIELDS = ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter")
 _BEST_WEIGHTS = "best_weights"
+_UNSAVED = "unsaved"  # in place of what a callback remembers, where that was no JSON
 
 
 def take_arrays(step: TowerStep) -> dict[str, np.ndarray]:
@@ -59,29 +61,61 @@ def assign_arrays(
 
 
 def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
-    """The best weights that `EarlyStopping(restore_best_weights=True)` keeps for the run's end."""
+    """Copies of the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
     return {
-        f"callbacks/{i}/{j}": value
+        f"callbacks/{i}/{j}": np.array(value)
         for i, callback in enumerate(callbacks)
-        for j, value in enumerate(getattr(callback, _BEST_WEIGHTS, None) or [])
+        for j, value in enumerate(_best_weights(callback))
     }
 
 
-def callbacks_state(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
-    """What each callback remembers, as plain values.
+def _best_weights(callback: Any) -> Sequence[np.ndarray]:
+    """Those of Keras' kind; a callback of the user's may give the name another meaning."""
+    values = getattr(callback, _BEST_WEIGHTS, None)
+    if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
+        return values
+    return []
+
+
+def callbacks_state(
+    callbacks: Sequence[Any], warn: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Copies of what each callback remembers, as JSON values, which later steps do not change.
 
     A callback of the user's takes part with `get_state()` -> JSON values, and `set_state(value)`.
+
+    Args:
+        callbacks: the user's.
+        warn: called with one line for each callback whose state is no JSON: it is left out.
     """
-    return [
-        {"get_state": c.get_state()}
-        if hasattr(c, "get_state")
-        else {name: plain(getattr(c, name)) for name in _CALLBACK_FIELDS if hasattr(c, name)}
-        for c in callbacks
-    ]
+    return [_callback_state(callback, warn) for callback in callbacks]
+
+
+def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any]:
+    if hasattr(callback, "get_state"):
+        state = {"get_state": callback.get_state()}
+    else:
+        state = {name: getattr(callback, name) for name in _CALLBACK_FIELDS
+                 if hasattr(callback, name)}
+    for name, value in state.items():
+        try:
+            state[name] = json_copy(value if name == "get_state" else plain(value))
+        except ValueError as error:
+            said = "get_state() returned" if name == "get_state" else f"its `{name}` holds"
+            warn(
+                f"callback {type(callback).__name__}: {said} what is no JSON ({error}); "
+                "checkpoints go without it, and a resumed run would begin it anew. Return numbers, "
+                "text, lists and dicts from get_state()."
+            )
+            return {_UNSAVED: True}
+    return state
 
 
 def restore_callbacks(
-    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray]
+    callbacks: Sequence[Any],
+    states: Sequence[dict[str, Any]],
+    arrays: dict[str, np.ndarray],
+    warn: Callable[[str], None],
 ) -> None:
     """Gives callbacks back what they remembered; those added since begin anew.
 
@@ -89,14 +123,21 @@ def restore_callbacks(
         callbacks: in the order in which they were saved.
         states: of `callbacks_state`.
         arrays: of the checkpoint; those of `callbacks_arrays` are among them.
+        warn: called with one line for each callback whose state could not be saved.
     """
     for i, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
+        if _UNSAVED in state:
+            warn(
+                f"callback {type(callback).__name__} begins anew: its state was no JSON when the "
+                "checkpoint was written, which therefore does not hold it."
+            )
+            continue
         best_weights = [v for name, v in arrays.items() if name.startswith(f"callbacks/{i}/")]
         if best_weights and hasattr(callback, _BEST_WEIGHTS):
-            setattr(callback, _BEST_WEIGHTS, best_weights)
+            setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
         if "get_state" in state:
             if hasattr(callback, "set_state"):
-                callback.set_state(state["get_state"])
+                callback.set_state(json_copy(state["get_state"]))  # it may be put back twice
             continue
         for name, value in state.items():
             if hasattr(callback, name):

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
+from towers.step.rows import check_rows
 from towers.step.sharding import BatchValues, Placed, map_tensors, shard_values
 from towers.step.step import TowerStep
 
@@ -43,7 +44,11 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     Args:
         step: the towers.
         batch: (x, y, sample_weight), structures of tensors [N, ...] in the CPU's memory; or None.
+
+    Raises:
+        ValueError: its parts differ in N.
     """
+    check_rows(*batch)
     with tf.device(HOST):
         shards = shard_values(batch, step.num_towers, step.mine)
     placed = []

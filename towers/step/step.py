@@ -31,6 +31,7 @@ from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.step.sharding import BatchValues, Placed, Shard, Structure
+from towers.step.rows import check_placed, check_rows, checked_rows
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
@@ -171,20 +172,23 @@ class TowerStep:
         self, x: Structure, y: Structure, sample_weight: Structure
     ) -> tuple[tf.Tensor, Structure]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
-        computed = self._compute((x, y, sample_weight))
-        return self._update(computed), self._predictions(computed)
+        with checked_rows(x, y, sample_weight):
+            computed = self._compute((x, y, sample_weight))
+            return self._update(computed), self._predictions(computed)
 
     def test_graph(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
         """Inference mode; returns (loss, predictions)."""
-        computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
-        (loss,) = self._add(computed.tree)
-        return loss, self._predictions(computed)
+        with checked_rows(x, y, sample_weight):
+            computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
+            (loss,) = self._add(computed.tree)
+            return loss, self._predictions(computed)
 
     def predict_graph(self, x: Structure) -> Structure:
         """Inference mode; returns the predictions."""
-        return self._predictions(self._run_towers("predict", self._split((x, None, None))))
+        with checked_rows(x):
+            return self._predictions(self._run_towers("predict", self._split((x, None, None))))
 
     def _gradients(
         self, x: Structure, y: Structure, sample_weight: Structure
@@ -296,8 +300,6 @@ class TowerStep:
         """5. Parameters, optimizer and state take the towers' results; the loss."""
         variables, in_one = self.trainable_variables, self.policy.update_in_one
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-        variables, in_one = self.trainable_variables, self.policy.update_in_one
-        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
             with self._copies.used(self.optimizer, variables):
                 loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
             state_lib.assign_state(self._tower.state, computed.state, self._statistics, statistics)
@@ -369,6 +371,7 @@ class TowerStep:
         Returns:
             {"loss": scalar, metric name: scalar} of this batch alone.
         """
+        check_rows(x, y, sample_weight)
         self.reset_metrics()
         return self.train_batch(x, y, sample_weight)
 
@@ -383,7 +386,9 @@ class TowerStep:
 
         Raises:
             NonFiniteError: with nonfinite="stop"; nothing has changed.
+            ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
+        check_placed(placed, x, self.num_towers, self.mine)
         logs, finite = self._graphs.run(
             self._train, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "train"),
@@ -397,6 +402,7 @@ class TowerStep:
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        check_placed(placed, x, self.num_towers, self.mine)
         return self._graphs.run(
             self._test, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "test"),

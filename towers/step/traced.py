@@ -8,6 +8,7 @@ import tensorflow as tf
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
+from towers.step.rows import check_rows
 from towers.step.sharding import Structure, any_rows, as_tensor, map_tensors
 
 
@@ -40,10 +41,11 @@ class TracedGraphs:
             prepare: called before a trace, with the batch's TensorSpecs.
 
         Raises:
-            ValueError: N is 0.
+            ValueError: N is 0, or not the same in all parts.
         """
         with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
             tensors = map_tensors(as_tensor, batch)
+        check_rows(*tensors)
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own

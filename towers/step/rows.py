@@ -1,0 +1,121 @@
+"""One row for each example in every part of a batch: inputs, labels, weights.
+
+Where the numbers are known, a batch whose parts differ is a ValueError. Where only the graph knows
+them, as of what a tf.data iterator yields, they are compared there, and the step waits for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.step.sharding import Placed, shard_sizes
+
+_PARTS = ("x", "y", "sample_weight")
+_BEGIN, _END = "the parts of a batch differ in their number of rows: ", " in every part."
+_WAY_OUT = ". Give one row for each example" + _END
+_SCALAR = -1
+
+
+def check_rows(*batch: Any) -> None:
+    """Raises ValueError where parts of a batch are known to differ in their number of rows.
+
+    Args:
+        batch: up to three structures of tensors or arrays, x, y and sample_weight; None is absent.
+    """
+    known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
+    if len(known) > 1 or _SCALAR in known:
+        odd = {_SCALAR: "none (a scalar)", None: "?"}
+        rows = {name: _rows(part) for name, part in _named_parts(batch)}
+        listed = ", ".join(f"{name} {odd.get(n, n)}" for name, n in rows.items())
+        raise ValueError(_BEGIN + listed + _WAY_OUT)
+
+
+@contextmanager
+def checked_rows(*batch: Any) -> Iterator[None]:
+    """All operations of a graph that are made in this context wait until the rows were compared.
+
+    Args:
+        batch: as for `check_rows`; tensors of the graph.
+
+    Raises:
+        ValueError: parts are known to differ while the graph is traced. Where they differ later,
+            the graph fails: see `readable`.
+    """
+    with tf.control_dependencies(_assertions(batch)):
+        yield
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Makes the ValueError of `check_rows` of a graph that has failed because parts differ."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        begin, end = error.message.find(_BEGIN), error.message.find(_END)
+        if min(begin, end) < 0:
+            raise
+        # As TensorFlow shows what an assertion has: "[text] [16] [text] [20] [text]", escaped.
+        said = error.message[begin: end + len(_END)].replace("] [", "").replace("\\", "")
+        raise ValueError(said) from None
+
+
+def check_placed(placed: Placed, batch: Any, num_towers: int, mine: range) -> None:
+    """Raises ValueError where shards cannot be those of a batch, by their number of rows.
+
+    Args:
+        placed: the shards of the towers `mine` of all; None where the step splits the batch.
+        batch: a structure of tensors or arrays [N, ...].
+    """
+    if placed is None:
+        return
+    check_rows(batch)
+    num_examples = next(_rows(part) for part in tf.nest.flatten(batch) if part is not None)
+    sizes = shard_sizes(num_examples or 0, num_towers)
+    expected = [{max(sizes[tower], 1)} for tower in mine]
+    found = [{_rows(v) for v in tf.nest.flatten(shard) if v is not None} for shard in placed]
+    if found != expected:
+        raise ValueError(
+            f"placed: the shards have {_listed(found)} rows, and those of the {num_examples} "
+            f"examples have {_listed(expected)}. Pass the shards that towers.prefetched makes."
+        )
+
+
+def _listed(rows: Sequence[set]) -> str:
+    return ", ".join("/".join(map(str, of_shard)) for of_shard in rows)
+
+
+def _assertions(batch: Sequence[Any]) -> list[tf.Operation]:
+    """What compares the rows in the graph; nothing where all are known to be equal."""
+    check_rows(*batch)
+    named = _named_parts(batch)
+    if len(named) < 2 or all(_rows(part) is not None for _, part in named):
+        return []
+    said: list[Any] = []
+    with tf.device(HOST):
+        counts = [tf.cast(tf.shape(part)[0], tf.int32) for _, part in named]
+        for (name, _), count in zip(named, counts, strict=True):
+            said += [f"{', ' if said else _BEGIN}{name} ", count]
+        same = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+        return [tf.debugging.Assert(same, [*said, _WAY_OUT])]
+
+
+def _rows(part: Any) -> int | None:
+    """The number of rows of a tensor or array; None where only the graph knows it."""
+    try:
+        return len(part)  # of an array or an eager tensor, in a tenth of the time of its shape
+    except TypeError:
+        shape = tf.TensorShape(getattr(part, "shape", ()))
+        return _SCALAR if shape.rank == 0 else shape[0]
+
+
+def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:
+    """("x", ...), ("y['a']", ...): all parts that are there."""
+    return [
+        (_PARTS[first] + "".join(f"[{key!r}]" for key in path), part)
+        for (first, *path), part in keras.tree.flatten_with_path(batch)
+        if part is not None
+    ]
