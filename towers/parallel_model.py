@@ -32,7 +32,7 @@ from towers.step import TowerStep
 from towers.step import state as state_lib
 from towers.step.gathering import GatherInTower
 from towers.step.metrics import one_row
-from towers.step.rows import readable
+from towers.step.row_counts import readable
 from towers.step.sharding import batch_specs, symbolic
 
 

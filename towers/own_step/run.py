@@ -22,7 +22,7 @@ from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.calls import run_piece
-from towers.step.rows import checked_rows
+from towers.step.row_counts import checked_rows
 from towers.step.sharding import Shard
 
 

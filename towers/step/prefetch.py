@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.rows import check_rows
+from towers.step.row_counts import check_rows
 from towers.step.sharding import BatchValues, Placed, map_tensors, shard_values
 from towers.step.step import TowerStep
 
