@@ -14,6 +14,8 @@ _LIBRARIES = tuple(
         Path(tf.__file__).parent, Path(keras.__file__).parent, Path(__file__).parents[1],
     )
 )
+_LAYERS = str(Path(keras.__file__).parent / "src" / "layers")
+_CALLERS = ("/layer.py", "/lambda_layer.py")  # of what the user wrote, too
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -27,6 +29,16 @@ def line_of(operation: tf.Operation) -> str:
     """The innermost line of the user's that made an operation of a graph."""
     frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
     return _first_of_the_users(reversed(frames))
+
+
+def is_of_keras_layers(operation: tf.Operation) -> bool:
+    """Whether a layer of Keras' own made an operation, with no line of the user's further in."""
+    for frame in reversed(operation.traceback):
+        if not _is_a_librarys(frame.filename):
+            return False
+        if frame.filename.startswith(_LAYERS) and not frame.filename.endswith(_CALLERS):
+            return True
+    return False
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
+from towers.levels.rows import Rows
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources
@@ -39,6 +40,7 @@ class Trace:
 
     function: Any
     dependence: Dependence
+    rows: Rows
     leaves: list[tf.Tensor]
     share: tf.Tensor
     begin: tf.Tensor
@@ -91,6 +93,7 @@ def trace_step(
         if not scope.is_unready:
             check_no_foreign_resources(trace.function, scope)
             check_no_fixed_batch(trace.function.graph, trace.dependence)
+            trace.rows.warn()
             return trace
         scope.make_variables()
     raise ValueError(
@@ -118,9 +121,9 @@ def _trace_once(
             logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
         all_but_function = functools.partial(
-            Trace, dependence=meetings.dependence, leaves=given, share=share, begin=begin,
-            events=meetings.events, reads=scope.reads, seeds=scope.seeds, assigned=assigned,
-            logs=logs,
+            Trace, dependence=meetings.dependence, rows=meetings.rows, leaves=given, share=share,
+            begin=begin, events=meetings.events, reads=scope.reads, seeds=scope.seeds,
+            assigned=assigned, logs=logs,
         )
         made.append((all_but_function, scope))
 
