@@ -201,8 +201,17 @@ class AddsLoss(L.Layer):
         return x
 
 
-def _adds_loss() -> keras.Model:
-    return keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLoss(), L.Dense(3)])
+class AddsSums(L.Layer):
+    """A layer that adds a sum over the rows, and a value for each row, which Keras adds up."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.02 * keras.ops.sum(keras.ops.square(x)))
+        self.add_loss(0.3 * keras.ops.mean(keras.ops.abs(x), axis=1))
+        return x
+
+
+def _adds_loss(layer: type) -> Callable[[], keras.Model]:
+    return lambda: keras.Sequential([keras.Input((6,)), L.Dense(5), layer(), L.Dense(3)])
 
 
 class Subclassed(keras.Model):
@@ -261,7 +270,8 @@ ODD = [
     Case("layer_norm", _layer_norm, _rows),
     Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), _rows),
     Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), _rows),
-    Case("adds_loss", _adds_loss, _rows),
+    Case("adds_loss", _adds_loss(AddsLoss), _rows),
+    Case("adds_sums", _adds_loss(AddsSums), _rows),
     Case("sample_weight", _dense(), _weighted_rows),
     Case("mean_with_sample_weight", _dense(), _weighted_rows, {
         "loss": squared_error("mean_with_sample_weight"),
