@@ -217,8 +217,17 @@ class AddsLoss(L.Layer):
         return x
 
 
-def _adds_loss() -> keras.Model:
-    return keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLoss(), L.Dense(3)])
+class AddsSums(L.Layer):
+    """A layer that adds a sum over the rows, and a value for each row, which Keras adds up."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.02 * keras.ops.sum(keras.ops.square(x)))
+        self.add_loss(0.3 * keras.ops.mean(keras.ops.abs(x), axis=1))
+        return x
+
+
+def _adds_loss(layer: type) -> Callable[[], keras.Model]:
+    return lambda: keras.Sequential([keras.Input((6,)), L.Dense(5), layer(), L.Dense(3)])
 
 
 class Subclassed(keras.Model):
@@ -309,7 +318,8 @@ ODD = [
     Case("layer_norm", _layer_norm, rows),
     Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
     Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
-    Case("adds_loss", _adds_loss, rows),
+    Case("adds_loss", _adds_loss(AddsLoss), rows),
+    Case("adds_sums", _adds_loss(AddsSums), rows),
     Case("sample_weight", _dense(), _weighted_rows),
     Case("mean_with_sample_weight", _dense(), _weighted_rows, {
         "loss": squared_error("mean_with_sample_weight"),

@@ -147,6 +147,24 @@ def test_define_functions():
         assert float(outer(tf.constant(3.0))) == 7.0
 
 
+def test_called_graph():
+    with keeps("called_graph", "hands out the functions that a graph's operations call"):
+        @tf.function(autograph=False)
+        def calls(x):
+            inner = tf.function(lambda v: tf.tanh(v), autograph=False)(x)
+            return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.exp(v)), [0, inner])
+
+        operations = calls.get_concrete_function(tf.TensorSpec([None])).graph.get_operations()
+        found = {
+            op.type: [inner.type for inner in graph.get_operations()]
+            for op, graph in [
+                (op, tensorflow_internals.called_graph(op, name))
+                for op in operations for name in ("f", "body")
+            ] if graph is not None
+        }
+        assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
+
+
 def test_function_pattern():
     with keeps("function_pattern", "calls a compiled function after the Python function"):
         @tf.function(autograph=False, jit_compile=True)

@@ -1,5 +1,6 @@
 """The calls that are replaced while a step is traced."""
 
+import inspect
 import threading
 import warnings
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import towers
 from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
+from towers.machine.keras_internals import set_keras_mask
 
 
 def calls():
@@ -97,36 +99,130 @@ def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
     fit_alike(lambda: model_with(step))
 
 
-def test_a_sum_that_is_taken_for_a_mean_is_warned_of():
+def apply_gradients(model, tape, loss):
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+def assert_alike(theirs, ours):
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, err_msg=a.path)
+
+
+@pytest.mark.parametrize("total", [
+    tf.nn.l2_loss,
+    lambda each: tf.einsum("bi,bi->", each, each) / 1024.0,
+    lambda each: tf.reduce_mean(tf.reduce_sum(each**2, axis=0)),
+    lambda each: tf.nn.compute_average_loss(each[:, 0] ** 2, global_batch_size=11),
+    lambda each: tf.reduce_sum(tf.boolean_mask(each**2, each[:, 0] > 0.0)),
+], ids=["l2_loss", "einsum", "mean_of_sums", "average_loss", "mask"])
+def test_a_sum_over_rows_counts_by_its_rows(total, float64):
+    """In gradients, in logs and in means; with a ragged last batch, and with empty shards."""
+    def make():
+        tracker = keras.metrics.Mean(name="tracked")
+
+        def step(model, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = total(0.1 * (model(x) - y))
+            apply_gradients(model, tape, value)
+            tracker.update_state(value)
+            return {"value": value, "tracked": tracker.result()}
+
+        return model_with(step)
+
+    for num_towers in (3, 16):
+        assert_alike(*fit_alike(make, num_towers=num_towers, batch_size=7))
+
+
+def warnings_of(step, *data):
+    """The messages of a fit on towers."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(towers.make_parallel(model_with(step), 2), *data)
+    return [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+
+
+def test_each_line_that_makes_no_mean_is_warned_of_once():
+    first = 0
+
+    def step(model, data):
+        nonlocal first
+        x, y = data
+        each = tf.reduce_mean((model(x) - y) ** 2, axis=1)
+        mask = tf.cast(each > 1.0, each.dtype)
+        tracker.update_state(each)
+        first = inspect.currentframe().f_lineno + 1
+        root = tf.sqrt(tf.reduce_mean(each))
+        ratio = tf.reduce_mean(each) / tf.reduce_mean(x**2)
+        masked = tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
+        chosen = tf.reduce_mean(tf.boolean_mask(each, mask > 0.0))
+        greatest = tf.reduce_mean(tf.math.top_k(each, 1).values)
+        tracker.update_state(tf.reduce_max(each))
+        mean = tf.reduce_mean(each)
+        whitened = tf.linalg.inv(tf.matmul(x, x, transpose_a=True))
+        decided = tf.cond(mean > 1.0, lambda: mean, lambda: 2.0 * mean)
+        with tf.GradientTape() as tape:
+            each = tf.reduce_mean((model(x) - y) ** 2, axis=1)
+            advantage = each - tf.reduce_mean(each)
+        tape.gradient(advantage, model.trainable_weights)
+        return {"root": root, "again": 2.0 * root, "ratio": ratio, "masked": masked,
+                "chosen": chosen, "greatest": greatest, "whitened": tf.reduce_sum(whitened),
+                "decided": decided, "fine": mean}
+
+    tracker = keras.metrics.Mean()
+    messages = warnings_of(step)
+    lines = sorted(int(m.split(":")[1].split(" ")[0]) for m in messages)
+    assert lines == [first + i for i in (0, 1, 2, 3, 4, 5, 7, 8, 11)], messages
+    assert all(m.startswith("patches_test.py:") and "towers.gather" in m for m in messages)
+    (masked,) = [m for m in messages if f":{first + 2} " in m]
+    assert "tf.reduce_sum(towers.gather(values * mask)) / tf.reduce_sum(towers.gather(mask))" in (
+        masked)
+
+
+class Losses:
+    """Keras losses that divide by something else than the number of examples."""
+
+    def __init__(self):
+        self.masking = keras.layers.Masking()
+
+    def weighted(self, x, y, output):
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        return loss(y, output, sample_weight=tf.abs(y[:, 0]))
+
+    def masked(self, x, y, output):
+        steps = tf.stack([x * tf.cast(x[:, :1] > 0.0, x.dtype), x], axis=1)
+        error = output[:, tf.newaxis, :1] * tf.ones_like(steps)
+        set_keras_mask(error, self.masking.compute_mask(steps))
+        return keras.losses.MeanSquaredError()(tf.zeros_like(steps), error, tf.abs(y[:, :1]))
+
+    def ignored(self, x, y, output):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
+
+
+@pytest.mark.parametrize("name", ["weighted", "masked", "ignored"])
+def test_a_keras_loss_that_is_no_mean_over_examples_is_given_all_rows(name, float64):
     def step(model, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = tf.nn.compute_average_loss(
-                tf.reduce_mean((model(x) - y) ** 2, axis=1), global_batch_size=11)
-        tape.gradient(loss, model.trainable_weights)
-        return {"loss": loss}
+            loss = getattr(Losses(), name)(x, y, model(x))
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
 
-    with pytest.warns(UserWarning, match=r"patches_test.py:\d+ .*reduce_mean"):
-        fit(towers.make_parallel(model_with(step), 2))
-
-
-def weighted_loss(model, data):
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    return loss(data[1], model(data[0]), sample_weight=data[1][:, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
 
 
-def test_a_mean_over_something_else_than_examples_is_warned_of():
+def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
     def step(model, data):
-        embedded = keras.ops.stack([data[0], data[0]], axis=1)
-        masked = masking(embedded)
-        return {"loss": keras.losses.MeanSquaredError()(tf.zeros_like(masked), masked)}
+        x, y = data
+        return {"value": tf.function(Losses().weighted)(x, y, model(x))}
 
-    masking = keras.layers.Masking()
-    with pytest.warns(UserWarning, match="patches_test.*steps that its mask leaves.*gather"):
-        fit(towers.make_parallel(model_with(step), 2))
-    with pytest.warns(UserWarning, match="patches_test.*sample weights.*gather"):
-        fit(towers.make_parallel(
-            model_with(lambda model, data: {"loss": weighted_loss(model, data)}), 2))
+    messages = warnings_of(step)
+    assert any("'mean_squared_error' is no mean over the examples" in m and "patches_test.py" in m
+               for m in messages)
 
 
 def test_a_loss_over_examples_is_not_warned_of():
@@ -134,9 +230,65 @@ def test_a_loss_over_examples_is_not_warned_of():
         return {"loss": keras.losses.MeanSquaredError()(
             data[1], model(data[0]), sample_weight=data[1][:, 0])}
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit(towers.make_parallel(model_with(step), 2))
+    assert not warnings_of(step)
+
+
+def test_a_value_of_unknown_shape_is_refused():
+    def step(model, data):
+        return {"value": tf.py_function(tf.reduce_mean, [data[0]], tf.float32)}
+
+    message = refused(step)
+    assert "'value', which the step returns" in message and "tf.ensure_shape" in message
+
+
+def test_rows_of_unknown_shape_inside_of_a_step_are_rows(float64):
+    def step(model, data):
+        x, y = data
+        doubled = tf.py_function(lambda rows: 2.0 * rows, [x], x.dtype)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2 * doubled[:, :2])
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
+
+    assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
+
+
+def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
+    """The gradient of a mean with respect to rows has n_i / N inside of tf.while_loop, too."""
+    def step(model, data):
+        x, y = data
+
+        def move(i, worse):
+            with tf.GradientTape() as tape:
+                tape.watch(worse)
+                loss = tf.reduce_mean((model(worse) - y) ** 2)
+            return i + 1, worse + 0.5 * tape.gradient(loss, worse)
+
+        _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(worse) - y) ** 2)
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
+
+    for num_towers in (3, 16):
+        assert_alike(*fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7))
+
+
+def test_a_gradient_in_a_loop_of_what_towers_share_is_refused():
+    def step(model, data):
+        x, y = data
+
+        def learn(i, fast):
+            with tf.GradientTape() as tape:
+                tape.watch(fast)
+                loss = tf.reduce_mean((x @ fast - y) ** 2)
+            return i + 1, fast - 0.1 * tape.gradient(loss, fast)
+
+        _, fast = tf.while_loop(lambda i, _: i < 2, learn, [0, tf.ones([4, 2])])
+        return {"value": tf.reduce_mean(x @ fast)}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "write the loop in Python" in message
 
 
 def gradients_of_rows(model, x, y):

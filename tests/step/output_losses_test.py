@@ -29,11 +29,11 @@ def test_the_total_is_the_sum_of_share_times_factor_times_loss():
     assert float(total) == 0.25 * 10 * 5 + 0.5 * 100 * 1
 
 
-def test_what_layers_add_counts_by_examples():
+def test_what_layers_add_comes_weighed():
     losses = bound(["mse", None])
     added = [tf.constant(7.0), tf.constant(9.0)]
     total = losses.total([Y, Y], PREDICTIONS, None, added, shares(1.0, 0.0, examples=0.25))
-    assert float(total) == 5 + 0.25 * (7 + 9)
+    assert float(total) == 5 + 7 + 9
 
 
 def test_sample_weights_enter_as_keras_has_them():
@@ -65,12 +65,12 @@ def test_dicts_are_matched_by_name_whatever_their_order():
     assert float(total) == 10 * (0 + 4) / 2 + 100 * 1
 
 
-def test_a_models_own_loss_is_a_batch_mean_beside_no_output():
+def test_a_models_own_loss_is_beside_no_output():
     losses = bound(ModelLoss(print))
     assert losses.model_loss is not None and losses.each == [None, None]
     assert losses.beside_outputs([Y, Y], "y") == [None, None]
     total = losses.total(Y, PREDICTIONS, None, [tf.constant(8.0)], shares(0.0, 0.0, examples=0.5))
-    assert float(total) == 4
+    assert float(total) == 8
 
 
 def test_the_first_outputs_are_bound_for_good():

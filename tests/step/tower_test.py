@@ -1,5 +1,8 @@
 """One tower on one shard: its share of Keras' own loss and gradients, and no side effects."""
 
+import inspect
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -142,6 +145,41 @@ def test_a_models_own_loss_replaces_the_outputs(float64):
 
     output = run(Tower(model, ModelLoss(compute), None), model, x, y, shares(9.0, 0.5))
     np.testing.assert_allclose(output.loss, 0.5 * np.abs(model(x) - y).mean(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("method", ["train", "test"])
+def test_a_sum_that_a_models_own_loss_is_counts_by_its_rows(method, float64):
+    model = regression()
+    x, y = shard()
+    tower = Tower(model, ModelLoss(lambda x, y, y_pred, *_: tf.nn.l2_loss(y_pred - y)), None)
+    output = run(tower, model, x, y, shares(9.0, 0.5), method=method)
+    np.testing.assert_allclose(output.loss, tf.nn.l2_loss(model(x) - y), rtol=1e-14)
+    empty = run(tower, model, x, y, shares(9.0, 0.0), method=method)
+    assert float(empty.loss) == 0.0 and not any(np.any(g) for g in empty.gradients)
+
+
+class AddsItsRoot(L.Layer):
+    def call(self, x):
+        self.add_loss(tf.sqrt(tf.reduce_mean(x**2)))
+        return x
+
+
+@pytest.mark.parametrize("method", ["train", "test"])
+def test_an_added_loss_that_is_no_mean_is_warned_of_with_its_line(method):
+    model = regression(AddsItsRoot())
+    x, y = (tf.cast(v, tf.float32) for v in shard())
+    line = inspect.getsourcelines(AddsItsRoot)[1] + 2
+    with pytest.warns(UserWarning, match=rf"^tower_test.py:{line} takes Sqrt .*towers.gather"):
+        run(Tower(model, "mse", None), model, x, y, method=method)
+
+
+def test_added_means_sums_and_regularizers_are_not_warned_of():
+    model = regression(
+        AddsItsMean(), L.Dense(3, kernel_regularizer="l2", activity_regularizer="l1"))
+    x, y = (tf.cast(v, tf.float32) for v in shard())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(Tower(model, "mse", None), model, x, y)
 
 
 @pytest.mark.parametrize("checked, expected", [

@@ -10,6 +10,7 @@ A synchronized BatchNormalization, on two towers:
 
     meetings.py     where towers meet          dependence.py   what each tensor depends on
     cut.py          a function for each level  lines.py        the user's lines, for messages
+    rows.py         means and sums over rows, found in the graph: row_facts, row_rules ...
 
 No tower waits for another inside of a function: any number of towers may share a device.
 """

@@ -15,6 +15,8 @@ def _folder(library: str) -> str:
 
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
+_LAYERS = str(Path(_folder("keras"), "src", "layers"))
+_CALLERS = ("/layer.py", "/lambda_layer.py")  # of what the user wrote, too
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
 
@@ -49,6 +51,16 @@ def line_of_error(error: BaseException | None, script: str | None = None) -> str
             return line
         error = error.__cause__
     return None
+
+
+def is_of_keras_layers(operation: Any) -> bool:
+    """Whether a layer of Keras' own made an operation, with no line of the user's further in."""
+    for frame in reversed(operation.traceback):
+        if not _is_a_librarys(frame.filename):
+            return False
+        if frame.filename.startswith(_LAYERS) and not frame.filename.endswith(_CALLERS):
+            return True
+    return False
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:

@@ -87,6 +87,6 @@ class Meetings:
         if not self.is_outermost():
             raise ValueError(
                 f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "
-                "towers cannot meet. Take it out of there: drop the decorator, or compute the "
-                "condition's values first and choose with tf.where."
+                "towers cannot meet. Take it out of there: drop the decorator, write the "
+                "loop in Python, or compute the condition's values first and choose with tf.where."
             )

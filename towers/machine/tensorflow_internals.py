@@ -49,6 +49,22 @@ def define_functions(definition: tf.compat.v1.GraphDef) -> None:
             context.context().add_function_def(function)
 
 
+def called_graph(operation: tf.Operation, name: str) -> Any:
+    """The FuncGraph of a function that an operation calls; None where Python did not trace it.
+
+    An operation tells the function's name in public; a graph hands out no functions by name.
+
+    Args:
+        operation: such as a StatefulPartitionedCall, a While.
+        name: of the attribute, such as "f", "body".
+    """
+    try:
+        function = operation.graph._get_function(operation.get_attr(name).name)
+        return getattr(function, "graph", None)
+    except ValueError:
+        return None
+
+
 def function_pattern(names: Sequence[str]) -> re.Pattern:
     """Finds which of these Python functions a compiled one is, as group 1 of its name.
 

@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from towers.levels.lines import current_line
 from towers.levels.meetings import Meetings
+from towers.levels.row_facts import COUNT, ROWS, Fact
+from towers.levels.rows import Rows
 from towers.step.gathering import gathered_by
 
 
@@ -44,7 +46,7 @@ _TRACING: ContextVar = ContextVar("tracing", default=False)
 class StepMeetings(Meetings):
     """The meetings of the step that is being traced; it knows its shard.
 
-    events: meetings and updates, in the order of the step.
+    events: meetings and updates, in the order of the step. rows: what tensors are to the shard's.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class StepMeetings(Meetings):
         self.is_real = share > 0
         self._num_rows = tf.shape(shard[0])[0]
         self._share, self._begin = share, begin
+        fed = [*((v, ROWS) for v in shard), (share, COUNT), (begin, Fact(degree=None))]
+        self.rows = Rows(fed, lambda v: v.graph is self.graph and self.dependence.is_fed(v))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -102,7 +106,7 @@ class StepMeetings(Meetings):
     def of_batch(self, value: Any, what: str) -> Any:
         """What towers have of their shards, as one value of the global batch.
 
-        Rows are joined; else it is taken for a mean over the examples, and weighs n_i / N.
+        Rows are joined; else see `part`.
 
         Args:
             value: a tensor; all else is handed back.
@@ -112,7 +116,9 @@ class StepMeetings(Meetings):
             value = tf.convert_to_tensor(value)
         if not tf.is_tensor(value) or not self.dependence.local(value):
             return value
+        check_rank(value, what)
         if has_rows(value):
+            self.rows.check(value, what)
             return self.gather(value)
         if not value.dtype.is_floating:
             raise ValueError(
@@ -120,7 +126,19 @@ class StepMeetings(Meetings):
                 "no mean. Cast it to float and take its mean over the examples, or compute it of "
                 "towers.gather(rows)."
             )
-        return self.sum([self.weighted(value)])[0]
+        return self.sum([self.part(value, what)])[0]
+
+    def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        """A shard's part of the batch's value, to which the towers' parts add up.
+
+        A sum over rows is that; anything else is taken for a mean over the examples.
+
+        Args:
+            value: of a shard, without a batch axis.
+            what: it is, for the warning where it is neither.
+        """
+        is_sum = self.rows.check(value, what).name == "sum"
+        return self.masked(value) if is_sum else self.weighted(value)
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """value * n / N."""
@@ -139,6 +157,21 @@ class StepMeetings(Meetings):
         """Those of a tower, of [N, ...]; zeros where its shard is empty."""
         begin = tf.minimum(self._begin, tf.shape(rows)[0] - self._num_rows)
         return self.masked(rows[begin:begin + self._num_rows])
+
+
+def check_rank(tensor: tf.Tensor, what: str) -> None:
+    """Raises ValueError where the trace does not know whether a tensor has a batch axis.
+
+    Args:
+        tensor: such as what tf.py_function returns.
+        what: it is.
+    """
+    if tensor.shape.rank is None:
+        raise ValueError(
+            f"{what} has a shape that TensorFlow does not know, so that towers cannot tell rows "
+            "from a mean. Say it: tf.ensure_shape(value, []) of a number, "
+            "tf.ensure_shape(value, [None, 3]) of rows."
+        )
 
 
 def has_rows(tensor: tf.Tensor) -> bool:

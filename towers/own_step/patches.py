@@ -1,9 +1,10 @@
 """The calls that make towers meet without a word of the user's: they are replaced for a trace.
 
-    GradientTape.gradient(loss, variables)   seeds times n_i / N, then the sum over the towers
+    GradientTape.gradient(loss, variables)   a mean's seeds times n_i / N; the sum over the towers
     optimizer.apply(gradients, variables)    one Update
-    Mean.update_state(a scalar)              weighs n_i / N
-    Loss.__call__(y, y_pred)                 warns of means that are not over examples
+    Mean.update_state(a scalar)              weighs n_i / N, or is a sum
+    Loss.__call__(y, y_pred)                 where it is no mean: of the rows of all towers
+    GradientTape.jacobian(rows, ...)         each row's own
     Layer.__call__(rows)                     refuses a batch size that is written into the code
 
 They are replaced in the process, and act in the thread that traces alone.
@@ -19,9 +20,9 @@ import keras
 import tensorflow as tf
 
 from towers.levels.lines import current_line
-from towers.machine.keras_internals import keras_mask, optimized_variables
-from towers.own_step.meetings import StepMeetings, Update, has_rows
-from towers.own_step.sums import is_row_sum, warn_of_sums
+from towers.levels.row_facts import Fact
+from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
+from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
 
 _VARIABLES = (keras.Variable, tf.Variable)
@@ -33,12 +34,15 @@ class Patches:
 
     def __init__(self, meetings: StepMeetings, scope: VariableScope) -> None:
         self._meetings, self._scope = meetings, scope
+        self._is_in_jacobian = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within, the calls are replaced."""
         replacements: list[tuple[type, str, Callable]] = [
             (tf.GradientTape, "gradient", self._gradient),
+            (tf.GradientTape, "jacobian", self._jacobian),
+            (tf.GradientTape, "batch_jacobian", self._jacobian),
             (keras.layers.Layer, "__call__", self._call_layer),
             (keras.losses.Loss, "__call__", self._call_loss),
             (keras.metrics.Mean, "update_state", self._update_state),
@@ -62,63 +66,76 @@ class Patches:
         **options: Any,
     ) -> Any:
         flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
-        if self._is_plain(flat, targets):
+        if self._is_in_jacobian or self._is_plain(flat, targets):
             return original(tape, target, sources, output_gradients, **options)
         if self._scope.is_unready:  # this trace only makes variables
             gradients = [tf.zeros(s.shape, s.dtype) for s in flat]
         else:
             shared = self._are_shared(flat)
-            weigh = self._weighted if shared else self._weighted_if_real
             seeds = _seeds(targets, output_gradients)
-            seeds = [weigh(t, s) for t, s in zip(targets, seeds, strict=True)]
+            seeds = [self._weighted(t, s, shared) for t, s in zip(targets, seeds, strict=True)]
             gradients = original(tape, targets, flat, seeds, **options)
-            gradients = self._sum(gradients, flat) if shared else gradients
+            if shared:
+                gradients = self._sum(gradients, flat)
+            else:
+                self._declare(gradients, flat)
         is_nested = tf.nest.is_nested(sources)
         return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
 
     def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
         """Whether a gradient is nothing that towers have to meet for.
 
-        It is part of a loop that each tower runs for itself, such as a Jacobian's; or its target
-        depends on no shard, and on nothing that towers have met about.
+        Its target depends on no shard, and on nothing that towers have met about; or it is of one
+        row, in a loop over all.
         """
         meetings = self._meetings
         if any(isinstance(s, _VARIABLES) for s in sources):
             meetings.check_outermost("takes the gradient of weights")
         if not meetings.is_outermost():
-            return True
+            return not any(meetings.rows.fact(t).local for t in targets)
         dependence = meetings.dependence
         return not any(dependence.local(t) or dependence.level(t) for t in targets)
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
         """Whether the sources are values that all towers share: weights, or made of them."""
-        shared = [
-            isinstance(s, _VARIABLES) or not self._meetings.dependence.local(s) for s in sources
-        ]
+        meetings = self._meetings
+        if meetings.is_outermost():
+            shared = [isinstance(s, _VARIABLES) or not meetings.dependence.local(s)
+                      for s in sources]
+        else:
+            shared = [not meetings.rows.fact(source).local for source in sources]
         if any(shared) and not all(shared):
             raise ValueError(
                 f"{current_line()}: one gradient call with respect to weights, which towers share, "
                 "and to rows of a shard. Make two calls, of a tape with persistent=True; leave out "
                 "keras.remat and tf.recompute_grad, which make such calls themselves."
             )
+        if all(shared):
+            meetings.check_outermost("takes the gradient of values that towers share")
         return all(shared)
 
-    def _weighted(self, target: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """What has a batch axis counts by its rows; a scalar is a mean, and weighs n_i / N."""
-        if self._counts_by_rows(target):
-            return self._meetings.masked(seed)
-        warn_of_sums(target)
-        return self._meetings.weighted(seed)
+    def _weighted(self, target: tf.Tensor, seed: tf.Tensor, shared: bool) -> tf.Tensor:
+        """A sum over rows, and what has a batch axis, counts by its rows; a mean weighs n_i / N.
 
-    def _weighted_if_real(self, target: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """The same for gradients with respect to rows, which stay with their tower."""
-        if self._counts_by_rows(target):
-            return seed
-        return self._meetings.weighted_if_real(seed)
+        Args:
+            target, seed: of a gradient.
+            shared: whether it is with respect to what towers share; else it is with respect to
+                rows, which stay with their tower.
+        """
+        meetings = self._meetings
+        check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
+        kind = meetings.rows.check(target, "the loss that a gradient is taken of")
+        if kind.name == "sum" or kind.name == "other" and has_rows(target):
+            return meetings.masked(seed) if shared else seed
+        return meetings.weighted(seed) if shared else meetings.weighted_if_real(seed)
 
-    def _counts_by_rows(self, target: tf.Tensor) -> bool:
-        is_local = self._meetings.dependence.local(target)
-        return is_local and (has_rows(target) or is_row_sum(target))
+    def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
+        """Gradients with respect to rows, weighted as above, are rows of the large batch's."""
+        rows = self._meetings.rows
+        for gradient, source in zip(gradients, sources, strict=True):
+            fact = rows.fact(source)
+            if tf.is_tensor(gradient) and fact.has_rows:
+                rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
 
     def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
@@ -134,6 +151,22 @@ class Patches:
     def _join(self, slices: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
         values, indices = self._meetings.join([slices.values, slices.indices])
         return tf.IndexedSlices(values, indices, tf.constant(list(source.shape), tf.int64))
+
+    def _jacobian(
+        self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Of rows, it is made row by row: the gradients that it is made of are each a row's own."""
+        before, self._is_in_jacobian = self._is_in_jacobian, True
+        try:
+            slopes = original(tape, target, *args, **options)
+        finally:
+            self._is_in_jacobian = before
+        rows = self._meetings.rows
+        if self._meetings.is_outermost() and rows.fact(target).has_rows:
+            for slope in tf.nest.flatten(slopes):
+                if slope is not None and slope.shape.as_list().count(None) == 1:
+                    rows.declare(slope, rows.fact(target))
+        return slopes
 
     # Updates.
 
@@ -180,9 +213,16 @@ class Patches:
         values = tf.convert_to_tensor(values)
         weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
         local = self._meetings.dependence.local
+        what = f"what metric {metric.name!r} is updated with"
+        check_rank(values, f"{current_line()}: {what}")
         if not has_rows(values) and local(values) and (weight is None or not local(weight)):
             factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
-            weight = self._meetings.weighted(factor)
+            if self._meetings.rows.check(values, what).name == "sum":
+                values = self._meetings.sum([self._meetings.masked(values)])[0]
+            else:
+                weight = self._meetings.weighted(factor)
+        elif local(values):
+            self._meetings.rows.check(values, what)
         original(metric, values, sample_weight=weight)
 
     # Losses.
@@ -195,18 +235,36 @@ class Patches:
         y_pred: Any,
         sample_weight: Any = None,
     ) -> Any:
-        """Warns of means whose divisor is not the number of examples."""
-        is_weighted = sample_weight is not None and loss.reduction == "mean_with_sample_weight"
-        masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
-        if is_weighted or loss.reduction != "sum" and any(mask is not None for mask in masks):
-            divides = "sample weights" if is_weighted else "steps that its mask leaves"
-            warnings.warn(
-                f"{current_line()}: loss {loss.name!r} is a mean over the {divides}, of which "
-                "towers have different numbers; towers take it for a mean over examples. For the "
-                "large batch's, divide by a sum over towers.gather(rows).",
-                stacklevel=2,
-            )
+        """Gives a loss that is no mean over examples the rows of all towers."""
+        given = [y_true, y_pred, sample_weight]
+        if needs_all_rows(loss, *given) and not self._scope.is_unready:
+            if self._meetings.is_outermost() and all(map(self._can_gather, tf.nest.flatten(given))):
+                given = tf.nest.map_structure(self._all_rows, given)
+            else:
+                warnings.warn(
+                    f"{current_line()}: loss {loss.name!r} is no mean over the examples, and each "
+                    "tower computes it of its own rows alone. Call it outside of tf.function, "
+                    "tf.cond and loops, on one row for each example or on towers.gather(rows).",
+                    stacklevel=2,
+                )
+        y_true, y_pred, sample_weight = given
         return original(loss, y_true, y_pred, sample_weight=sample_weight)
+
+    def _can_gather(self, value: Any) -> bool:
+        """Whether all towers know a value, or it has one row for each example of the shard."""
+        if not tf.is_tensor(value):
+            return True
+        fact = self._meetings.rows.fact(value)
+        return not fact.local or fact.axis == 0 and fact.each == 1 and fact.fault is None
+
+    def _all_rows(self, value: Any) -> Any:
+        """A value's rows of all towers, with its mask."""
+        if not tf.is_tensor(value):
+            return value
+        rows, mask = self._meetings.gather(value), keras_mask(value)
+        if mask is not None and rows is not value:
+            set_keras_mask(rows, self._meetings.gather(mask))
+        return rows
 
     # Layers.
 
@@ -228,6 +286,24 @@ class Patches:
             return False
         is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
         return is_fixed and self._meetings.dependence.local(value)
+
+
+def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
+    """Whether a Keras loss is no mean and no sum over the examples of a batch.
+
+    It divides by the sum of the sample weights, or by the number of steps that a mask leaves.
+
+    Args:
+        loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
+    """
+    del y_true
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return True
+    masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
+    is_masked = any(mask is not None for mask in masks)
+    return loss.reduction != "sum" and (
+        is_masked or getattr(loss, "ignore_class", None) is not None
+    )
 
 
 def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
+from towers.levels.rows import Rows
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources
@@ -40,6 +41,7 @@ class Trace:
 
     function: Any
     dependence: Dependence
+    rows: Rows
     leaves: list[tf.Tensor]
     share: tf.Tensor
     begin: tf.Tensor
@@ -93,6 +95,7 @@ def trace_step(
             check_no_foreign_resources(trace.function, scope)
             check_no_fixed_batch(trace.function.graph, trace.dependence)
             warn_of_unordered_sums(trace.function.graph)
+            trace.rows.warn()
             return trace
         scope.make_variables()
     raise ValueError(
@@ -120,9 +123,9 @@ def _trace_once(
             logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
         all_but_function = functools.partial(
-            Trace, dependence=meetings.dependence, leaves=given, share=share, begin=begin,
-            events=meetings.events, reads=scope.reads, seeds=scope.seeds, assigned=assigned,
-            logs=logs,
+            Trace, dependence=meetings.dependence, rows=meetings.rows, leaves=given, share=share,
+            begin=begin, events=meetings.events, reads=scope.reads, seeds=scope.seeds,
+            assigned=assigned, logs=logs,
         )
         made.append((all_but_function, scope))
 

@@ -52,8 +52,8 @@ class OutputLosses:
         Args:
             y, sample_weight: of the shard, structures of tensors [n, ...] or None.
             predictions: the flattened outputs.
-            added: the batch-mean losses that layers, or a `compute_loss`, have added.
-            shares: what these losses count.
+            added: the shard's parts of losses that layers, or a `compute_loss`, have added.
+            shares: what the losses of the outputs count.
 
         Raises:
             ValueError: there is no loss at all.
@@ -67,7 +67,7 @@ class OutputLosses:
                 loss = losses_lib.summed(output.loss) if by_weights else output.loss
                 value = loss(labels[i], predictions[i], weights[i])
                 terms.append(value * tf.cast(shares.outputs[i] * output.factor, value.dtype))
-        terms += [value * tf.cast(shares.examples, value.dtype) for value in added]
+        terms += added
         if not terms:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")
         return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])

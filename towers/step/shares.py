@@ -17,7 +17,7 @@ class Shares(NamedTuple):
     """A tower's share of the global batch.
 
     outputs: [O] float64, w_t / sum(w) for the loss of each of O outputs.
-    examples: scalar float64, n_t / N, for the losses that layers add: batch means. Weight
+    examples: scalar float64, n_t / N, for the batch means that layers add. Weight
         regularization, which every tower adds in full, enters once, because these sum to 1.
     """
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.levels.rows import Rows
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Values
@@ -128,6 +129,7 @@ class Tower:
             layers = self._synchronized_layers
             with synchronized(layers, is_real, sum_towers) if sum_towers else nullcontext():
                 predictions, new_state, added = self._forward(inputs, training=True)
+            added = _weighed(added, inputs, shares)
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
@@ -143,6 +145,7 @@ class Tower:
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
         predictions, _, added = self._forward(inputs, training=False)
+        added = _weighed(added, inputs, shares)
         loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
         return TowerOutput(loss, [], [], predictions, _masks(predictions))
 
@@ -221,12 +224,31 @@ class _Forward(NamedTuple):
 
     predictions: the flattened outputs.
     state: one for each non-trainable variable: its new value, None where nothing changed.
-    added: the batch-mean losses that layers, or a `compute_loss`, have added.
+    added: the losses of the shard that layers, or a `compute_loss`, have added.
     """
 
     predictions: list[tf.Tensor]
     state: list[tf.Tensor | None]
     added: list[tf.Tensor]
+
+
+def _weighed(
+    added: Sequence[tf.Tensor], inputs: TowerInput, shares: Shares
+) -> list[tf.Tensor]:
+    """The shard's parts of the global batch's losses that layers, or a `compute_loss`, have added.
+
+    A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N. What is
+    neither is warned of, and weighs that, too.
+    """
+    rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
+    weighed = []
+    for value in added:
+        if rows.check(value, "a loss that a layer, or compute_loss, adds").name == "sum":
+            weighed.append(tf.where(shares.examples > 0, value, tf.zeros_like(value)))
+        else:
+            weighed.append(value * tf.cast(shares.examples, value.dtype))
+    rows.warn()
+    return weighed
 
 
 def join_predictions(

@@ -1,0 +1,118 @@
+"""What each operation of TensorFlow makes of the rows of a shard: facts of inputs -> of outputs.
+
+An operation without a rule of its own is taken to work row by row where its output has a batch
+axis, and for unknown where it has none. What Keras' own layers do with the rows of a batch
+(BatchNormalization) is known, and no fault.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from towers.levels import row_by_row as by_row
+from towers.levels import row_pieces as pieces
+from towers.levels import row_reductions as reductions
+from towers.levels.lines import is_of_keras_layers
+from towers.levels.row_axes import open_axis
+from towers.levels.row_by_row import Inputs
+from towers.levels.row_calls import CALLS, Call, called
+from towers.levels.row_facts import SHARED, Fact
+
+_NOISE = (
+    "Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncated", "Parameterized",
+    "StatelessParameterized", "Stateful",
+)
+
+
+def infer(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
+    """The facts of an operation's outputs."""
+    kind = operation.type
+    if kind in CALLS:
+        results = called(operation, facts, call)
+    elif kind in _MANY:
+        results = _MANY[kind](operation, facts)
+    else:
+        rule = _RULES.get(kind) or (_noise if kind.startswith(_NOISE) else None)
+        if rule is None:
+            results = [by_row.row_by_row(operation, facts, output) for output in operation.outputs]
+        else:
+            results = [rule(operation, facts)] * len(operation.outputs)
+    return [_forgiven(operation, fact, facts) if fact.fault else fact for fact in results]
+
+
+def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
+    """A fault that begins in a layer of Keras' own is by nature."""
+    assert fact.fault is not None
+    begins = fact.fault.operation is operation and all(f.fault is None for f in inputs)
+    if begins and is_of_keras_layers(operation):
+        return Fact(axis=fact.axis, local=True, each=fact.each) if fact.has_rows else SHARED
+    return fact
+
+
+def _noise(operation: tf.Operation, facts: Inputs) -> Fact:
+    """A tower's own: of its rows, or of no row."""
+    is_of_rows = any(f.has_rows or f.degree != 0 for f in facts)
+    axis = open_axis(operation.outputs[0]) if is_of_rows else None
+    return Fact(axis=axis, local=axis is not None)
+
+
+def _each_its_own(operation: tf.Operation, facts: Inputs) -> list[Fact]:
+    """IdentityN."""
+    return list(facts)
+
+
+_MANY: dict[str, Callable[[tf.Operation, Inputs], list[Fact]]] = {
+    "IdentityN": _each_its_own,
+    "Unpack": pieces.unstacked,
+    "Split": pieces.split,
+    "SplitV": pieces.split,
+}
+
+
+def _ruled(names: str, rule: Any) -> dict[str, Any]:
+    return {name: rule for name in names.split()}
+
+
+_RULES: dict[str, Callable[[tf.Operation, Inputs], Fact]] = {
+    **_ruled("Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape Neg Real "
+             "Conj", by_row.same),
+    **_ruled("Reshape Squeeze ExpandDims Transpose Pad PadV2 MirrorPad", by_row.moved),
+    **_ruled("MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart Diag DiagPart", by_row.linear),
+    **_ruled("BroadcastTo Tile Fill", by_row.repeated),
+    **_ruled("Cast", by_row.cast),
+    **_ruled("Const", by_row.constant),
+    **_ruled("ZerosLike OnesLike", by_row.like),
+    **_ruled("Add AddV2 Sub AddN BiasAdd", by_row.sum_of_all),
+    **_ruled("Mul MulNoNan", by_row.product),
+    **_ruled("RealDiv DivNoNan Div", by_row.quotient),
+    **_ruled("Square", by_row.square),
+    **_ruled("SquaredDifference", by_row.squared_difference),
+    **_ruled("Maximum Minimum", by_row.bounded),
+    **_ruled("Select SelectV2", by_row.chosen),
+    **_ruled("Pow Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr Atan2 "
+             "Xdivy Xlogy Xlog1py FloorDiv FloorMod", by_row.paired),
+    **_ruled("Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm", reductions.reduced),
+    **_ruled("L2Loss", reductions.half_square),
+    **_ruled("Softmax LogSoftmax TopKV2 Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll",
+             reductions.along),
+    **_ruled("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
+             reductions.entropies),
+    **_ruled("RandomShuffle Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
+             reductions.reordered),
+    **_ruled("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum", reductions.matrices),
+    **_ruled("Svd Qr MatrixInverse Cholesky MatrixDeterminant LogMatrixDeterminant MatrixSolve "
+             "MatrixSolveLs MatrixTriangularSolve SelfAdjointEigV2 Eig MatrixExponential",
+             reductions.decomposed),
+    **_ruled("Shape Size", pieces.shape),
+    **_ruled("Rank LinSpace BroadcastArgs BroadcastGradientArgs", pieces.no_values),
+    **_ruled("Range", pieces.numbered),
+    **_ruled("StridedSlice Slice", pieces.sliced),
+    **_ruled("GatherV2", pieces.gathered),
+    **_ruled("Where", pieces.where),
+    **_ruled("DynamicPartition", pieces.partitioned),
+    **_ruled("ConcatV2", pieces.concatenated),
+    **_ruled("Pack", pieces.stacked),
+    **_ruled("UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd",
+             reductions.segments),
+}
