@@ -22,7 +22,7 @@ def check(loss, y=ROWS, y_pred=ROWS):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (output,) = resolve_losses(loss, None, [tf.float32])
-        check_is_mean(output, y, y_pred)
+        check_is_mean(output.loss, y, y_pred)
 
 
 MEANS = [
@@ -93,7 +93,7 @@ def test_a_function_is_named_with_its_line():
 def test_what_cannot_be_tried_is_warned_of(loss, reason):
     with pytest.warns(UserWarning, match=f"could not be tried.*{reason}.*--verify_gradients"):
         (output,) = resolve_losses(loss, None, [tf.float32])
-        check_is_mean(output, ROWS, ROWS)
+        check_is_mean(output.loss, ROWS, ROWS)
 
 
 def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():

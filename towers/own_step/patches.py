@@ -24,6 +24,7 @@ from towers.levels.row_facts import Fact
 from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
 from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
+from towers.step.trials import NoMeanOverRows, check_is_mean
 
 _VARIABLES = (keras.Variable, tf.Variable)
 _ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
@@ -237,6 +238,8 @@ class Patches:
     ) -> Any:
         """Gives a loss that is no mean over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
+        if not any(map(tf.is_symbolic_tensor, tf.nest.flatten(given))):  # a trial
+            return original(loss, y_true, y_pred, sample_weight=sample_weight)
         if needs_all_rows(loss, *given) and not self._scope.is_unready:
             if self._meetings.is_outermost() and all(map(self._can_gather, tf.nest.flatten(given))):
                 given = tf.nest.map_structure(self._all_rows, given)
@@ -291,19 +294,25 @@ class Patches:
 def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
     """Whether a Keras loss is no mean and no sum over the examples of a batch.
 
-    It divides by the sum of the sample weights, or by the number of steps that a mask leaves.
+    It divides by the sum of the sample weights, or by the number of steps that a mask leaves; or a
+    trial on made-up rows shows it.
 
     Args:
         loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
     """
-    del y_true
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return True
     masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
     is_masked = any(mask is not None for mask in masks)
-    return loss.reduction != "sum" and (
-        is_masked or getattr(loss, "ignore_class", None) is not None
-    )
+    if loss.reduction != "sum" and (is_masked or getattr(loss, "ignore_class", None) is not None):
+        return True
+    if not all(tf.is_tensor(value) and has_rows(value) for value in (y_true, y_pred)):
+        return False
+    try:
+        check_is_mean(loss, y_true, y_pred)
+    except NoMeanOverRows:
+        return True
+    return False
 
 
 def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:

@@ -81,7 +81,7 @@ class OutputLosses:
         labels = self.beside_outputs(y, "y")
         for output, label, y_pred in zip(self.each, labels, predictions, strict=True):
             if output is not None and label is not None:
-                check_is_mean(output, label, y_pred)
+                check_is_mean(output.loss, label, y_pred)
 
     def weigh(
         self,

@@ -24,7 +24,7 @@ from towers.machine.keras_internals import (
     stored_value,
 )
 from towers.step.gathering import GatherInTower
-from towers.step.losses import OutputLoss, is_sum, loss_mask, overrides_call, shard_weight
+from towers.step.losses import is_sum, loss_mask, overrides_call, shard_weight
 from towers.step.sharding import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3
@@ -36,11 +36,11 @@ class NoMeanOverRows(GatherInTower):
     """A loss whose value is not the mean of its values on the towers' shards."""
 
 
-def check_is_mean(output: OutputLoss, y: Any, y_pred: Any) -> None:
+def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
     """Finds out whether a loss is what its reduction says: a mean, or a sum, over rows.
 
     Args:
-        output: the loss of one of the model's outputs.
+        loss: of one of the model's outputs.
         y, y_pred: symbolic labels and predictions [n, ...], or their specs.
 
     Raises:
@@ -49,7 +49,7 @@ def check_is_mean(output: OutputLoss, y: Any, y_pred: Any) -> None:
     Warns:
         UserWarning: it cannot be found out.
     """
-    loss, what = output.loss, _name(output.loss)
+    what = _name(loss)
 
     def value(rows: slice) -> float:
         return float(loss(labels[rows], predictions[rows]))
