@@ -30,7 +30,7 @@ from towers.parallel_check import check_model, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
-from towers.step.gathering import GatherInTower
+from towers.step.gathering import NeedsOtherTowers
 from towers.step.metrics import one_row
 from towers.step.row_counts import readable
 from towers.step.sharding import batch_specs, symbolic
@@ -276,7 +276,7 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     if own is None:
         try:
             _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
-        except GatherInTower:  # Keras' own step, then, as if the model's class had written it
+        except NeedsOtherTowers:  # Keras' own step, then, as if the model's class had written it
             own = _add_own_step(model, name)
     if own is not None:
         own.prepare(batch)

@@ -49,11 +49,11 @@ def test_statistics_of_synchronized_layers_are_left_out():
     assert paths(model, indices) == ["inner_norm/moving_mean", "inner_norm/moving_variance"]
 
 
-def test_a_frozen_batch_normalization_is_state_as_a_whole():
+def test_the_weights_of_a_frozen_batch_normalization_are_no_statistics():
     model = keras.Sequential([keras.Input((4,)), L.BatchNormalization(name="norm"), L.Dense(1)])
     model.layers[0].trainable = False
     assert paths(model, state.batch_norm_indices(model)) == [
-        f"norm/{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")
+        f"norm/{name}" for name in ("moving_mean", "moving_variance")
     ]
 
 
@@ -82,24 +82,12 @@ def small_model():
     return model, mean, variance, seed
 
 
-def test_averages_take_the_place_of_tower_0s_values():
-    model, mean, variance, seed = small_model()
-    state.assign_state(
-        model.non_trainable_variables,
-        [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]), tf.constant([5, 6])], [0],
-        [tf.constant([7.0, 8.0])],
-    )
-    assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[7, 8], [3, 4], [5, 6]]
-
-
-def test_none_leaves_a_variable_as_it_is():
+def test_values_are_assigned_or_added_and_none_leaves_a_variable_as_it_is():
     model, mean, variance, seed = small_model()
     before = seed.numpy().tolist()
-    state.assign_state(
-        model.non_trainable_variables, [None, tf.constant([3.0, 4.0]), None], [0, 1],
-        [None, tf.constant([9.0, 9.0])],
-    )
-    assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[0, 0], [9, 9], before]
+    state.assign(model.non_trainable_variables, [tf.constant([1.0, 2.0]), None, None])
+    state.assign_add(model.non_trainable_variables, [tf.ones([2]), tf.ones([2]), None])
+    assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[2, 3], [2, 2], before]
 
 
 def test_a_built_model_is_accepted_and_an_unbuilt_one_is_told_how_to_be_built():

@@ -9,8 +9,9 @@ import tensorflow as tf
 _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
 
 
-class GatherInTower(ValueError):
-    """A tower that is computed from beginning to end by itself is to know the others' rows."""
+class NeedsOtherTowers(ValueError):
+    """What a tower that is computed from beginning to end by itself cannot compute: where others'
+    rows, or sums over all towers, take part in it."""
 
 
 def gather(rows: tf.Tensor) -> tf.Tensor:
@@ -44,8 +45,8 @@ def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]
 
 
 def refuse(rows: tf.Tensor) -> tf.Tensor:
-    """Raises GatherInTower."""
-    raise GatherInTower(
+    """Raises NeedsOtherTowers."""
+    raise NeedsOtherTowers(
         f"towers.gather of rows of shape {rows.shape}: a TowerStep computes each tower by itself. "
         "Use towers.make_parallel(model, gpus), then compile and fit."
     )

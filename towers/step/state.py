@@ -1,10 +1,9 @@
-"""A model's state: what goes into each tower, and how the towers' new states become one.
+"""A model's state: its non-trainable variables, and what goes into each tower.
 
-| state                 | into tower t                           | after the step              |
-| --------------------- | -------------------------------------- | --------------------------- |
-| BatchNorm statistics  | as they are                            | weighted mean, or tower 0's |
-| random seeds          | tower 0: as they are; t: folded with t | tower 0's: advanced once    |
-| integers and the rest | as they are                            | tower 0's                   |
+    random seeds    into tower 0 as they are, into tower t folded with t
+    all the rest    as it is
+
+What becomes of what towers assign is in `merging`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ def batch_norm_indices(
         id(variable)
         for layer in all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
-        for variable in layer.non_trainable_weights
+        for variable in (layer.moving_mean, layer.moving_variance)
     }
     return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in statistics]
 
@@ -71,26 +70,18 @@ def tower_state(
     return values
 
 
-def assign_state(
-    variables: Sequence[keras.Variable],
-    state: Sequence[tf.Tensor | None],
-    averaged: Sequence[int],
-    statistics: Sequence[tf.Tensor],
-) -> None:
-    """Stores the new values of a model's state.
-
-    Args:
-        variables: the non-trainable variables.
-        state: tower 0's new values; None leaves a variable as it is.
-        averaged: which of them are averaged over the towers instead.
-        statistics: the averages.
-    """
-    merged = list(state)
-    for i, value in zip(averaged, statistics, strict=True):
-        merged[i] = value
-    for variable, value in zip(variables, merged, strict=True):
+def assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor | None]) -> None:
+    """Gives variables new values; None leaves one as it is."""
+    for variable, value in zip(variables, values, strict=True):
         if value is not None:
             variable.assign(value)
+
+
+def assign_add(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor | None]) -> None:
+    """Adds values to variables; None leaves one as it is."""
+    for variable, value in zip(variables, values, strict=True):
+        if value is not None:
+            variable.assign_add(value)
 
 
 def check_model(model: keras.Model) -> None:

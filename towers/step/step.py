@@ -25,7 +25,7 @@ from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
-from towers.step.averaging import Tree, Values, add_tree, partial_sums, times_share
+from towers.step.averaging import Tree, Values, add_tree, partial_sums
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
@@ -53,8 +53,8 @@ class _Computed(NamedTuple):
     """1 to 4 of the diagram, before the one update.
 
     shards: of the global batch. outputs: of this worker's towers on theirs.
-    tree: the partial sums of [loss, gradients ..., BatchNorm statistics ...].
-    state: tower 0's new values of the non-trainable variables; None where nothing changed.
+    tree: the partial sums of [loss, gradients ..., parts of the state ...].
+    state: what tower 0 has assigned to the state, then to the parameters; see `TowerOutput`.
     """
 
     shards: list[Shard]
@@ -152,6 +152,8 @@ class TowerStep:
             loss,
             loss_weights,
             synchronized_layers=synchronized,
+            batch_norm=batch_norm,
+            is_alone=self.num_towers == 1,
             checked=checked(nonfinite, self.optimizer),
             jit_compile=jit_compile,
             inline=inline_towers,
@@ -160,9 +162,6 @@ class TowerStep:
             metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
         self._metrics = metrics
         self._seeds = state_lib.seed_indices(model)
-        self._statistics = (
-            state_lib.batch_norm_indices(model, synchronized) if batch_norm == "average" else []
-        )
         self._tried: set[str] = set()  # "rows", "losses"
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
 
@@ -182,13 +181,16 @@ class TowerStep:
         """Inference mode; returns (loss, predictions)."""
         with checked_rows(x, y, sample_weight):
             computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
-            (loss,) = self._add(computed.tree)
+            loss, *parts = self._add(computed.tree)
+            self._assign_state(computed, parts)
             return loss, self._predictions(computed)
 
     def predict_graph(self, x: Structure) -> Structure:
         """Inference mode; returns the predictions."""
         with checked_rows(x):
-            return self._predictions(self._run_towers("predict", self._split((x, None, None))))
+            computed = self._run_towers("predict", self._split((x, None, None)))
+            self._assign_state(computed, self._add(computed.tree)[1:])
+            return self._predictions(computed)
 
     def _gradients(
         self, x: Structure, y: Structure, sample_weight: Structure
@@ -224,7 +226,7 @@ class TowerStep:
         outputs = self._run(tower, inputs, [(shares[t], *options) for t in self.mine])
         with tf.name_scope(scopes.SUM), tf.device(self.home):
             state = self._exchange.of_tower_0(outputs[0].state)
-        return _Computed(shards, outputs, self._partial_sums(outputs, shards), state)
+        return _Computed(shards, outputs, self._partial_sums(outputs), state)
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """What each tower is fed.
@@ -280,15 +282,10 @@ class TowerStep:
         with tf.device(self.home):
             return self._exchange.sums(trees)
 
-    def _partial_sums(self, outputs: list[TowerOutput], shards: list[Shard]) -> Tree:
+    def _partial_sums(self, outputs: list[TowerOutput]) -> Tree:
         """4. Of all that the towers' outputs are averaged for."""
-        values = []
         with tf.name_scope(scopes.SUM):
-            for tower, output, device in zip(self.mine, outputs, self.tower_devices, strict=True):
-                statistics = [output.state[i] for i in self._statistics] if output.state else []
-                with tf.device(device):
-                    statistics = times_share(statistics, shards[tower].share)
-                values.append([output.loss, *output.gradients, *statistics])
+            values = [[o.loss, *o.gradients, *o.means, *o.sums] for o in outputs]
             return self.partial_sums(values)
 
     def _add(self, tree: Tree) -> Values:
@@ -300,10 +297,19 @@ class TowerStep:
         """5. Parameters, optimizer and state take the towers' results; the loss."""
         variables, in_one = self.trainable_variables, self.policy.update_in_one
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            state_lib.assign(variables, computed.state[len(self._tower.state):])
             with self._copies.used(self.optimizer, variables):
-                loss, statistics = update(computed.tree, self.optimizer, variables, in_one=in_one)
-            state_lib.assign_state(self._tower.state, computed.state, self._statistics, statistics)
+                loss, parts = update(computed.tree, self.optimizer, variables, in_one=in_one)
+            self._assign_state(computed, parts)
         return loss
+
+    def _assign_state(self, computed: _Computed, parts: Values) -> None:
+        """5. The state; `parts`: the sums of the towers' means and sums."""
+        variables = self._tower.state
+        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            state_lib.assign(variables, computed.state[:len(variables)])
+            state_lib.assign(variables, parts[:len(variables)])
+            state_lib.assign_add(variables, parts[len(variables):])
 
     # What the arrows need.
 

@@ -16,11 +16,14 @@ from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mas
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
+from towers.step.forward_scope import ForwardScope
 from towers.step.gathering import gathered_by, refuse
+from towers.step.merging import Merge, depends_on_shard, merge, warn_of_first
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
 from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
+from towers.step.state import batch_norm_indices, seed_indices
 from towers.step.synchronized import Sum, synchronized
 from towers.step.traced_tower import TracedTower, trace_tower
 
@@ -45,7 +48,9 @@ class TowerOutput(NamedTuple):
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
     gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
-    state: one for each non-trainable variable: its new value, None where nothing changed.
+    state: one for each non-trainable, then for each trainable variable: what the forward pass
+        assigned; None where that is nothing, or one of the following.
+    means, sums: one for each non-trainable variable, see `merging.Merge`.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
@@ -54,6 +59,8 @@ class TowerOutput(NamedTuple):
     loss: tf.Tensor
     gradients: Values
     state: list[tf.Tensor | None]
+    means: list[tf.Tensor | None]
+    sums: list[tf.Tensor | None]
     predictions: list[tf.Tensor]
     masks: list[tf.Tensor | None]
     finite: tf.Tensor | None = None
@@ -77,6 +84,8 @@ class Tower:
         loss_weights: Any,
         *,
         synchronized_layers: Sequence[keras.layers.Layer] = (),
+        batch_norm: str = "average",
+        is_alone: bool = False,
         checked: Sequence[str] = (),
         jit_compile: bool = False,
         inline: bool = False,
@@ -87,6 +96,8 @@ class Tower:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
             synchronized_layers: BatchNormalization layers in which the towers meet.
+            batch_norm: see `TowerStep`.
+            is_alone: whether there is no other tower: its shard is the whole batch.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
             inline: let the graph optimizer work on all towers and their sum at once.
@@ -95,6 +106,12 @@ class Tower:
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
         self._synchronized_layers = synchronized_layers
+        statistics = [self.state[i] for i in batch_norm_indices(model, synchronized_layers)]
+        self._averaged = set(map(id, statistics)) if batch_norm == "average" else set()
+        self._kept = set(map(id, map(self.state.__getitem__, [
+            *batch_norm_indices(model), *seed_indices(model)
+        ])))
+        self._is_alone = is_alone
         self._checked = checked
         self._options = {
             "jit_compile": jit_compile or None,
@@ -128,8 +145,10 @@ class Tower:
             is_real = shares.examples > 0
             layers = self._synchronized_layers
             with synchronized(layers, is_real, sum_towers) if sum_towers else nullcontext():
-                predictions, new_state, added = self._forward(inputs, training=True)
-            added = _weighed(added, inputs, shares)
+                forward = self._forward(inputs, training=True)
+            predictions = forward.predictions
+            rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
+            added = self._weighed(forward.added, rows, shares)
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
@@ -140,20 +159,26 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        return TowerOutput(loss, gradients, new_state, predictions, _masks(predictions), finite)
+        state = self._merged(forward.state, inputs, rows, shares)
+        return TowerOutput(loss, gradients, *state, predictions, _masks(predictions), finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        predictions, _, added = self._forward(inputs, training=False)
-        added = _weighed(added, inputs, shares)
+        forward = self._forward(inputs, training=False)
+        predictions = forward.predictions
+        rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
+        added = self._weighed(forward.added, rows, shares)
         loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
-        return TowerOutput(loss, [], [], predictions, _masks(predictions))
+        state = self._merged(forward.state, inputs, rows, shares)
+        return TowerOutput(loss, [], *state, predictions, _masks(predictions))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        del shares
-        predictions, _, _ = self._forward(inputs, training=False, compute_losses=False)
-        return TowerOutput(tf.zeros([]), [], [], predictions, _masks(predictions))
+        forward = self._forward(inputs, training=False, compute_losses=False)
+        rows = Rows.of_shard(tf.nest.flatten(inputs.x))
+        state = self._merged(forward.state, inputs, rows, shares)
+        predictions = forward.predictions
+        return TowerOutput(tf.zeros([]), [], *state, predictions, _masks(predictions))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
         """`OutputLosses.weigh` where masks take part in it, at the cost of a forward pass.
@@ -198,12 +223,12 @@ class Tower:
     ) -> "_Forward":
         """What `model(x)` does at these values; without losses, where nobody asks for them."""
         model = self._model
-        variables = [*self.trainable, *self.state]
-        mapping = list(zip(variables, [*inputs.parameters, *inputs.state], strict=True))
+        trainable = list(zip(self.trainable, inputs.parameters, strict=True))
+        others = list(zip(self.state, inputs.state, strict=True))
         trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         if self.losses.model_loss:
-            mapping += trackers
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            others += trackers
+        with ForwardScope(trainable, others) as scope:
             outputs = model(inputs.x, training=training)
             if not compute_losses:
                 added = []
@@ -213,42 +238,59 @@ class Tower:
                 _check_trackers(trackers, scope)
             else:
                 added = [tf.reduce_sum(value) for value in model.losses]
-        after = [scope.get_current_value(v) for v in self.state]
-        changed = [None if a is b else a for a, b in zip(after, inputs.state, strict=True)]
+        scope.check_closed(model)
+        before = [*inputs.state, *inputs.parameters]
+        after = [scope.get_current_value(v) for v in [*self.state, *self.trainable]]
+        changed = [None if a is b else a for a, b in zip(after, before, strict=True)]
         self.losses.bind(outputs)
         return _Forward(tf.nest.flatten(outputs), changed, added)
+
+    def _weighed(
+        self, added: Sequence[tf.Tensor], rows: Rows, shares: Shares
+    ) -> list[tf.Tensor]:
+        """The shard's parts of the batch's losses that layers, or a `compute_loss`, have added.
+
+        A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
+        What is neither is warned of, and weighs that, too.
+        """
+        weighed = []
+        for value in added:
+            if rows.check(value, "a loss that a layer, or compute_loss, adds").name == "sum":
+                weighed.append(tf.where(shares.examples > 0, value, tf.zeros_like(value)))
+            else:
+                weighed.append(value * tf.cast(shares.examples, value.dtype))
+        if not self._is_alone:
+            rows.warn()
+        return weighed
+
+    def _merged(
+        self, changed: Sequence[tf.Tensor | None], inputs: TowerInput, rows: Rows, shares: Shares
+    ) -> Merge:
+        """What the forward pass has assigned to the state, then to the trainable variables."""
+        count = len(self.state)
+        if self._is_alone:
+            return Merge(list(changed), [None] * count, [None] * count)
+        found = merge(
+            self.state, inputs.state, changed[:count], rows, shares.examples,
+            averaged=self._averaged, kept=self._kept,
+        )
+        for variable, value in zip(self.trainable, changed[count:], strict=True):
+            if value is not None and depends_on_shard(value, rows):
+                warn_of_first(variable)
+        return found._replace(first=[*found.first, *changed[count:]])
 
 
 class _Forward(NamedTuple):
     """A forward pass.
 
     predictions: the flattened outputs.
-    state: one for each non-trainable variable: its new value, None where nothing changed.
+    state: as of a TowerOutput, all of it.
     added: the losses of the shard that layers, or a `compute_loss`, have added.
     """
 
     predictions: list[tf.Tensor]
     state: list[tf.Tensor | None]
     added: list[tf.Tensor]
-
-
-def _weighed(
-    added: Sequence[tf.Tensor], inputs: TowerInput, shares: Shares
-) -> list[tf.Tensor]:
-    """The shard's parts of the global batch's losses that layers, or a `compute_loss`, have added.
-
-    A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N. What is
-    neither is warned of, and weighs that, too.
-    """
-    rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
-    weighed = []
-    for value in added:
-        if rows.check(value, "a loss that a layer, or compute_loss, adds").name == "sum":
-            weighed.append(tf.where(shares.examples > 0, value, tf.zeros_like(value)))
-        else:
-            weighed.append(value * tf.cast(shares.examples, value.dtype))
-    rows.warn()
-    return weighed
 
 
 def join_predictions(

@@ -23,7 +23,7 @@ from towers.machine.keras_internals import (
     moments_replaced,
     stored_value,
 )
-from towers.step.gathering import GatherInTower
+from towers.step.gathering import NeedsOtherTowers
 from towers.step.losses import is_sum, loss_mask, overrides_call, shard_weight
 from towers.step.sharding import Structure, map_tensors
 
@@ -32,7 +32,7 @@ _OPEN = 32  # rows' own dimensions that are open: time steps, pixels
 _TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike, in any precision
 
 
-class NoMeanOverRows(GatherInTower):
+class NoMeanOverRows(NeedsOtherTowers):
     """A loss whose value is not the mean of its values on the towers' shards."""
 
 
