@@ -10,7 +10,8 @@ import pytest
 from tests import forked
 
 ROOT = Path(__file__).parents[1]
-# Without a GPU, another default device stands for GPU 0, where what is placed nowhere is made.
+# Without a GPU, another default device stands for GPU 0, where a script makes all that it does not
+# place.
 RUN = """
 import json, sys, keras, tensorflow as tf, towers
 from examples import {name}

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes
 from towers.step.averaging import Tree, Values, add_tree
@@ -68,7 +69,7 @@ def _compiled(function: Callable, is_dense: bool) -> Callable:
     def call(values: Any) -> Any:
         program = tf.function(function, autograph=False, jit_compile=True)
         traced = program.get_concrete_function(values)
-        on_one_device = len({variable.device for variable in traced.graph.variables}) <= 1
-        return (traced if on_one_device else plain)(values)
+        devices = {short_name(variable.device) for variable in traced.graph.variables}
+        return (traced if len(devices) <= 1 else plain)(values)
 
     return call
