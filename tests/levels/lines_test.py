@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line, line_of
+from towers.levels.lines import current_line, is_of_keras, line_of
 
 HERE = Path(__file__).name
 
@@ -35,3 +35,21 @@ def test_an_operation_knows_the_line_that_made_it():
     with tf.Graph().as_default():
         made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2])); line = line_number()  # noqa: E702,E501
     assert line_of(made.op) == f"{HERE}:{line}"
+
+
+def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
+    made = {}
+
+    class Squares(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.square(x)
+
+    def body(x):
+        for layer in (keras.layers.LayerNormalization(scale=False, center=False), Squares()):
+            made[type(layer).__name__] = layer(x).op
+
+    with tf.Graph().as_default():
+        body(tf.compat.v1.placeholder(tf.float32, [None, 2]))
+    assert is_of_keras(made["LayerNormalization"], "layers")
+    assert not is_of_keras(made["Squares"], "layers")
+    assert not is_of_keras(made["LayerNormalization"], "metrics")

@@ -14,8 +14,8 @@ _LIBRARIES = tuple(
         Path(tf.__file__).parent, Path(keras.__file__).parent, Path(__file__).parents[1],
     )
 )
-_LAYERS = str(Path(keras.__file__).parent / "src" / "layers")
-_CALLERS = ("/layer.py", "/lambda_layer.py")  # of what the user wrote, too
+_KERAS = Path(keras.__file__).parent / "src"
+_CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # of what the user wrote, too
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -31,12 +31,14 @@ def line_of(operation: tf.Operation) -> str:
     return _first_of_the_users(reversed(frames))
 
 
-def is_of_keras_layers(operation: tf.Operation) -> bool:
-    """Whether a layer of Keras' own made an operation, with no line of the user's further in."""
+def is_of_keras(operation: tf.Operation, folder: str) -> bool:
+    """Whether Keras' own "layers" or "metrics" made an operation, with no user's line further in.
+    """
     for frame in reversed(operation.traceback):
-        if not _is_a_librarys(frame.filename):
+        name = frame.filename
+        if not _is_a_librarys(name):
             return False
-        if frame.filename.startswith(_LAYERS) and not frame.filename.endswith(_CALLERS):
+        if name.startswith(str(_KERAS / folder)) and not name.endswith(_CALLERS):
             return True
     return False
 
