@@ -149,7 +149,7 @@ def test_predict_needs_no_compile():
 
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
-    "adds_loss", "activity", "l2", "sum",
+    "adds_loss", "adds_sums", "activity", "l2", "sum",
 ])
 def test_fit_of_odd_models(name):
     """Several inputs and outputs, masks, sums, added losses, sample weights."""

@@ -9,6 +9,8 @@ import towers
 from tests.conformance.own_step_cases import GAN, OWN
 
 L = keras.layers
+# No false alarm: what these do with the rows of a batch is a mean, a sum, or row by row.
+pytestmark = pytest.mark.filterwarnings("error:.*only its own rows")
 
 TOLERANCE = 1e-10  # relative, in float64: rounding of another order of additions
 # (rows, global batch): with a ragged last batch; and with fewer rows than some tower counts.

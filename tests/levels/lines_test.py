@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.levels.lines import current_line, line_of, line_of_error
+from towers.levels.lines import current_line, is_of_keras, line_of, line_of_error
 
 HERE = Path(__file__).name
 
@@ -60,3 +60,21 @@ def test_an_error_of_a_library_names_the_line_of_its_cause_or_none():
         error.__cause__, line = cause, cause.__traceback__.tb_lineno
     assert line_of_error(error) == f"{HERE}:{line}"
     assert line_of_error(error, script=__file__) is None
+
+
+def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
+    made = {}
+
+    class Squares(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.square(x)
+
+    def body(x):
+        for layer in (keras.layers.LayerNormalization(scale=False, center=False), Squares()):
+            made[type(layer).__name__] = layer(x).op
+
+    with tf.Graph().as_default():
+        body(tf.compat.v1.placeholder(tf.float32, [None, 2]))
+    assert is_of_keras(made["LayerNormalization"], "layers")
+    assert not is_of_keras(made["Squares"], "layers")
+    assert not is_of_keras(made["LayerNormalization"], "metrics")

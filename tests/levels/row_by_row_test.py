@@ -47,6 +47,8 @@ NEITHER = {
     "or to a constant": lambda x: tf.reduce_sum(x) + 3.0,
     "each row a value": lambda x: tf.reduce_mean(
         (x - tf.reduce_mean(x)) / tf.math.reduce_std(x)),
+    "gives each row a value that": lambda x: tf.reduce_mean(tf.cast(
+        tf.cast(x, tf.int32) == tf.reduce_sum(tf.cast(x, tf.int32)), x.dtype)),
     "gives each row": lambda x: tf.reduce_sum(tf.broadcast_to(tf.reduce_mean(x), tf.shape(x))),
     "Greater": lambda x: tf.where(tf.reduce_mean(x) > 0, 1.0, 2.0) * tf.reduce_mean(x),
     "compares": lambda x: tf.reduce_mean(x[:, None] - x[None]),

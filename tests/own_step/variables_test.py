@@ -88,6 +88,45 @@ def test_a_metric_over_gathered_rows_is_kerass_own(float64):
     assert fit(model, x, y, batch_size=3)["largest"] == [np.max(x)]
 
 
+class Batches(keras.metrics.Metric):
+    """What a function makes of each batch, averaged over the batches."""
+
+    def __init__(self, function):
+        super().__init__(name="batches")
+        self.function = function
+        self.total = self.add_variable((), "zeros", name="total")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, values):
+        self.total.assign_add(self.function(values))
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.total / self.count
+
+
+@pytest.mark.parametrize("function", [tf.reduce_mean, tf.reduce_sum], ids=["mean", "sum"])
+def test_a_metric_may_add_a_mean_or_a_sum(function, float64):
+    fit_alike(lambda: model_with(largest(Batches(function))), num_towers=3, batch_size=7)
+
+
+def test_a_metric_that_adds_what_is_neither_is_warned_of():
+    model = model_with(largest(Batches(tf.reduce_max)))
+    with pytest.warns(UserWarning, match="takes Max .* metric variable 'batches/total'.*gather"):
+        fit(towers.make_parallel(model, 2))
+
+
+def test_a_state_with_aggregation_mean_that_is_no_mean_is_warned_of():
+    variable = state("mean")
+
+    def step(model, data):
+        variable.assign(tf.reduce_max(data[0], axis=0))
+        return {"value": tf.reduce_mean(data[0])}
+
+    with pytest.warns(UserWarning, match="variables_test.py:.* takes Max .* variable 'seen'"):
+        fit(towers.make_parallel(model_with(step), 2))
+
+
 def test_metrics_are_read_and_updated_in_any_order(float64):
     def make():
         mean, area = keras.metrics.Mean(), keras.metrics.AUC(num_thresholds=7)

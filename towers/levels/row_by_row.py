@@ -16,11 +16,13 @@ OPAQUE = "makes one value of the rows of the batch, in a way that towers cannot 
 
 
 def faulty(operation: tf.Operation, fact: Fact, what: str, *remedy: str) -> Fact:
+    """A fact with a fault that this operation begins, unless it had one before."""
     fault = fact.fault or Fault(operation, what, *remedy)
     return replace(fact, fault=fault, local=True, parts=(), zero=False)
 
 
 def row_by_row(operation: tf.Operation, facts: Inputs, output: tf.Tensor) -> Fact:
+    """What an operation without a rule of its own makes of rows: rows."""
     # Integers of the batch say how many there are of something, such as the longest row's steps.
     floating = [f for f, v in zip(facts, operation.inputs) if f.has_rows or v.dtype.is_floating]
     fault = first_fault(floating)
@@ -45,6 +47,7 @@ def row_by_row(operation: tf.Operation, facts: Inputs, output: tf.Tensor) -> Fac
 
 
 def same(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Identity and its like; what has no known rank may have one from here on."""
     fact, output = facts[0], operation.outputs[0]
     if fact.axis != UNKNOWN or output.shape.rank is None:
         return fact
@@ -96,12 +99,14 @@ def repeated(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def cast(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Cast; to integers it rounds."""
     before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
     is_rounding = before.is_floating and not after.is_floating
     return nonlinear(operation, facts[0]) if is_rounding else facts[0]
 
 
 def constant(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Const."""
     output = operation.outputs[0]
     if output.shape.rank == 0 and output.dtype.is_floating:
         return Fact(zero=abs(float(tf.get_static_value(output))) <= 1e-6)
@@ -118,22 +123,27 @@ def like(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def sum_of_all(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Add, Sub, AddN."""
     return crossed(operation, facts) or added(operation, facts)
 
 
 def product(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Mul."""
     return crossed(operation, facts) or multiplied(operation, *facts)
 
 
 def quotient(operation: tf.Operation, facts: Inputs) -> Fact:
+    """RealDiv, DivNoNan."""
     return crossed(operation, facts) or divided(operation, *facts)
 
 
 def square(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Square."""
     return multiplied(operation, facts[0], facts[0])
 
 
 def squared_difference(operation: tf.Operation, facts: Inputs) -> Fact:
+    """SquaredDifference."""
     fact = sum_of_all(operation, facts)
     return fact if fact.fault else multiplied(operation, fact, fact)
 
@@ -151,7 +161,8 @@ def bounded(operation: tf.Operation, facts: Inputs) -> Fact:
 
 def paired(operation: tf.Operation, facts: Inputs) -> Fact:
     """A function of two numbers that is not linear: a power, a comparison."""
-    return crossed(operation, facts) or row_by_row(operation, facts, operation.outputs[0])
+    fact = crossed(operation, facts) or joined(operation, facts)
+    return fact if fact.fault else row_by_row(operation, facts, operation.outputs[0])
 
 
 def chosen(operation: tf.Operation, facts: Inputs) -> Fact:

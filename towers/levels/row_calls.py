@@ -20,6 +20,7 @@ Call = Callable[[tf.Operation, str, Inputs], list[Fact] | None]
 
 
 def called(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
+    """A call of a function, a condition, or a loop."""
     kind = operation.type
     if kind in ("While", "StatelessWhile"):
         return _looped(operation, facts, call)

@@ -18,6 +18,7 @@ _PLACE = "takes some rows of the batch by their place"
 
 
 def shape(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Shape, Size: counts."""
     parts = _sizes_of(operation.inputs[0], facts[0])
     if operation.type == "Shape":
         return sizes(parts) if parts else SHARED
@@ -46,6 +47,7 @@ def numbered(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def sliced(operation: tf.Operation, facts: Inputs) -> Fact:
+    """StridedSlice, Slice."""
     fact, result = facts[0], operation.outputs[0]
     if fact.parts:
         place = taken(operation)
@@ -94,14 +96,17 @@ def gathered(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def where(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Where: the places of the rows that are chosen."""
     return replace(facts[0], axis=0, each=None) if facts[0].has_rows else facts[0]
 
 
 def partitioned(operation: tf.Operation, facts: Inputs) -> Fact:
+    """DynamicPartition."""
     return replace(joined(operation, facts), each=None)
 
 
 def concatenated(operation: tf.Operation, facts: Inputs) -> Fact:
+    """ConcatV2."""
     *values, _ = facts
     result = operation.outputs[0]
     axis = tf.get_static_value(operation.inputs[-1])
@@ -127,6 +132,7 @@ def concatenated(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def stacked(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Pack."""
     result = operation.outputs[0]
     if not any(fact.has_rows for fact in facts):
         if result.dtype.is_integer and result.shape.rank == 1:
@@ -141,6 +147,7 @@ def stacked(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def unstacked(operation: tf.Operation, facts: Inputs) -> list[Fact]:
+    """Unpack."""
     fact, count = facts[0], len(operation.outputs)
     if fact.parts:
         return list(fact.parts)

@@ -13,6 +13,7 @@ CHOSEN = "takes the mean over rows that their own values choose"
 
 
 def reduced(operation: tf.Operation, facts: Inputs) -> Fact:
+    """Sum, Mean, Max and others, over axes that are named or over all."""
     fact, kind = facts[0], operation.type
     if fact.fault:
         return replace(fact, axis=None if operation.outputs[0].shape.rank == 0 else fact.axis)

@@ -14,7 +14,8 @@ A GAN's step, on two towers:
     meetings.py  where towers meet            patches.py    the calls that make them meet
     run.py       the levels, which towers/levels cuts, on the towers' devices
 
-A scalar is the batch's mean, and weighs n_i / N; what has a batch axis counts by its rows.
+A scalar is the batch's mean, and weighs n_i / N; what has a batch axis, or is a sum over one,
+counts by its rows. levels/rows.py tells them apart, and warns of what is neither.
 """
 
 from towers.own_step.run import OwnStep

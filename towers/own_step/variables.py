@@ -2,7 +2,8 @@
 
 | assigned from a shard         | the towers' values become            |
 | ----------------------------- | ------------------------------------ |
-| a metric: old + x             | old + sum(x), when it is read again  |
+| a metric: old + x             | old + sum(x), when it is read again; |
+|                               | a mean x weighs n_i / N              |
 | BatchNorm statistics          | their mean, or tower 0's             |
 | random seeds                  | tower 0's: advanced once             |
 | any with aggregation="mean"   | their mean                           |
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line
+from towers.levels.lines import current_line, is_of_keras
 from towers.machine.keras_internals import stored_value
 from towers.own_step.meetings import StepMeetings, Update
 
@@ -190,11 +191,20 @@ class VariableScope(keras.StatelessScope):
             return
         metrics, self._metrics = self._metrics, {}
         local = {key: m.added for key, m in metrics.items() if m.added is not None}
-        masked = [self._meetings.masked(added) for added in local.values()]
-        sums = dict(zip(local, self._meetings.sum(masked) if masked else [], strict=True))
+        parts = [self._part(metrics[key].variable, added) for key, added in local.items()]
+        sums = dict(zip(local, self._meetings.sum(parts) if parts else [], strict=True))
         for key, metric in metrics.items():
             value = metric.before + sums[key] if key in sums else self.state_mapping[key]
             self.state_mapping[key] = tf.stop_gradient(value)
+
+    def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
+        """A shard's part of what a metric adds: Keras' metrics add sums, a user's may add means."""
+        rows = self._meetings.rows
+        kind = rows.kind(added)
+        if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
+            rows.check(added, f"what metric variable {variable.path!r} adds")
+        is_mean = kind.name == "mean" and added.dtype.is_floating
+        return self._meetings.weighted(added) if is_mean else self._meetings.masked(added)
 
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
@@ -203,7 +213,10 @@ class VariableScope(keras.StatelessScope):
             return value
         is_mean = variable.aggregation == "mean" or key in self._averaged
         if is_mean and value.dtype.is_floating:
-            return meetings.sum([meetings.weighted(value)])[0]
+            what = f"what the step assigns to variable {variable.path!r}"
+            is_users = key not in self._averaged
+            part = meetings.part(value, what) if is_users else meetings.weighted(value)
+            return meetings.sum([part])[0]
         if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
             return meetings.first([value])[0]
         raise ValueError(
