@@ -245,7 +245,7 @@ def run(config: TrainConfig) -> None:
     """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
     with (
         nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as noise,
-        command_line.users_lines_named(noise),
+        command_line.users_lines_named(noise, __file__),
     ):
         if flags.FLAGS.devices:
             show_devices(config)

@@ -90,16 +90,17 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 @contextmanager
-def users_lines_named(noise: Noise | None) -> Iterator[None]:
+def users_lines_named(noise: Noise | None, script: str) -> Iterator[None]:
     """Adds to a ValueError that came through the user's own code where, and where to read more.
 
     Args:
         noise: what is held back of libraries' messages; it gets the traceback. None: nothing is.
+        script: the command's own file.
     """
     try:
         yield
     except ValueError as error:
-        line = line_of_error(error, getattr(sys.modules["__main__"], "__file__", None))
+        line = line_of_error(error, script)
         text = str(error).rstrip(". ") or type(error).__name__
         if line is None or noise is None:
             raise

@@ -81,7 +81,7 @@ def test_what_is_no_source_of_examples_is_refused(rows, message):
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ({"raises": 11}, "here: example 11 cannot be read: KeyError: 'no such row'."),
+    ({"raises": 11}, "here: example 11 cannot be read: KeyError: 'no such row' (sources.py:23)."),
     ({"alters": 17}, "here: example 17 holds x of float32 and shape (2, 3, 1), but example 0 held "
      "x of uint8"),
 ])

@@ -30,8 +30,8 @@ from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
-from towers.step.sharding import BatchValues, Placed, Shard, Structure
 from towers.step.row_counts import check_placed, check_rows, checked_rows
+from towers.step.sharding import BatchValues, Placed, Shard, Structure
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
