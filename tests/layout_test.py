@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # A folder imports those before it; the flat modules, the trunk, put all of them together.
 ORDER = (
-    "machine", "levels", "step", "own_step", "recipe", "saving", "resumed", "reporting", "diagnosis"
+    "machine", "levels", "rows", "step", "own_step", "recipe", "saving", "resumed", "reporting",
+    "diagnosis",
 )
 # Know nothing of towers; of the machine, only its cores.
 APART = ("models", "datasets", "reading")

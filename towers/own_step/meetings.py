@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from towers.levels.lines import current_line
 from towers.levels.meetings import Meetings
-from towers.levels.row_facts import COUNT, ROWS, Fact
-from towers.levels.rows import Rows
+from towers.rows.facts import COUNT, ROWS, Fact
+from towers.rows.rows import Rows
 from towers.step.gathering import gathered_by
 
 

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from towers.levels.lines import current_line
-from towers.levels.row_facts import Fact
+from towers.rows.facts import Fact
 from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
 from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope

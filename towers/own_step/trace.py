@@ -16,7 +16,7 @@ from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
-from towers.levels.rows import Rows
+from towers.rows.rows import Rows
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.rows import Rows
+from towers.rows.rows import Rows
 
 Values = list[tf.Tensor | None]
 

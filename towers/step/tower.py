@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.rows import Rows
+from towers.rows.rows import Rows
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Values

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from towers.levels.rows import Rows
+from towers.rows.rows import Rows
 
 
 def kind_of(make):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.levels.row_axes import axis_like, open_axis, regrouped, transposed
-from towers.levels.row_facts import (
+from towers.rows.axes import axis_like, open_axis, regrouped, transposed
+from towers.rows.facts import (
     COUNT, SHARED, UNKNOWN, Fact, Fault, added, divided, first_fault, joined, multiplied, nonlinear,
 )
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.levels.kinds import kind_of
+from tests.rows.kinds import kind_of
 
 L = keras.layers
 

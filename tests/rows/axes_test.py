@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from towers.levels.row_axes import (
+from towers.rows.axes import (
     axis_like, contracted, open_axis, reduced_axes, regrouped, takes_all, transposed,
 )
-from towers.levels.row_facts import SHARED
+from towers.rows.facts import SHARED
 
 
 @pytest.fixture(name="place", autouse=True)

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.levels.kinds import count, kind_of, positive
+from tests.rows.kinds import count, kind_of, positive
 
 MEANS = [
     lambda x: 0.5 * tf.reduce_mean(x**2) + 3.0,

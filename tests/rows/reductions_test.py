@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.levels.kinds import count, kind_of, positive
+from tests.rows.kinds import count, kind_of, positive
 
 ops = keras.ops
 

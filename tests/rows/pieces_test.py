@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.levels.kinds import kind_of
+from tests.rows.kinds import kind_of
 
 
 def rows(x):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.levels.row_axes import open_axis
-from towers.levels.row_by_row import Inputs, faulty, row_by_row
-from towers.levels.row_facts import SHARED, Fact, added
+from towers.rows.axes import open_axis
+from towers.rows.row_by_row import Inputs, faulty, row_by_row
+from towers.rows.facts import SHARED, Fact, added
 
 CALLS = (
     "PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile",

@@ -10,14 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels import row_by_row as by_row
-from towers.levels import row_pieces as pieces
-from towers.levels import row_reductions as reductions
+from towers.rows import pieces, reductions
+from towers.rows import row_by_row as by_row
 from towers.levels.lines import is_of_keras
-from towers.levels.row_axes import open_axis
-from towers.levels.row_by_row import Inputs
-from towers.levels.row_calls import CALLS, Call, called
-from towers.levels.row_facts import SHARED, Fact
+from towers.rows.axes import open_axis
+from towers.rows.row_by_row import Inputs
+from towers.rows.inner_functions import CALLS, Call, called
+from towers.rows.facts import SHARED, Fact
 
 _NOISE = (
     "Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncated", "Parameterized",

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.levels.row_axes import axis_like, open_axis, taken, takes_all
-from towers.levels.row_by_row import Inputs, row_by_row, faulty
-from towers.levels.row_facts import (
+from towers.rows.axes import axis_like, open_axis, taken, takes_all
+from towers.rows.row_by_row import Inputs, row_by_row, faulty
+from towers.rows.facts import (
     COUNT, SHARED, UNKNOWN, Fact, added, first_fault, joined, sizes,
 )
-from towers.levels.row_reductions import MIXES, product_of
+from towers.rows.reductions import MIXES, product_of
 
 _PLACE = "takes some rows of the batch by their place"
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from towers.levels.row_facts import (
+from towers.rows.facts import (
     COUNT, ROWS, SHARED, Fact, added, divided, first_fault, joined, multiplied, nonlinear, sizes,
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.levels.row_facts import UNKNOWN, Fact
+from towers.rows.facts import UNKNOWN, Fact
 
 
 def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:

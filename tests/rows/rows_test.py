@@ -6,9 +6,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.levels.kinds import kind_of
-from towers.levels.row_facts import SHARED
-from towers.levels.rows import Rows
+from tests.rows.kinds import kind_of
+from towers.rows.facts import SHARED
+from towers.rows.rows import Rows
 
 losses = keras.losses
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.levels.lines import line_of
-from towers.levels.row_facts import ROWS, SHARED, UNKNOWN, Fact, Fault, uneven
-from towers.levels.row_rules import infer
+from towers.rows.facts import ROWS, SHARED, UNKNOWN, Fact, Fault, uneven
+from towers.rows.rules import infer
 from towers.machine.tensorflow_internals import called_graph
 
 
