@@ -4,7 +4,13 @@ import pytest
 import tensorflow as tf
 
 from towers.rows.axes import (
-    axis_like, contracted, open_axis, reduced_axes, regrouped, takes_all, transposed,
+    axis_like,
+    contracted,
+    open_axis,
+    reduced_axes,
+    regrouped,
+    takes_all,
+    transposed,
 )
 from towers.rows.facts import SHARED
 

@@ -4,7 +4,17 @@ import pytest
 import tensorflow as tf
 
 from towers.rows.facts import (
-    COUNT, ROWS, SHARED, Fact, added, divided, first_fault, joined, multiplied, nonlinear, sizes,
+    COUNT,
+    ROWS,
+    SHARED,
+    Fact,
+    added,
+    divided,
+    first_fault,
+    joined,
+    multiplied,
+    nonlinear,
+    sizes,
 )
 
 MEAN, SUM = Fact(local=True), Fact(local=True, degree=1)

@@ -20,10 +20,10 @@ import keras
 import tensorflow as tf
 
 from towers.levels.lines import current_line
-from towers.rows.facts import Fact
 from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
 from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
+from towers.rows.facts import Fact
 from towers.step.trials import NoMeanOverRows, check_is_mean
 
 _VARIABLES = (keras.Variable, tf.Variable)

@@ -16,13 +16,13 @@ from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
-from towers.rows.rows import Rows
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources
 from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
+from towers.rows.rows import Rows
 from towers.step.state import batch_norm_indices
 from towers.step.synchronized import synchronized, synchronized_layers
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.rows.axes import open_axis
-from towers.rows.row_by_row import Inputs, faulty, row_by_row
 from towers.rows.facts import SHARED, Fact, added
+from towers.rows.row_by_row import Inputs, faulty, row_by_row
 
 CALLS = (
     "PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile",

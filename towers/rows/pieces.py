@@ -5,11 +5,18 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.rows.axes import axis_like, open_axis, taken, takes_all
-from towers.rows.row_by_row import Inputs, row_by_row, faulty
 from towers.rows.facts import (
-    COUNT, SHARED, UNKNOWN, Fact, added, first_fault, joined, sizes,
+    COUNT,
+    SHARED,
+    UNKNOWN,
+    Fact,
+    added,
+    first_fault,
+    joined,
+    sizes,
 )
 from towers.rows.reductions import MIXES, product_of
+from towers.rows.row_by_row import Inputs, faulty, row_by_row
 
 _PLACE = "takes some rows of the batch by their place"
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.rows.axes import contracted, open_axis, reduced_axes
-from towers.rows.row_by_row import Inputs, row_by_row, faulty
 from towers.rows.facts import MASKED, SHARED, UNKNOWN, Fact, multiplied, nonlinear
+from towers.rows.row_by_row import Inputs, faulty, row_by_row
 
 MIXES = "brings rows of the batch together, or into another order"
 CHOSEN = "takes the mean over rows that their own values choose"

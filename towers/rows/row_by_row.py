@@ -7,7 +7,17 @@ import tensorflow as tf
 
 from towers.rows.axes import axis_like, open_axis, regrouped, transposed
 from towers.rows.facts import (
-    COUNT, SHARED, UNKNOWN, Fact, Fault, added, divided, first_fault, joined, multiplied, nonlinear,
+    COUNT,
+    SHARED,
+    UNKNOWN,
+    Fact,
+    Fault,
+    added,
+    divided,
+    first_fault,
+    joined,
+    multiplied,
+    nonlinear,
 )
 
 Inputs = Sequence[Fact]

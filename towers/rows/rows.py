@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.levels.lines import line_of
+from towers.machine.tensorflow_internals import called_graph
 from towers.rows.facts import ROWS, SHARED, UNKNOWN, Fact, Fault, uneven
 from towers.rows.rules import infer
-from towers.machine.tensorflow_internals import called_graph
 
 
 class Kind(NamedTuple):

@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.levels.lines import is_of_keras
 from towers.rows import pieces, reductions
 from towers.rows import row_by_row as by_row
-from towers.levels.lines import is_of_keras
 from towers.rows.axes import open_axis
-from towers.rows.row_by_row import Inputs
-from towers.rows.inner_functions import CALLS, Call, called
 from towers.rows.facts import SHARED, Fact
+from towers.rows.inner_functions import CALLS, Call, called
+from towers.rows.row_by_row import Inputs
 
 _NOISE = (
     "Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncated", "Parameterized",

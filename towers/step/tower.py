@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.rows.rows import Rows
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.rows.rows import Rows
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.forward_scope import ForwardScope
