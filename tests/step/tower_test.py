@@ -70,19 +70,20 @@ def test_a_loss_scale_multiplies_the_gradients_and_not_the_loss(float64):
 def test_a_tower_changes_no_variable_and_hands_its_state_out(float64):
     model = regression(L.BatchNormalization(momentum=0.5), L.Dropout(0.5))
     before = [v.numpy() for v in model.variables]
-    tower = Tower(model, "mse", None)
+    tower = Tower(model, "mse", None, is_alone=True)
     x, y = shard()
     outputs = [run(tower, model, x, y) for _ in range(2)]
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-    mean, variance, seed = outputs[0].state
+    (mean, variance, seed), parameters = outputs[0].state[:3], outputs[0].state[3:]
+    assert parameters == [None] * len(model.trainable_variables)
     activations = model.layers[0](x)
     np.testing.assert_allclose(mean, 0.5 * tf.reduce_mean(activations, 0), rtol=1e-12)
     np.testing.assert_allclose(
         variance, 0.5 + 0.5 * tf.math.reduce_variance(activations, 0), rtol=1e-12
     )
     assert seed.numpy().tolist() != model.non_trainable_variables[2].numpy().tolist()
-    for a, b in zip(*[[o.loss, *o.gradients, *o.state] for o in outputs], strict=True):
+    for a, b in zip(*[[o.loss, *o.gradients, *o.state[:3]] for o in outputs], strict=True):
         np.testing.assert_array_equal(a, b)  # the same values in, the same out
 
 
@@ -91,7 +92,8 @@ def test_state_that_nothing_changes_is_none():
     model.layers[1].trainable = False
     x, y = (tf.cast(v, tf.float32) for v in shard())
     output = run(Tower(model, "mse", None), model, x, y)
-    assert output.state == [None] * len(model.non_trainable_variables)
+    assert output.state == [None] * len(model.variables)
+    assert output.means == output.sums == [None] * len(model.non_trainable_variables)
     assert len(output.gradients) == len(model.trainable_variables)
 
 
@@ -114,7 +116,7 @@ def test_evaluation_and_prediction_are_in_inference_mode():
     for method in ("test", "predict"):
         output = run(tower, model, x, y, method=method)
         np.testing.assert_allclose(output.predictions[0], expected, rtol=1e-5)
-        assert output.gradients == [] and output.state == []
+        assert output.gradients == [] and output.state == [None] * len(model.variables)
     assert float(run(tower, model, x, y, method="predict").loss) == 0
     loss = run(tower, model, x, y, shares(0.5, 1.0), method="test").loss
     np.testing.assert_allclose(loss, 0.5 * np.mean((expected - y) ** 2), rtol=1e-5)

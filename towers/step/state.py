@@ -104,6 +104,18 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
+def check_shared(model: keras.Model, num_towers: int) -> None:
+    """Raises ValueError for a layer that one tower can compute, and several cannot."""
+    if num_towers > 1:
+        for variable in model.trainable_variables:
+            if variable.overwrite_with_gradient:
+                raise ValueError(
+                    f"variable {variable.path!r} takes its gradient for its value, as float8 does "
+                    "with the largest values that it has seen: towers' add up to no maximum. Use "
+                    "mixed_bfloat16, or one tower."
+                )
+
+
 def check_batch_norm(batch_norm: str) -> None:
     """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
     if batch_norm not in BATCH_NORM_CHOICES:

@@ -1,0 +1,155 @@
+"""State that layers keep: what three towers make of it is what Keras makes of the whole batch."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+
+L = keras.layers
+BATCHES = [7, 5, 2]  # the last one leaves a tower without rows
+
+
+class Keeps(L.Layer):
+    """Assigns `function(old, rows)` to its state in each call."""
+
+    def __init__(self, function, **options):
+        super().__init__(name="keeps")
+        self.function, self.options = function, {"initializer": "zeros", **options}
+
+    def build(self, shape):
+        self.kept = self.add_weight(shape=(), trainable=False, name="kept", **self.options)
+
+    def call(self, x):
+        self.kept.assign(self.function(self.kept, x))
+        return x
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(n, 4)), rng.normal(size=(n, 2))) for n in BATCHES]
+
+
+def trained(build, num_towers, num_devices=1):
+    """The variables after three steps on towers; with 0 towers by Keras itself."""
+    keras.utils.set_random_seed(3)
+    model = build()
+    if num_towers:
+        step = towers.TowerStep(
+            model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
+            devices=towers.tower_devices(num_devices, "cpu"),
+        )
+        for batch in batches():
+            step(*batch)
+    else:
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        for batch in batches():
+            model.train_on_batch(*batch)
+    return [v.numpy() for v in model.variables]
+
+
+def model_of(layer):
+    return keras.Sequential([keras.Input((4,)), L.Dense(4), layer, L.Dense(2)])
+
+
+def steps_done(old, x):
+    return old + 1
+
+
+def rows_seen(old, x):
+    return old + tf.cast(tf.shape(x)[0], old.dtype)
+
+
+def rows_added(old, x):
+    return old + tf.reduce_sum(x)
+
+
+def moving_mean(old, x):
+    return 0.9 * old + 0.1 * tf.reduce_mean(x)
+
+
+def mean_itself(old, x):
+    return tf.reduce_mean(x)
+
+
+class CountsInBatchNormalization(L.BatchNormalization):
+    """An integer counter in a subclass, whose statistics stay as they are."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.count = self.add_weight(
+            shape=(), dtype="int64", initializer="zeros", trainable=False, name="count")
+
+    def call(self, x, training=None):
+        self.count.assign(self.count + 1)
+        return super().call(x, training=False)
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: Keeps(steps_done), lambda: Keeps(steps_done, dtype="int64"),
+    lambda: Keeps(rows_seen), lambda: Keeps(rows_seen, dtype="int32"),
+    lambda: Keeps(rows_added), lambda: Keeps(rows_added, aggregation="sum"),
+    lambda: Keeps(moving_mean), lambda: Keeps(mean_itself),
+    lambda: Keeps(mean_itself, aggregation="mean"),
+    CountsInBatchNormalization,
+    lambda: L.SpectralNormalization(L.Dense(4)),
+], ids=[
+    "steps", "steps, int64", "rows", "rows, int32", "sums", 'aggregation="sum"', "moving mean",
+    "mean", 'aggregation="mean"', "a counter in BatchNormalization", "SpectralNormalization",
+])
+def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
+    def build():
+        return model_of(layer())
+
+    expected = trained(build, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = {n: trained(build, n) for n in (1, 3)}
+    for num_towers, variables in found.items():
+        for ours, theirs in zip(variables, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-14, err_msg=num_towers)
+    for a, b in zip(found[3], trained(build, 3, num_devices=2), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("function, options", [
+    (lambda old, x: tf.maximum(old, tf.reduce_max(x)), {}),
+    (lambda old, x: tf.sqrt(tf.reduce_mean(x**2)), {}),
+    (lambda old, x: old + tf.reduce_sum(x) + tf.reduce_mean(x), {}),
+    (lambda old, x: tf.argmax(x[0]), {"dtype": "int64"}),
+], ids=["maximum", "root", "a sum and a mean", "an index"])
+def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(function, options):
+    with pytest.warns(UserWarning, match="keeps/kept' is assigned.*takes tower 0's.*aggregation="):
+        trained(lambda: model_of(Keeps(function, **options)), 3)
+
+
+def test_tower_0s_value_is_no_surprise_where_it_was_asked_for():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained(lambda: model_of(Keeps(
+            lambda old, x: tf.reduce_max(x), aggregation="only_first_replica")), 3)
+
+
+def test_state_that_inference_assigns_is_kept_as_by_keras(float64):
+    kept = []
+    for num_towers in (0, 3):
+        keras.utils.set_random_seed(0)
+        model = model_of(Keeps(rows_seen))
+        if num_towers:
+            model = towers.make_parallel(model, 2, num_towers=num_towers)
+        model.compile("sgd", "mse")
+        for x, y in batches():
+            model.test_on_batch(x, y)
+            model.predict_on_batch(x)
+        kept.append(float(model.layers[1].kept))
+    assert kept[1] == kept[0] == 2 * sum(BATCHES)
+
+
+def test_float8_is_refused_on_several_towers():
+    model = keras.Sequential([keras.Input((8,)), L.Dense(8, dtype="float8_from_float32")])
+    towers.TowerStep(model, "sgd", "mse", num_towers=1, devices=["/cpu:0"])
+    with pytest.raises(ValueError, match="float8.*one tower"):
+        towers.TowerStep(model, "sgd", "mse", num_towers=2, devices=["/cpu:0"])
