@@ -405,3 +405,17 @@ def test_inputs_in_a_dict_are_augmented_by_a_function_of_ones_own():
         )
         losses.append(history["loss"])
     assert losses[0] != losses[1]
+
+
+class Jitter(L.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_run_says_that_noise_by_tf_random_begins_anew_after_a_resume(capfd):
+    model = keras.Sequential([keras.Input((3,)), Jitter(), L.Dense(1)])
+    model.compile("sgd", "mse")
+    train, test = regression_data()
+    towers.train(config(epochs=1), model=model, train=train, test=test)
+    out, err = capfd.readouterr()
+    assert "draws noise by tf.random" in out + err

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from towers.compiled import losses, tracks_outputs, update_metrics
+from towers.levels.repeatable import UNSAVED_NOISE
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.watch import watched
@@ -287,6 +288,8 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
     """Makes all variables for batches of these specs; returns what an own step has read."""
     _make_variables(model, "train", [specs])
     own = _own_step(model, "train")
+    if (own or _step(model, "train", specs)).has_unsaved_noise:
+        warnings.warn(UNSAVED_NOISE, stacklevel=2)
     if own is not None:
         return own.variables
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))

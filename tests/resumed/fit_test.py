@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.conformance.cases import noisy
+from tests.conformance.cases import rows as random_rows
 from tests.forked import Forked
 from tests.resumed.fits import STEPS, Fits, Interrupt, classifier, rows
 from towers.resumed import fit as resumed_fit
@@ -389,3 +391,21 @@ def test_the_arguments_of_fit_are_kerass():
         for f in (keras.Model.fit, resumed_fit.fit_arguments)
     )
     assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in keras_own]
+
+
+class OwnNoise(keras.Sequential):
+    """Keras' own step, written by the user."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_noise_whose_state_cannot_be_saved_is_warned_of(own, tmp_path):
+    x, y, _ = random_rows(8, np.random.default_rng(0))
+    model = OwnNoise(noisy("drawn").layers) if own else noisy("drawn")
+    model.build((None, 6))
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="draws noise by tf.random.*keras.random"):
+        parallel.fit(x, y, verbose=0, callbacks=[towers.Resume(tmp_path)])

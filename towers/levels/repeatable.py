@@ -75,9 +75,20 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
             )
 
 
+def has_unsaved_noise(definition: tf.compat.v1.GraphDef) -> bool:
+    """Whether a graph, or a function that it calls, draws noise by tf.random, seeded or not."""
+    return any("seed2" in node.attr for nodes in _node_lists(definition) for node in nodes)
+
+
 def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
     """Whether copies of a graph, or of the functions that it calls, would draw the same noise."""
     return any(_draws(node) for nodes in _node_lists(definition) for node in nodes)
+
+
+UNSAVED_NOISE = (
+    "the model draws noise by tf.random, which has no state to save: after a resume its noise "
+    "begins anew. Draw it by keras.random with a keras.random.SeedGenerator of a layer's own."
+)
 
 
 def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers.levels.cut import Piece, cut
 from towers.levels.meetings import Meeting
+from towers.levels.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
 from towers.machine.policy import Policy, policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
@@ -107,6 +108,14 @@ class OwnStep:
             met += [variable for variable, _ in traced.trace.assigned]
         return list({id(variable): variable for variable in met}.values())
 
+    @property
+    def has_unsaved_noise(self) -> bool:
+        """Whether the step draws noise by tf.random, whose state nobody can save."""
+        return any(
+            has_unsaved_noise(traced.trace.function.graph.as_graph_def())
+            for traced in self._cuts.values()
+        )
+
     def prepare(self, data: Any) -> _Cut:
         """Traces the step, and makes the variables that it makes.
 
@@ -125,7 +134,8 @@ class OwnStep:
         key = str(specs)
         if key not in self._cuts:
             trace = trace_step(
-                self._model, self._step, specs, home=self._place.home, batch_norm=self._batch_norm
+                self._model, self._step, specs, home=self._place.home,
+                batch_norm=self._batch_norm, is_alone=len(self._place.tower_devices) == 1,
             )
             met = [meeting.inputs for meeting in trace.meetings]
             updates = [(u.gradients, [v for _, v in u.assigned]) for u in trace.updates]

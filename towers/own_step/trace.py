@@ -73,7 +73,13 @@ class Trace:
 
 
 def trace_step(
-    model: keras.Model, step: Callable[[Any], Any], specs: Any, *, home: str, batch_norm: str
+    model: keras.Model,
+    step: Callable[[Any], Any],
+    specs: Any,
+    *,
+    home: str,
+    batch_norm: str,
+    is_alone: bool = False,
 ) -> Trace:
     """Traces a step until it makes no more variables.
 
@@ -85,6 +91,7 @@ def trace_step(
         specs: of a batch, in the structure of `data`, with an open first dimension.
         home: the device for variables that the step makes.
         batch_norm: see `TowerStep`.
+        is_alone: whether there is one tower, whose shard is the batch: nothing is warned of.
 
     Raises:
         ValueError: the step does what towers cannot follow.
@@ -95,7 +102,8 @@ def trace_step(
             check_no_foreign_resources(trace.function, scope)
             check_no_fixed_batch(trace.function.graph, trace.dependence)
             warn_of_unordered_sums(trace.function.graph)
-            trace.rows.warn()
+            if not is_alone:
+                trace.rows.warn()
             return trace
         scope.make_variables()
     raise ValueError(

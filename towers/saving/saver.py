@@ -9,6 +9,7 @@ import keras
 
 from towers.build import Run
 from towers.datasets.batches import digest, shuffled_batches
+from towers.levels.repeatable import UNSAVED_NOISE
 from towers.machine import watch
 from towers.saving import checkpoints, relay, run_dir
 from towers.saving.checkpoints import Checkpoint
@@ -182,6 +183,8 @@ class Saver:
         spec = shuffled_batches(self._run.train, self._run.batch_size, 0, 0).element_spec
         batch = keras.utils.unpack_x_y_sample_weight(spec)
         self._run.step.build_metrics("train", *batch)
+        if self._run.step.has_unsaved_noise:
+            self._warn(UNSAVED_NOISE)
 
     def _check_columns(self, position: Position, path: Path) -> None:
         columns = self._run.columns

@@ -438,6 +438,11 @@ class TowerStep:
         return self._tower.trainable
 
     @property
+    def has_unsaved_noise(self) -> bool:
+        """Whether the model, as far as it was traced, draws noise by tf.random."""
+        return self._tower.has_unsaved_noise
+
+    @property
     def metrics_variables(self) -> list[keras.Variable]:
         """The running sums of the loss and the metrics."""
         return self._metrics.variables

@@ -218,6 +218,11 @@ class Tower:
             self._traced[key] = traced
         return self._traced[key]
 
+    @property
+    def has_unsaved_noise(self) -> bool:
+        """Whether what was traced draws noise by tf.random, whose state nobody can save."""
+        return any(traced.has_unsaved_noise for traced in self._traced.values())
+
     def _forward(
         self, inputs: TowerInput, *, training: bool, compute_losses: bool = True
     ) -> "_Forward":

@@ -16,6 +16,7 @@ from towers.levels.cut import captures, cut, effects_of
 from towers.levels.meetings import Meetings
 from towers.levels.repeatable import (
     draws_noise,
+    has_unsaved_noise,
     is_repeatable,
     sums_in_order,
     warn_of_unordered_sums,
@@ -29,6 +30,7 @@ class WholeTower:
     """A traced function of a tower that meets no other.
 
     function: the concrete function. structured_outputs, variables: its own.
+    has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(self, function: Any) -> None:
@@ -36,6 +38,7 @@ class WholeTower:
         self.structured_outputs = function.structured_outputs
         self.variables = function.variables
         self.function = function
+        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
 
     def run(
         self,
@@ -68,6 +71,7 @@ class CutTower:
     """A traced function of a tower, in pieces.
 
     structured_outputs, variables: as of a concrete function.
+    has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class CutTower:
         """
         self.structured_outputs = function.structured_outputs
         self.variables = function.variables
+        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
         self._captured = {inside.name: outside for outside, inside in captures(function)}
         for _, inside in captures(function):
