@@ -72,11 +72,3 @@ def test_sparse_gradients_are_joined_in_tower_order():
 
 def test_a_variable_without_a_gradient_stays_without():
     assert tower_sum([None, None, None], 2) is None
-
-
-def test_shares_are_cast_to_each_values_dtype():
-    half, none, double = averaging.times_share(
-        [tf.constant(2.0), None, tf.constant(2.0, tf.float64)], tf.constant(0.5, tf.float64)
-    )
-    assert (float(half), none, float(double)) == (1.0, None, 1.0)
-    assert (half.dtype, double.dtype) == (tf.float32, tf.float64)

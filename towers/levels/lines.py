@@ -15,8 +15,8 @@ def _folder(library: str) -> str:
 
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
-_LAYERS = str(Path(_folder("keras"), "src", "layers"))
-_CALLERS = ("/layer.py", "/lambda_layer.py")  # of what the user wrote, too
+_KERAS = Path(_folder("keras"), "src")
+_CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # of what the user wrote, too
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
 
@@ -53,12 +53,14 @@ def line_of_error(error: BaseException | None, script: str | None = None) -> str
     return None
 
 
-def is_of_keras_layers(operation: Any) -> bool:
-    """Whether a layer of Keras' own made an operation, with no line of the user's further in."""
+def is_of_keras(operation: Any, folder: str) -> bool:
+    """Whether Keras' own "layers" or "metrics" made an operation, with no user's line further in.
+    """
     for frame in reversed(operation.traceback):
-        if not _is_a_librarys(frame.filename):
+        name = frame.filename
+        if not _is_a_librarys(name):
             return False
-        if frame.filename.startswith(_LAYERS) and not frame.filename.endswith(_CALLERS):
+        if name.startswith(str(_KERAS / folder)) and not name.endswith(_CALLERS):
             return True
     return False
 

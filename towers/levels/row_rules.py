@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers.levels import row_by_row as by_row
 from towers.levels import row_pieces as pieces
 from towers.levels import row_reductions as reductions
-from towers.levels.lines import is_of_keras_layers
+from towers.levels.lines import is_of_keras
 from towers.levels.row_axes import open_axis
 from towers.levels.row_by_row import Inputs
 from towers.levels.row_calls import CALLS, Call, called
@@ -45,7 +45,7 @@ def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
     """A fault that begins in a layer of Keras' own is by nature."""
     assert fact.fault is not None
     begins = fact.fault.operation is operation and all(f.fault is None for f in inputs)
-    if begins and is_of_keras_layers(operation):
+    if begins and is_of_keras(operation, "layers"):
         return Fact(axis=fact.axis, local=True, each=fact.each) if fact.has_rows else SHARED
     return fact
 

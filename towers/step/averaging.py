@@ -71,13 +71,6 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
-def times_share(values: Sequence[tf.Tensor | None], share: tf.Tensor) -> list[tf.Tensor | None]:
-    """value * share for each value, in the value's dtype; None stays None."""
-    dtypes = {value.dtype for value in values if value is not None}
-    shares = {dtype: tf.cast(share, dtype) for dtype in dtypes}
-    return [None if value is None else value * shares[value.dtype] for value in values]
-
-
 def _tree(values: Sequence[Values]) -> Tree:
     """The tree over all towers, with nothing added yet."""
     if len(values) == 1:

@@ -4,10 +4,11 @@
 | --------------------- | -------------------------------------- | --------------------------- |
 | BatchNorm statistics  | as they are                            | weighted mean, or tower 0's |
 | random seeds          | tower 0: as they are; t: folded with t | tower 0's: advanced once    |
-| integers and the rest | as they are                            | tower 0's                   |
+| the rest              | as it is                               | see `assigned`              |
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +16,7 @@ import tensorflow as tf
 from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
+_SEED = "seed_generator_state"  # the name that Keras gives the state of every SeedGenerator
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
 
 
@@ -27,27 +29,27 @@ def seed_states(layer: keras.layers.Layer) -> set[int]:
     return set(map(id, layer.variables)) - set(map(id, layer.weights))
 
 
-def seed_indices(model: keras.Model) -> list[int]:
-    """Which of `model.non_trainable_variables` are states of a `keras.random.SeedGenerator`."""
-    states = seed_states(model)
-    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in states]
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`, in a layer or not."""
+    return variable.name == _SEED
 
 
-def batch_norm_indices(
+def statistics(
     model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
-) -> list[int]:
-    """Which of `model.non_trainable_variables` are statistics of a BatchNormalization layer.
+) -> list[keras.Variable]:
+    """The statistics of a model's BatchNormalization layers, in the order of its state.
 
     Args:
         synchronized: layers whose statistics are the same in all towers, and left out.
     """
-    statistics = {
+    found = {
         id(variable)
         for layer in all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
         for variable in layer.non_trainable_weights
+        if tf.as_dtype(variable.dtype).is_floating  # a subclass may count its steps
     }
-    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in statistics]
+    return [v for v in model.non_trainable_variables if id(v) in found]
 
 
 def tower_state(
@@ -69,28 +71,6 @@ def tower_state(
             folded = tf.random.experimental.stateless_fold_in(seed, tower_index)
             values[i] = tf.cast(folded, values[i].dtype)
     return values
-
-
-def assign_state(
-    variables: Sequence[keras.Variable],
-    state: Sequence[tf.Tensor | None],
-    averaged: Sequence[int],
-    statistics: Sequence[tf.Tensor],
-) -> None:
-    """Stores the new values of a model's state.
-
-    Args:
-        variables: the non-trainable variables.
-        state: tower 0's new values; None leaves a variable as it is.
-        averaged: which of them are averaged over the towers instead.
-        statistics: the averages.
-    """
-    merged = list(state)
-    for i, value in zip(averaged, statistics, strict=True):
-        merged[i] = value
-    for variable, value in zip(variables, merged, strict=True):
-        if value is not None:
-            variable.assign(value)
 
 
 def check_model(model: keras.Model) -> None:

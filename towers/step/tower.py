@@ -4,21 +4,32 @@ A tower is traced once, without a device. The step calls it once for each shard 
 and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from towers.levels.dependence import Dependence
 from towers.levels.rows import Rows
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.step import state as state_lib
+from towers.step.assigned import (
+    NOTHING,
+    Assigned,
+    Averaged,
+    ShardFacts,
+    TowerScope,
+    what_becomes_of,
+)
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.gathering import gathered_by, refuse
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
+from towers.step.raw_variables import check_closed, raw_variables_in
 from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
 from towers.step.synchronized import Sum, synchronized
@@ -29,7 +40,7 @@ class TowerInput(NamedTuple):
     """What one tower is fed, but for what its losses count.
 
     parameters: the values of the V trainable variables.
-    state: the values of the non-trainable variables.
+    state: the values of the tower's other variables.
     x: inputs, y: labels, sample_weight: structures of tensors [n, ...] or None.
     """
 
@@ -45,7 +56,7 @@ class TowerOutput(NamedTuple):
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
     gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
-    state: one for each non-trainable variable: its new value, None where nothing changed.
+    assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
@@ -53,7 +64,7 @@ class TowerOutput(NamedTuple):
 
     loss: tf.Tensor
     gradients: Values
-    state: list[tf.Tensor | None]
+    assigned: Assigned
     predictions: list[tf.Tensor]
     masks: list[tf.Tensor | None]
     finite: tf.Tensor | None = None
@@ -67,7 +78,8 @@ class Tower:
 
     losses: of the model's outputs, known once a method has been traced.
     trainable, state: the V trainable variables and the others, as they were when this was made:
-        what a layer's `trainable` is set to later changes neither.
+        what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
+        such as a tf.Variable that a layer keeps, joins the state.
     """
 
     def __init__(
@@ -77,6 +89,8 @@ class Tower:
         loss_weights: Any,
         *,
         synchronized_layers: Sequence[keras.layers.Layer] = (),
+        batch_norm: str = "average",
+        is_alone: bool = False,
         checked: Sequence[str] = (),
         jit_compile: bool = False,
         inline: bool = False,
@@ -87,6 +101,8 @@ class Tower:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
             synchronized_layers: BatchNormalization layers in which the towers meet.
+            batch_norm: what becomes of the others' statistics, see `TowerStep`.
+            is_alone: whether there is one tower: then all that it assigns is the global batch's.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
             inline: let the graph optimizer work on all towers and their sum at once.
@@ -94,6 +110,12 @@ class Tower:
         self._model = model
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
+        self._num_listed = len(self.state)
+        statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
+        self._averaged = (
+            Averaged(set(), statistics) if batch_norm == "tower0" else Averaged(statistics, set())
+        )
+        self._is_alone = is_alone
         self._synchronized_layers = synchronized_layers
         self._checked = checked
         self._options = {
@@ -126,9 +148,10 @@ class Tower:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             is_real = shares.examples > 0
-            layers = self._synchronized_layers
-            with synchronized(layers, is_real, sum_towers) if sum_towers else nullcontext():
-                predictions, new_state, added = self._forward(inputs, training=True)
+            facts = self._facts(inputs, shares)
+            layers, met = self._synchronized_layers, _declared(sum_towers, facts)
+            with synchronized(layers, is_real, met) if met else nullcontext():
+                predictions, assigned, added = self._forward(inputs, facts, training=True)
             added = _weighed(added, inputs, shares)
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
@@ -140,27 +163,30 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        return TowerOutput(loss, gradients, new_state, predictions, _masks(predictions), finite)
+        return TowerOutput(loss, gradients, assigned, predictions, _masks(predictions), finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        predictions, _, added = self._forward(inputs, training=False)
+        facts = self._facts(inputs, shares)
+        predictions, assigned, added = self._forward(inputs, facts, training=False)
         added = _weighed(added, inputs, shares)
         loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
-        return TowerOutput(loss, [], [], predictions, _masks(predictions))
+        return TowerOutput(loss, [], assigned, predictions, _masks(predictions))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        del shares
-        predictions, _, _ = self._forward(inputs, training=False, compute_losses=False)
-        return TowerOutput(tf.zeros([]), [], [], predictions, _masks(predictions))
+        facts = self._facts(inputs, shares)
+        predictions, assigned, _ = self._forward(
+            inputs, facts, training=False, compute_losses=False
+        )
+        return TowerOutput(tf.zeros([]), [], assigned, predictions, _masks(predictions))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
         """`OutputLosses.weigh` where masks take part in it, at the cost of a forward pass.
 
         Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
         """
-        predictions, _, _ = self._forward(inputs, training=True, compute_losses=False)
+        predictions, _, _ = self._forward(inputs, None, training=True, compute_losses=False)
         masks = self.losses.masks(inputs.y, predictions)
         return self.losses.weigh(inputs.sample_weight, size, masks)
 
@@ -177,59 +203,114 @@ class Tower:
             inputs, options: its arguments, of the structure and the dtypes to come; or their specs.
 
         Raises:
-            ValueError: the model reads a variable that is not one of its own, or gathers rows.
+            ValueError: the model uses a variable in a way that towers cannot follow, assigns what
+                each tower has another value of, or gathers rows.
         """
-        parameters, state, *shard = inputs
-        specs = map_tensors(_any_size, (shard, options))
-        key = name + str(specs)
-        if key not in self._traced:
-            values = tf.nest.map_structure(_same_size, (parameters, state))
-            arguments = [TowerInput(*values, *specs[0]), *specs[1]]
-            with gathered_by(refuse):
-                meets = name == "train" and bool(self._synchronized_layers)
-                method = self.train_together if meets else getattr(self, name)
-                traced = trace_tower(method, arguments, self._options, meets=meets)
-            _check_closed(traced, self._model)
-            self._traced[key] = traced
+        specs = map_tensors(_any_size, (inputs[2:], options))
+        known = -1
+        while known < len(self.state):  # a trace may meet more
+            known = len(self.state)
+            key = f"{name} {known} {specs}"
+            if key not in self._traced:
+                values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
+                arguments = [TowerInput(*values, *specs[0]), *specs[1]]
+                with gathered_by(refuse):
+                    meets = name == "train" and bool(self._synchronized_layers)
+                    method = self.train_together if meets else getattr(self, name)
+                    traced = trace_tower(method, arguments, self._options, meets=meets)
+                if known == len(self.state):
+                    check_closed(traced.function)
+                self._traced[key] = traced
         return self._traced[key]
 
+    @property
+    def seeds(self) -> list[int]:
+        """Which of the state are random seeds."""
+        return [i for i, v in enumerate(self.state) if state_lib.is_seed(v)]
+
+    @property
+    def met(self) -> list[Any]:
+        """The variables of the state that Keras does not list."""
+        return self.state[self._num_listed:]
+
+    def _meet(self, unknown: Mapping[int, Any]) -> None:
+        known = set(map(id, self.state))
+        self.state += [variable for key, variable in unknown.items() if key not in known]
+
+    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
+        """What is known of the trace's tensors, to begin with: which are a tower's own."""
+        dependence = Dependence()
+        shard = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
+        own = [*shard, *shares, *(inputs.state[i] for i in self.seeds)]
+        for tensor in tf.nest.flatten(own, expand_composites=True):
+            if tensor is not None:
+                dependence.feed(tensor, local=True, level=0)
+        return ShardFacts(dependence, Rows.of_shard(shard), shares.examples)
+
     def _forward(
-        self, inputs: TowerInput, *, training: bool, compute_losses: bool = True
+        self,
+        inputs: TowerInput,
+        facts: ShardFacts | None,
+        *,
+        training: bool,
+        compute_losses: bool = True,
     ) -> "_Forward":
-        """What `model(x)` does at these values; without losses, where nobody asks for them."""
+        """What `model(x)` does at these values; without losses, where nobody asks for them.
+
+        Without `facts`, what it assigns is forgotten.
+        """
         model = self._model
         variables = [*self.trainable, *self.state]
-        mapping = list(zip(variables, [*inputs.parameters, *inputs.state], strict=True))
-        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-        if self.losses.model_loss:
-            mapping += trackers
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        values = zip(variables, [*inputs.parameters, *inputs.state], strict=True)
+        scope = TowerScope(values, len(self.trainable))
+        with scope, raw_variables_in(scope):
             outputs = model(inputs.x, training=training)
+            changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             if not compute_losses:
                 added = []
             elif self.losses.model_loss:
                 compute = self.losses.model_loss.compute
+                trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+                scope.state_mapping.update({id(v): zero for v, zero in trackers})
                 added = [compute(inputs.x, inputs.y, outputs, inputs.sample_weight, training)]
                 _check_trackers(trackers, scope)
             else:
                 added = [tf.reduce_sum(value) for value in model.losses]
-        after = [scope.get_current_value(v) for v in self.state]
-        changed = [None if a is b else a for a, b in zip(after, inputs.state, strict=True)]
+        self._meet(scope.unknown)
+        assigned = NOTHING
+        if self._is_alone:
+            assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
+        elif facts is not None:
+            assigned = what_becomes_of(changed, scope, facts, self._averaged)
         self.losses.bind(outputs)
-        return _Forward(tf.nest.flatten(outputs), changed, added)
+        return _Forward(tf.nest.flatten(outputs), assigned, added)
 
 
 class _Forward(NamedTuple):
     """A forward pass.
 
     predictions: the flattened outputs.
-    state: one for each non-trainable variable: its new value, None where nothing changed.
+    assigned: what it leaves in variables.
     added: the losses of the shard that layers, or a `compute_loss`, have added.
     """
 
     predictions: list[tf.Tensor]
-    state: list[tf.Tensor | None]
+    assigned: Assigned
     added: list[tf.Tensor]
+
+
+def _declared(sum_towers: Sum | None, facts: ShardFacts) -> Sum | None:
+    """The same, and the facts know that all towers have the sums."""
+    if sum_towers is None:
+        return None
+
+    def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        sums = sum_towers(values)
+        for tensor in sums:
+            facts.dependence.feed(tensor, local=False, level=0)
+        return sums
+
+    return meet
 
 
 def _weighed(
@@ -306,15 +387,4 @@ def _check_trackers(
         raise ValueError(
             "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
             "miss them. Update the metric in compute_metrics instead."
-        )
-
-
-def _check_closed(traced: TracedTower, model: keras.Model) -> None:
-    """A variable that is neither a parameter nor state would be shared by all towers, unseen."""
-    if traced.variables:
-        names = ", ".join(sorted({v.name for v in traced.variables}))
-        raise ValueError(
-            f"model {model.name!r} uses variables that Keras does not track in it: {names}. Create "
-            "weights with add_weight or keras.Variable, and give random operations "
-            "seed=keras.random.SeedGenerator(...) of the layer's own."
         )

@@ -28,13 +28,12 @@ from towers.step.calls import run_on_devices, run_piece
 class WholeTower:
     """A traced function of a tower that meets no other.
 
-    function: the concrete function. structured_outputs, variables: its own.
+    function: the concrete function. structured_outputs: its own.
     """
 
     def __init__(self, function: Any) -> None:
         """Args: a concrete function."""
         self.structured_outputs = function.structured_outputs
-        self.variables = function.variables
         self.function = function
 
     def run(
@@ -67,7 +66,7 @@ class WholeTower:
 class CutTower:
     """A traced function of a tower, in pieces.
 
-    structured_outputs, variables: as of a concrete function.
+    function: the concrete function. structured_outputs: its own.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class CutTower:
             options: of `tf.function`, for each piece.
         """
         self.structured_outputs = function.structured_outputs
-        self.variables = function.variables
+        self.function = function
         self._arguments = [v.name for v in arguments]
         self._captured = {inside.name: outside for outside, inside in captures(function)}
         for _, inside in captures(function):
