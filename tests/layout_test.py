@@ -103,6 +103,7 @@ CROSS_CUTTING = {
     "conformance/gather_test": "every place that Keras' own steps call",
     "conformance/gradients_test": "every model",
     "conformance/own_steps_test": "every model's own train_step",
+    "conformance/state_test": "every kind of state that a layer keeps",
     "conformance/synchronized_test": "make_parallel: BatchNormalization",
     "conformance/placement_test": "every arrow of the step",
     "conformance/repeated_test": "every model, again and again",

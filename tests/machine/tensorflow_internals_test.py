@@ -117,6 +117,13 @@ def test_true_branch(planes):
         assert any(pattern.fullmatch(name) for name, _ in host_events(planes))
 
 
+def test_variable_class():
+    made, methods = tf.Variable(1.0), ("value", "read_value", "sparse_read", "assign_add")
+    with keeps("VARIABLE_CLASS", "the class of tf.Variables, with methods to replace"):
+        assert type(made) is tensorflow_internals.VARIABLE_CLASS
+        assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
+
+
 def test_replace_input():
     with keeps("replace_input", "lets an operation's input be replaced"):
         @tf.function(autograph=False)

@@ -22,22 +22,21 @@ def model_with_state():
     ])
 
 
-def paths(model, indices):
-    """"layer/variable" of some non-trainable variables."""
-    found = [model.non_trainable_variables[i].path for i in indices]
-    return ["/".join(path.split("/")[-2:]) for path in found]
+def paths(variables):
+    """"layer/variable" of some variables."""
+    return ["/".join(variable.path.split("/")[-2:]) for variable in variables]
 
 
-def test_seeds_are_found_in_layers_of_nested_models_too():
+def test_seeds_are_found_by_the_name_that_keras_gives_them():
     model = model_with_state()
-    found = [model.non_trainable_variables[i] for i in state.seed_indices(model)]
-    assert len(found) == 2
-    assert all(v.path.endswith("seed_generator_state") and v.shape == (2,) for v in found)
+    found = [v for v in model.variables if state.is_seed(v)]
+    assert set(map(id, found)) == state.seed_states(model)
+    assert len(found) == 2 and state.is_seed(keras.random.SeedGenerator(1).state)
 
 
 def test_statistics_are_those_of_batch_normalization_alone():
     model = model_with_state()
-    assert paths(model, state.batch_norm_indices(model)) == [
+    assert paths(state.statistics(model)) == [
         "inner_norm/moving_mean", "inner_norm/moving_variance",
         "norm/moving_mean", "norm/moving_variance",
     ]
@@ -45,16 +44,27 @@ def test_statistics_are_those_of_batch_normalization_alone():
 
 def test_statistics_of_synchronized_layers_are_left_out():
     model = model_with_state()
-    indices = state.batch_norm_indices(model, [model.get_layer("norm")])
-    assert paths(model, indices) == ["inner_norm/moving_mean", "inner_norm/moving_variance"]
+    found = state.statistics(model, [model.get_layer("norm")])
+    assert paths(found) == ["inner_norm/moving_mean", "inner_norm/moving_variance"]
 
 
-def test_the_weights_of_a_frozen_batch_normalization_are_no_statistics():
+def test_a_frozen_batch_normalization_is_state_as_a_whole():
     model = keras.Sequential([keras.Input((4,)), L.BatchNormalization(name="norm"), L.Dense(1)])
     model.layers[0].trainable = False
-    assert paths(model, state.batch_norm_indices(model)) == [
-        f"norm/{name}" for name in ("moving_mean", "moving_variance")
+    assert paths(state.statistics(model)) == [
+        f"norm/{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")
     ]
+
+
+class CountsSteps(L.BatchNormalization):
+    def build(self, shape):
+        super().build(shape)
+        self.steps = self.add_weight((), "zeros", "int32", name="steps", trainable=False)
+
+
+def test_what_a_batch_normalization_counts_is_no_statistic():
+    model = keras.Sequential([keras.Input((4,)), CountsSteps(name="norm")])
+    assert paths(state.statistics(model)) == ["norm/moving_mean", "norm/moving_variance"]
 
 
 def test_tower_0_starts_as_keras_would_and_others_from_seeds_of_their_own():
@@ -74,20 +84,6 @@ def test_a_towers_seed_depends_on_the_seed_and_on_its_index_alone():
     assert of([7, 40], 3) == of([7, 40], 3)
     assert of([7, 40], 3) != of([8, 40], 3)  # another run
     assert of([7, 40], 3) != of([7, 41], 3)  # another step
-
-
-def small_model():
-    model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(), L.Dropout(0.5, seed=1)])
-    mean, variance, seed = model.non_trainable_variables
-    return model, mean, variance, seed
-
-
-def test_values_are_assigned_or_added_and_none_leaves_a_variable_as_it_is():
-    model, mean, variance, seed = small_model()
-    before = seed.numpy().tolist()
-    state.assign(model.non_trainable_variables, [tf.constant([1.0, 2.0]), None, None])
-    state.assign_add(model.non_trainable_variables, [tf.ones([2]), tf.ones([2]), None])
-    assert [v.numpy().tolist() for v in (mean, variance, seed)] == [[2, 3], [2, 2], before]
 
 
 def test_a_built_model_is_accepted_and_an_unbuilt_one_is_told_how_to_be_built():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.step.assigned import NOTHING
 from towers.step.losses import ModelLoss
 from towers.step.shares import SHARES_SPEC, Shares
 from towers.step.tower import LOSS_SCALE_SPEC, Tower, TowerInput
@@ -70,30 +71,30 @@ def test_a_loss_scale_multiplies_the_gradients_and_not_the_loss(float64):
 def test_a_tower_changes_no_variable_and_hands_its_state_out(float64):
     model = regression(L.BatchNormalization(momentum=0.5), L.Dropout(0.5))
     before = [v.numpy() for v in model.variables]
-    tower = Tower(model, "mse", None, is_alone=True)
+    tower = Tower(model, "mse", None)
     x, y = shard()
     outputs = [run(tower, model, x, y) for _ in range(2)]
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-    (mean, variance, seed), parameters = outputs[0].state[:3], outputs[0].state[3:]
-    assert parameters == [None] * len(model.trainable_variables)
+    mean, variance = outputs[0].assigned.means.values()
+    (seed,) = outputs[0].assigned.same.values()
     activations = model.layers[0](x)
     np.testing.assert_allclose(mean, 0.5 * tf.reduce_mean(activations, 0), rtol=1e-12)
     np.testing.assert_allclose(
         variance, 0.5 + 0.5 * tf.math.reduce_variance(activations, 0), rtol=1e-12
     )
     assert seed.numpy().tolist() != model.non_trainable_variables[2].numpy().tolist()
-    for a, b in zip(*[[o.loss, *o.gradients, *o.state[:3]] for o in outputs], strict=True):
+    flat = [tf.nest.flatten([o.loss, o.gradients, o.assigned]) for o in outputs]
+    for a, b in zip(*flat, strict=True):
         np.testing.assert_array_equal(a, b)  # the same values in, the same out
 
 
-def test_state_that_nothing_changes_is_none():
+def test_state_that_nothing_changes_is_not_handed_out():
     model = regression(L.BatchNormalization())
     model.layers[1].trainable = False
     x, y = (tf.cast(v, tf.float32) for v in shard())
     output = run(Tower(model, "mse", None), model, x, y)
-    assert output.state == [None] * len(model.variables)
-    assert output.means == output.sums == [None] * len(model.non_trainable_variables)
+    assert output.assigned == NOTHING
     assert len(output.gradients) == len(model.trainable_variables)
 
 
@@ -116,7 +117,7 @@ def test_evaluation_and_prediction_are_in_inference_mode():
     for method in ("test", "predict"):
         output = run(tower, model, x, y, method=method)
         np.testing.assert_allclose(output.predictions[0], expected, rtol=1e-5)
-        assert output.gradients == [] and output.state == [None] * len(model.variables)
+        assert output.gradients == [] and output.assigned == NOTHING
     assert float(run(tower, model, x, y, method="predict").loss) == 0
     loss = run(tower, model, x, y, shares(0.5, 1.0), method="test").loss
     np.testing.assert_allclose(loss, 0.5 * np.mean((expected - y) ** 2), rtol=1e-5)
@@ -215,19 +216,6 @@ def test_a_method_is_traced_once_whatever_the_number_of_examples():
     assert traces == [None]
     run(tower, model, x, y, sample_weight=tf.ones([7]))  # another structure
     assert traces == [None, None]
-
-
-def test_a_variable_that_keras_does_not_track_is_refused_by_its_name():
-    hidden = tf.Variable(1.0, name="hidden_away")
-
-    class Raw(L.Layer):
-        def call(self, x):
-            return x * hidden
-
-    model = regression(Raw())
-    x, y = (tf.cast(v, tf.float32) for v in shard())
-    with pytest.raises(ValueError, match="does not track in it: hidden_away.*add_weight"):
-        run(Tower(model, "mse", None), model, x, y)
 
 
 def test_the_weights_of_masks_follow_from_the_inputs_alone():

@@ -18,7 +18,7 @@ from towers.reporting.report import format_bytes, tower_range
 from towers.step import TowerStep
 from towers.step.averaging import partial_sums
 from towers.step.sharding import map_tensors, shard_sizes
-from towers.step.state import batch_norm_indices
+from towers.step.state import statistics as statistics_of
 
 
 class Traffic(NamedTuple):
@@ -122,8 +122,7 @@ def _moved(count: int) -> str:
 def _bytes_up(step: TowerStep) -> dict[str, int]:
     """Sums of gradients and BatchNorm statistics, and tower 0's other state, by device."""
     model = step.model
-    averaged = batch_norm_indices(model) if step.batch_norm == "average" else []
-    statistics = [model.non_trainable_variables[i] for i in averaged]
+    statistics = statistics_of(model) if step.batch_norm == "average" else []
     summed = _variable_bytes([*model.trainable_variables, *statistics])
     counts = dict.fromkeys(step.tower_devices, 0)
     first = 0

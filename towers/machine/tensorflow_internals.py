@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+# The class of what `tf.Variable(...)` makes, whose methods are to be replaced. It has no public
+# name, and to make one to ask for its class is refused while a graph is traced.
+VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
 # Graphs.
 

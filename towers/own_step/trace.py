@@ -23,7 +23,7 @@ from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
 from towers.rows.rows import Rows
-from towers.step.state import batch_norm_indices
+from towers.step.state import statistics as statistics_of
 from towers.step.synchronized import synchronized, synchronized_layers
 
 _MOST_TRACES = 4  # layers in layers are built one after another
@@ -121,7 +121,7 @@ def _trace_once(
         given = [leaf for leaf in leaves if leaf is not None]
         meetings = StepMeetings(given, share, begin)
         layers = synchronized_layers(model, batch_norm)
-        statistics = [model.non_trainable_variables[i] for i in batch_norm_indices(model)]
+        statistics = statistics_of(model)
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(meetings, home, averaged, first)
         with (

@@ -1,12 +1,14 @@
-"""A model's state: its non-trainable variables, and what goes into each tower.
+"""A model's state: what goes into each tower, and how the towers' new states become one.
 
-    random seeds    into tower 0 as they are, into tower t folded with t
-    all the rest    as it is
-
-What becomes of what towers assign is in `merging`.
+| state                 | into tower t                           | after the step              |
+| --------------------- | -------------------------------------- | --------------------------- |
+| BatchNorm statistics  | as they are                            | weighted mean, or tower 0's |
+| random seeds          | tower 0: as they are; t: folded with t | tower 0's: advanced once    |
+| the rest              | as it is                               | see `assigned`              |
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +16,7 @@ import tensorflow as tf
 from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
+_SEED = "seed_generator_state"  # the name that Keras gives the state of every SeedGenerator
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
 
 
@@ -26,27 +29,27 @@ def seed_states(layer: keras.layers.Layer) -> set[int]:
     return set(map(id, layer.variables)) - set(map(id, layer.weights))
 
 
-def seed_indices(model: keras.Model) -> list[int]:
-    """Which of `model.non_trainable_variables` are states of a `keras.random.SeedGenerator`."""
-    states = seed_states(model)
-    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in states]
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`, in a layer or not."""
+    return variable.name == _SEED
 
 
-def batch_norm_indices(
+def statistics(
     model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
-) -> list[int]:
-    """Which of `model.non_trainable_variables` are statistics of a BatchNormalization layer.
+) -> list[keras.Variable]:
+    """The statistics of a model's BatchNormalization layers, in the order of its state.
 
     Args:
         synchronized: layers whose statistics are the same in all towers, and left out.
     """
-    statistics = {
+    found = {
         id(variable)
         for layer in all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
-        for variable in (layer.moving_mean, layer.moving_variance)
+        for variable in layer.non_trainable_weights
+        if tf.as_dtype(variable.dtype).is_floating  # a subclass may count its steps
     }
-    return [i for i, v in enumerate(model.non_trainable_variables) if id(v) in statistics]
+    return [v for v in model.non_trainable_variables if id(v) in found]
 
 
 def tower_state(
@@ -68,20 +71,6 @@ def tower_state(
             folded = tf.random.experimental.stateless_fold_in(seed, tower_index)
             values[i] = tf.cast(folded, values[i].dtype)
     return values
-
-
-def assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor | None]) -> None:
-    """Gives variables new values; None leaves one as it is."""
-    for variable, value in zip(variables, values, strict=True):
-        if value is not None:
-            variable.assign(value)
-
-
-def assign_add(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor | None]) -> None:
-    """Adds values to variables; None leaves one as it is."""
-    for variable, value in zip(variables, values, strict=True):
-        if value is not None:
-            variable.assign_add(value)
 
 
 def check_model(model: keras.Model) -> None:

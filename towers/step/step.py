@@ -25,13 +25,14 @@ from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
+from towers.step.assigned import NOTHING, Assigned, leave
 from towers.step.averaging import Tree, Values, add_tree, partial_sums
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
-from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard, Structure
+from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.shares import SHARES_SPEC, Shares, tower_shares
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import (
@@ -53,14 +54,19 @@ class _Computed(NamedTuple):
     """1 to 4 of the diagram, before the one update.
 
     shards: of the global batch. outputs: of this worker's towers on theirs.
-    tree: the partial sums of [loss, gradients ..., parts of the state ...].
-    state: what tower 0 has assigned to the state, then to the parameters; see `TowerOutput`.
+    tree: the partial sums of [loss, gradients ..., what the towers assign and is added up ...].
+    same: what tower 0 assigns and all have, by the variable's index.
     """
 
     shards: list[Shard]
     outputs: list[TowerOutput]
     tree: Tree
-    state: Sequence[tf.Tensor | None]
+    same: dict[int, tf.Tensor]
+
+    @property
+    def assigned(self) -> Assigned:
+        """What each tower assigns."""
+        return self.outputs[0].assigned
 
 
 class TowerStep:
@@ -162,7 +168,6 @@ class TowerStep:
         if not isinstance(metrics, BatchMetrics):
             metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
         self._metrics = metrics
-        self._seeds = state_lib.seed_indices(model)
         self._tried: set[str] = set()  # "rows", "losses"
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
 
@@ -182,15 +187,16 @@ class TowerStep:
         """Inference mode; returns (loss, predictions)."""
         with checked_rows(x, y, sample_weight):
             computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
-            loss, *parts = self._add(computed.tree)
-            self._assign_state(computed, parts)
+            loss, *sums = self._add(computed.tree)
+            self._leave(computed, sums)
             return loss, self._predictions(computed)
 
     def predict_graph(self, x: Structure) -> Structure:
         """Inference mode; returns the predictions."""
         with checked_rows(x):
             computed = self._run_towers("predict", self._split((x, None, None)))
-            self._assign_state(computed, self._add(computed.tree)[1:])
+            _, *sums = self._add(computed.tree)
+            self._leave(computed, sums)
             return self._predictions(computed)
 
     def _gradients(
@@ -221,13 +227,15 @@ class TowerStep:
 
     def _run_towers(self, name: str, shards: list[Shard], *options: tf.Tensor) -> _Computed:
         """2 to 4. Calls the one traced tower on every shard, each on its device."""
+        tower, weigh = self._traced(name, shards[self.mine.start])
         inputs = self._inputs(shards)
-        tower = self._trace(name, inputs[0])
-        shares = self._shares(tower.structured_outputs, inputs, shards)
+        shares = self._shares(weigh, inputs, shards)
         outputs = self._run(tower, inputs, [(shares[t], *options) for t in self.mine])
+        same = outputs[0].assigned.same
         with tf.name_scope(scopes.SUM), tf.device(self.home):
-            state = self._exchange.of_tower_0(outputs[0].state)
-        return _Computed(shards, outputs, self._partial_sums(outputs), state)
+            values = self._exchange.of_tower_0(list(same.values()))
+        same = dict(zip(same, values, strict=True))
+        return _Computed(shards, outputs, self._partial_sums(outputs), same)
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """What each tower is fed.
@@ -242,20 +250,19 @@ class TowerStep:
             return [
                 TowerInput(
                     on_device[device],
-                    state_lib.tower_state(state, self._seeds, tower),
+                    state_lib.tower_state(state, self._tower.seeds, tower),
                     *shards[tower].values,
                 )
                 for tower, device in zip(self.mine, self.tower_devices, strict=True)
             ]
 
     def _shares(
-        self, output: TowerOutput, inputs: list[TowerInput], shards: list[Shard]
+        self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
-        """What each of the T towers' losses count; `output`: a traced tower's."""
+        """What each of the T towers' losses count; `weigh`: what computes it, see `_traced`."""
         losses = self._tower.losses
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
-            if losses.have_masks(inputs[0].y, output.predictions, output.masks):
-                weigh = self._tower.trace("weigh_masked", inputs[0], shards[0].size)
+            if weigh is not None:
                 own = self._run(weigh, inputs, [(shards[t].size,) for t in self.mine])
                 weights = self._exchange.one_a_tower(own)
             else:
@@ -284,9 +291,12 @@ class TowerStep:
             return self._exchange.sums(trees)
 
     def _partial_sums(self, outputs: list[TowerOutput]) -> Tree:
-        """4. Of all that the towers' outputs are averaged for."""
+        """4. Of all that the towers' outputs are added up for."""
+        values = [
+            [o.loss, *o.gradients, *o.assigned.means.values(), *o.assigned.sums.values()]
+            for o in outputs
+        ]
         with tf.name_scope(scopes.SUM):
-            values = [[o.loss, *o.gradients, *o.means, *o.sums] for o in outputs]
             return self.partial_sums(values)
 
     def _add(self, tree: Tree) -> Values:
@@ -297,25 +307,40 @@ class TowerStep:
     def _update(self, computed: _Computed) -> tf.Tensor:
         """5. Parameters, optimizer and state take the towers' results; the loss."""
         variables, in_one = self.trainable_variables, self.policy.update_in_one
+        parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            state_lib.assign(variables, computed.state[len(self._tower.state):])
+            leave(variables, NOTHING, parameters, [])  # the update is of what was assigned
             with self._copies.used(self.optimizer, variables):
-                loss, parts = update(computed.tree, self.optimizer, variables, in_one=in_one)
-            self._assign_state(computed, parts)
+                loss, sums = update(computed.tree, self.optimizer, variables, in_one=in_one)
+            self._leave(computed, sums)
         return loss
 
-    def _assign_state(self, computed: _Computed, parts: Values) -> None:
-        """5. The state; `parts`: the sums of the towers' means and sums."""
-        variables = self._tower.state
-        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            state_lib.assign(variables, computed.state[:len(variables)])
-            state_lib.assign(variables, parts[:len(variables)])
-            state_lib.assign_add(variables, parts[len(variables):])
+    def _leave(self, computed: _Computed, sums: Values) -> None:
+        """State takes what the towers have assigned; `sums`: of it, over all towers."""
+        first = len(self.trainable_variables)
+        state = {i: value for i, value in computed.same.items() if i >= first}
+        variables = [*self.trainable_variables, *self._tower.state]
+        with tf.device(self.home):
+            leave(variables, computed.assigned, state, sums)
 
     # What the arrows need.
 
+    def _traced(self, name: str, shard: Shard) -> tuple[TracedTower, TracedTower | None]:
+        """The tower, and what weighs its losses where masks take part in that.
+
+        Both know the same state: it grows where a trace meets a variable that Keras does not list.
+        """
+        inputs, known = TowerInput([], [], *shard.values), -1
+        while known < len(self._tower.state):
+            known, weigh = len(self._tower.state), None
+            tower = self._trace(name, inputs)
+            output = tower.structured_outputs
+            if self._tower.losses.have_masks(inputs.y, output.predictions, output.masks):
+                weigh = self._tower.trace("weigh_masked", inputs, shard.size)
+        return tower, weigh
+
     def _trace(self, name: str, inputs: TowerInput) -> TracedTower:
-        """The tower, traced once; `inputs`: one tower's, or specs of them."""
+        """The tower, traced once; `inputs`: one tower's, or specs of them, without variables."""
         options = (LOSS_SCALE_SPEC,) if name == "train" else ()
         tower = self._tower.trace(name, inputs, SHARES_SPEC, *options)
         if self.num_towers > 1:
@@ -444,8 +469,14 @@ class TowerStep:
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
-        """The running sums of the loss and the metrics."""
-        return self._metrics.variables
+        """The running sums of the loss and the metrics, and what towers have met beside them."""
+        found = [*self._metrics.variables, *self._tower.met]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def met_variables(self) -> list[Any]:
+        """What towers read or assign and Keras does not list; known once a step was traced."""
+        return self._tower.met
 
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
         """The graph of one update as it was traced, nodes with their devices; None before that."""
@@ -472,8 +503,7 @@ class TowerStep:
             name: "train" or "test".
             x, y, sample_weight: a batch, or the TensorSpecs of one.
         """
-        values = self._tower.trainable, self._tower.state
-        tower = self._trace(name, TowerInput(*values, x, y, sample_weight))
+        tower = self._trace(name, TowerInput([], [], x, y, sample_weight))
         predictions = tower.structured_outputs.predictions
         return tf.nest.pack_sequence_as(self._tower.losses.outputs, predictions)
 

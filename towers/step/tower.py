@@ -4,26 +4,34 @@ A tower is traced once, without a device. The step calls it once for each shard 
 and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from towers.levels.dependence import Dependence
+from towers.rows.rows import Rows
 from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.rows.rows import Rows
+from towers.step import state as state_lib
+from towers.step.assigned import (
+    NOTHING,
+    Assigned,
+    Averaged,
+    ShardFacts,
+    TowerScope,
+    what_becomes_of,
+)
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
-from towers.step.forward_scope import ForwardScope
 from towers.step.gathering import gathered_by, refuse
-from towers.step.merging import Merge, depends_on_shard, merge, warn_of_first
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
+from towers.step.raw_variables import check_closed, raw_variables_in
 from towers.step.sharding import Structure, any_rows, map_tensors
 from towers.step.shares import Shares
-from towers.step.state import batch_norm_indices, seed_indices
 from towers.step.synchronized import Sum, synchronized
 from towers.step.traced_tower import TracedTower, trace_tower
 
@@ -32,7 +40,7 @@ class TowerInput(NamedTuple):
     """What one tower is fed, but for what its losses count.
 
     parameters: the values of the V trainable variables.
-    state: the values of the non-trainable variables.
+    state: the values of the tower's other variables.
     x: inputs, y: labels, sample_weight: structures of tensors [n, ...] or None.
     """
 
@@ -48,9 +56,7 @@ class TowerOutput(NamedTuple):
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
     gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
-    state: one for each non-trainable, then for each trainable variable: what the forward pass
-        assigned; None where that is nothing, or one of the following.
-    means, sums: one for each non-trainable variable, see `merging.Merge`.
+    assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
@@ -58,9 +64,7 @@ class TowerOutput(NamedTuple):
 
     loss: tf.Tensor
     gradients: Values
-    state: list[tf.Tensor | None]
-    means: list[tf.Tensor | None]
-    sums: list[tf.Tensor | None]
+    assigned: Assigned
     predictions: list[tf.Tensor]
     masks: list[tf.Tensor | None]
     finite: tf.Tensor | None = None
@@ -74,7 +78,8 @@ class Tower:
 
     losses: of the model's outputs, known once a method has been traced.
     trainable, state: the V trainable variables and the others, as they were when this was made:
-        what a layer's `trainable` is set to later changes neither.
+        what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
+        such as a tf.Variable that a layer keeps, joins the state.
     """
 
     def __init__(
@@ -96,8 +101,8 @@ class Tower:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
             synchronized_layers: BatchNormalization layers in which the towers meet.
-            batch_norm: see `TowerStep`.
-            is_alone: whether there is no other tower: its shard is the whole batch.
+            batch_norm: what becomes of the others' statistics, see `TowerStep`.
+            is_alone: whether there is one tower: then all that it assigns is the global batch's.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
             inline: let the graph optimizer work on all towers and their sum at once.
@@ -105,13 +110,13 @@ class Tower:
         self._model = model
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
-        self._synchronized_layers = synchronized_layers
-        statistics = [self.state[i] for i in batch_norm_indices(model, synchronized_layers)]
-        self._averaged = set(map(id, statistics)) if batch_norm == "average" else set()
-        self._kept = set(map(id, map(self.state.__getitem__, [
-            *batch_norm_indices(model), *seed_indices(model)
-        ])))
+        self._num_listed = len(self.state)
+        statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
+        self._averaged = (
+            Averaged(set(), statistics) if batch_norm == "tower0" else Averaged(statistics, set())
+        )
         self._is_alone = is_alone
+        self._synchronized_layers = synchronized_layers
         self._checked = checked
         self._options = {
             "jit_compile": jit_compile or None,
@@ -143,12 +148,11 @@ class Tower:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             is_real = shares.examples > 0
-            layers = self._synchronized_layers
-            with synchronized(layers, is_real, sum_towers) if sum_towers else nullcontext():
-                forward = self._forward(inputs, training=True)
-            predictions = forward.predictions
-            rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
-            added = self._weighed(forward.added, rows, shares)
+            facts = self._facts(inputs, shares)
+            layers, met = self._synchronized_layers, _declared(sum_towers, facts)
+            with synchronized(layers, is_real, met) if met else nullcontext():
+                predictions, assigned, added = self._forward(inputs, facts, training=True)
+            added = self._weighed(added, facts)
             loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
@@ -159,33 +163,30 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        state = self._merged(forward.state, inputs, rows, shares)
-        return TowerOutput(loss, gradients, *state, predictions, _masks(predictions), finite)
+        return TowerOutput(loss, gradients, assigned, predictions, _masks(predictions), finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        forward = self._forward(inputs, training=False)
-        predictions = forward.predictions
-        rows = Rows.of_shard(tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight]))
-        added = self._weighed(forward.added, rows, shares)
+        facts = self._facts(inputs, shares)
+        predictions, assigned, added = self._forward(inputs, facts, training=False)
+        added = self._weighed(added, facts)
         loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
-        state = self._merged(forward.state, inputs, rows, shares)
-        return TowerOutput(loss, [], *state, predictions, _masks(predictions))
+        return TowerOutput(loss, [], assigned, predictions, _masks(predictions))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        forward = self._forward(inputs, training=False, compute_losses=False)
-        rows = Rows.of_shard(tf.nest.flatten(inputs.x))
-        state = self._merged(forward.state, inputs, rows, shares)
-        predictions = forward.predictions
-        return TowerOutput(tf.zeros([]), [], *state, predictions, _masks(predictions))
+        facts = self._facts(inputs, shares)
+        predictions, assigned, _ = self._forward(
+            inputs, facts, training=False, compute_losses=False
+        )
+        return TowerOutput(tf.zeros([]), [], assigned, predictions, _masks(predictions))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
         """`OutputLosses.weigh` where masks take part in it, at the cost of a forward pass.
 
         Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
         """
-        predictions, _, _ = self._forward(inputs, training=True, compute_losses=False)
+        predictions, _, _ = self._forward(inputs, None, training=True, compute_losses=False)
         masks = self.losses.masks(inputs.y, predictions)
         return self.losses.weigh(inputs.sample_weight, size, masks)
 
@@ -202,20 +203,24 @@ class Tower:
             inputs, options: its arguments, of the structure and the dtypes to come; or their specs.
 
         Raises:
-            ValueError: the model reads a variable that is not one of its own, or gathers rows.
+            ValueError: the model uses a variable in a way that towers cannot follow, assigns what
+                each tower has another value of, or gathers rows.
         """
-        parameters, state, *shard = inputs
-        specs = map_tensors(_any_size, (shard, options))
-        key = name + str(specs)
-        if key not in self._traced:
-            values = tf.nest.map_structure(_same_size, (parameters, state))
-            arguments = [TowerInput(*values, *specs[0]), *specs[1]]
-            with gathered_by(refuse):
-                meets = name == "train" and bool(self._synchronized_layers)
-                method = self.train_together if meets else getattr(self, name)
-                traced = trace_tower(method, arguments, self._options, meets=meets)
-            _check_closed(traced, self._model)
-            self._traced[key] = traced
+        specs = map_tensors(_any_size, (inputs[2:], options))
+        known = -1
+        while known < len(self.state):  # a trace may meet more
+            known = len(self.state)
+            key = f"{name} {known} {specs}"
+            if key not in self._traced:
+                values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
+                arguments = [TowerInput(*values, *specs[0]), *specs[1]]
+                with gathered_by(refuse):
+                    meets = name == "train" and bool(self._synchronized_layers)
+                    method = self.train_together if meets else getattr(self, name)
+                    traced = trace_tower(method, arguments, self._options, meets=meets)
+                if known == len(self.state):
+                    check_closed(traced.function)
+                self._traced[key] = traced
         return self._traced[key]
 
     @property
@@ -223,36 +228,69 @@ class Tower:
         """Whether what was traced draws noise by tf.random, whose state nobody can save."""
         return any(traced.has_unsaved_noise for traced in self._traced.values())
 
+    @property
+    def seeds(self) -> list[int]:
+        """Which of the state are random seeds."""
+        return [i for i, v in enumerate(self.state) if state_lib.is_seed(v)]
+
+    @property
+    def met(self) -> list[Any]:
+        """The variables of the state that Keras does not list."""
+        return self.state[self._num_listed:]
+
+    def _meet(self, unknown: Mapping[int, Any]) -> None:
+        known = set(map(id, self.state))
+        self.state += [variable for key, variable in unknown.items() if key not in known]
+
+    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
+        """What is known of the trace's tensors, to begin with: which are a tower's own."""
+        dependence = Dependence()
+        shard = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
+        own = [*shard, *shares, *(inputs.state[i] for i in self.seeds)]
+        for tensor in tf.nest.flatten(own, expand_composites=True):
+            if tensor is not None:
+                dependence.feed(tensor, local=True, level=0)
+        return ShardFacts(dependence, Rows.of_shard(shard), shares.examples)
+
     def _forward(
-        self, inputs: TowerInput, *, training: bool, compute_losses: bool = True
+        self,
+        inputs: TowerInput,
+        facts: ShardFacts | None,
+        *,
+        training: bool,
+        compute_losses: bool = True,
     ) -> "_Forward":
-        """What `model(x)` does at these values; without losses, where nobody asks for them."""
+        """What `model(x)` does at these values; without losses, where nobody asks for them.
+
+        Without `facts`, what it assigns is forgotten.
+        """
         model = self._model
-        trainable = list(zip(self.trainable, inputs.parameters, strict=True))
-        others = list(zip(self.state, inputs.state, strict=True))
-        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-        if self.losses.model_loss:
-            others += trackers
-        with ForwardScope(trainable, others) as scope:
+        variables = [*self.trainable, *self.state]
+        values = zip(variables, [*inputs.parameters, *inputs.state], strict=True)
+        scope = TowerScope(values, len(self.trainable))
+        with scope, raw_variables_in(scope):
             outputs = model(inputs.x, training=training)
+            changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             if not compute_losses:
                 added = []
             elif self.losses.model_loss:
                 compute = self.losses.model_loss.compute
+                trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+                scope.state_mapping.update({id(v): zero for v, zero in trackers})
                 added = [compute(inputs.x, inputs.y, outputs, inputs.sample_weight, training)]
                 _check_trackers(trackers, scope)
             else:
                 added = [tf.reduce_sum(value) for value in model.losses]
-        scope.check_closed(model)
-        before = [*inputs.state, *inputs.parameters]
-        after = [scope.get_current_value(v) for v in [*self.state, *self.trainable]]
-        changed = [None if a is b else a for a, b in zip(after, before, strict=True)]
+        self._meet(scope.unknown)
+        assigned = NOTHING
+        if self._is_alone:
+            assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
+        elif facts is not None:
+            assigned = what_becomes_of(changed, scope, facts, self._averaged)
         self.losses.bind(outputs)
-        return _Forward(tf.nest.flatten(outputs), changed, added)
+        return _Forward(tf.nest.flatten(outputs), assigned, added)
 
-    def _weighed(
-        self, added: Sequence[tf.Tensor], rows: Rows, shares: Shares
-    ) -> list[tf.Tensor]:
+    def _weighed(self, added: Sequence[tf.Tensor], facts: ShardFacts) -> list[tf.Tensor]:
         """The shard's parts of the batch's losses that layers, or a `compute_loss`, have added.
 
         A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
@@ -260,42 +298,41 @@ class Tower:
         """
         weighed = []
         for value in added:
-            if rows.check(value, "a loss that a layer, or compute_loss, adds").name == "sum":
-                weighed.append(tf.where(shares.examples > 0, value, tf.zeros_like(value)))
+            kind = facts.rows.check(value, "a loss that a layer, or compute_loss, adds")
+            if kind.name == "sum":
+                weighed.append(tf.where(facts.weight > 0, value, tf.zeros_like(value)))
             else:
-                weighed.append(value * tf.cast(shares.examples, value.dtype))
+                weighed.append(value * tf.cast(facts.weight, value.dtype))
         if not self._is_alone:
-            rows.warn()
+            facts.rows.warn()
         return weighed
-
-    def _merged(
-        self, changed: Sequence[tf.Tensor | None], inputs: TowerInput, rows: Rows, shares: Shares
-    ) -> Merge:
-        """What the forward pass has assigned to the state, then to the trainable variables."""
-        count = len(self.state)
-        if self._is_alone:
-            return Merge(list(changed), [None] * count, [None] * count)
-        found = merge(
-            self.state, inputs.state, changed[:count], rows, shares.examples,
-            averaged=self._averaged, kept=self._kept,
-        )
-        for variable, value in zip(self.trainable, changed[count:], strict=True):
-            if value is not None and depends_on_shard(value, rows):
-                warn_of_first(variable)
-        return found._replace(first=[*found.first, *changed[count:]])
 
 
 class _Forward(NamedTuple):
     """A forward pass.
 
     predictions: the flattened outputs.
-    state: as of a TowerOutput, all of it.
+    assigned: what it leaves in variables.
     added: the losses of the shard that layers, or a `compute_loss`, have added.
     """
 
     predictions: list[tf.Tensor]
-    state: list[tf.Tensor | None]
+    assigned: Assigned
     added: list[tf.Tensor]
+
+
+def _declared(sum_towers: Sum | None, facts: ShardFacts) -> Sum | None:
+    """The same, and the facts know that all towers have the sums."""
+    if sum_towers is None:
+        return None
+
+    def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        sums = sum_towers(values)
+        for tensor in sums:
+            facts.dependence.feed(tensor, local=False, level=0)
+        return sums
+
+    return meet
 
 
 def join_predictions(
@@ -353,15 +390,4 @@ def _check_trackers(
         raise ValueError(
             "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
             "miss them. Update the metric in compute_metrics instead."
-        )
-
-
-def _check_closed(traced: TracedTower, model: keras.Model) -> None:
-    """A variable that is neither a parameter nor state would be shared by all towers, unseen."""
-    if traced.variables:
-        names = ", ".join(sorted({v.name for v in traced.variables}))
-        raise ValueError(
-            f"model {model.name!r} uses variables that Keras does not track in it: {names}. Create "
-            "weights with add_weight or keras.Variable, and give random operations "
-            "seed=keras.random.SeedGenerator(...) of the layer's own."
         )

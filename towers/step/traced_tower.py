@@ -29,14 +29,13 @@ from towers.step.calls import run_on_devices, run_piece
 class WholeTower:
     """A traced function of a tower that meets no other.
 
-    function: the concrete function. structured_outputs, variables: its own.
+    function: the concrete function. structured_outputs: its own.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(self, function: Any) -> None:
         """Args: a concrete function."""
         self.structured_outputs = function.structured_outputs
-        self.variables = function.variables
         self.function = function
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
 
@@ -70,7 +69,7 @@ class WholeTower:
 class CutTower:
     """A traced function of a tower, in pieces.
 
-    structured_outputs, variables: as of a concrete function.
+    function: the concrete function. structured_outputs: its own.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
@@ -86,7 +85,7 @@ class CutTower:
             options: of `tf.function`, for each piece.
         """
         self.structured_outputs = function.structured_outputs
-        self.variables = function.variables
+        self.function = function
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
         self._captured = {inside.name: outside for outside, inside in captures(function)}

@@ -1,0 +1,200 @@
+"""What layers assign in their call is what Keras would have assigned, for any split into towers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+
+L, ops = keras.layers, keras.ops
+
+
+class Keeps(L.Layer):
+    """Keeps all that towers can carry; what Keras does not list, too."""
+
+    def __init__(self):
+        super().__init__(name="keeps")
+        self.loss_tracker = keras.metrics.Mean(name="endpoint")
+        self.row_tracker = keras.metrics.Mean(name="by_row")
+        generator = keras.random.SeedGenerator(3)
+        self.hidden = lambda: generator
+        self.calls = tf.Variable(0.0, dtype=keras.config.floatx(), name="calls")
+        self.codebook = tf.Variable(
+            np.arange(1.0, 6.0) / 10, dtype=keras.config.floatx(), name="codebook")
+
+    def build(self, shape):
+        def state(name, shape, aggregation="none", dtype=None):
+            return self.add_weight(
+                shape=shape, initializer="zeros", trainable=False, name=name, dtype=dtype,
+                aggregation=aggregation,
+            )
+
+        self.steps = state("steps", (), dtype="int32")
+        self.rows = state("rows", (), "sum", "int32")
+        self.total = state("total", (shape[-1],), "sum")
+        self.mean = state("mean", (shape[-1],), "mean")
+        self.decay = state("decay", ())
+
+    def call(self, x):
+        self.steps.assign_add(1)
+        self.calls.assign_add(0.1)
+        self.decay.assign(0.5 * self.decay + 0.1 * ops.sum(self.codebook))
+        self.rows.assign_add(ops.shape(x)[0])
+        self.total.assign_add(ops.sum(x, axis=0))
+        self.total.assign_sub(ops.mean(x, axis=0))
+        self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        self.loss_tracker.update_state(ops.mean(x**2))
+        self.row_tracker.update_state(ops.sum(x, axis=1))
+        noise = keras.random.normal(ops.shape(x), seed=self.hidden())
+        scale = tf.gather(self.codebook, [1]) * self.decay + self.calls
+        return x * self.codebook * scale + 0.0 * noise
+
+
+def data(count=23):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 4)), rng.normal(size=(count, 2))
+
+
+def model_of(*layers):
+    return keras.Sequential([
+        keras.Input((4,)), L.Dense(5, activation="tanh"), *layers, L.Dense(2),
+    ])
+
+
+def trained(make, num_towers=None, num_devices=2, epochs=2):
+    """(history, evaluation, all variables, hidden ones too); by Keras without a tower count."""
+    keras.utils.set_random_seed(1)
+    model = model_of(*make())
+    keeps = [layer for layer in model.layers if isinstance(layer, Keeps)]
+    if num_towers is not None:
+        devices = min(num_towers, num_devices)
+        model = towers.make_parallel(model, devices, num_towers=num_towers)
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    history = model.fit(*data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0).history
+    evaluated = model.evaluate(*data(), batch_size=8, verbose=0, return_dict=True)
+    model.predict(data()[0], batch_size=8, verbose=0)
+    hidden = [v for layer in keeps for v in (layer.calls, layer.hidden().state)]
+    return history, evaluated, [v.numpy() for v in [*model.variables, *hidden]]
+
+
+def all_that_is_kept():
+    return L.SpectralNormalization(L.Dense(5)), Keeps()
+
+
+@pytest.mark.parametrize("num_towers", [3, 8])  # with ragged, and with empty shards
+def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
+    (theirs, evaluated, expected), ours = trained(all_that_is_kept), trained(
+        all_that_is_kept, num_towers)
+    assert set(theirs) == {"loss", "endpoint", "by_row"}
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[0][name], values, rtol=1e-10, err_msg=name)
+        np.testing.assert_allclose(ours[1][name], evaluated[name], rtol=1e-10, err_msg=name)
+    for a, b in zip(ours[2], expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_what_layers_assign_has_the_same_bits_on_any_number_of_devices():
+    first, *others = [trained(all_that_is_kept, 4, num_devices, 1) for num_devices in (1, 2, 4)]
+    for other in others:
+        assert other[:2] == first[:2]
+        assert [v.tobytes() for v in other[2]] == [v.tobytes() for v in first[2]]
+
+
+class Remembers(L.Layer):
+    """Assigns what a function (old, rows) computes to a variable of some aggregation."""
+
+    def __init__(self, new, aggregation="none"):
+        super().__init__(name="remembers")
+        self.new, self.aggregation = new, aggregation
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="seen",
+            aggregation=self.aggregation,
+        )
+
+    def call(self, x):
+        self.seen.assign(self.new(self.seen, x))
+        return x
+
+
+def decayed_sum(old, x):
+    return 0.5 * old + ops.sum(x)
+
+
+def test_a_metrics_value_that_each_tower_has_another_of_is_refused():
+    def make():
+        return [Remembers(decayed_sum, "sum")]
+
+    with pytest.raises(ValueError) as refused:
+        trained(make, 2)
+    message = str(refused.value)
+    assert "assigned_test.py:" in message and "/seen" in message and "assign_add" in message
+    assert "towers.gather" in message and len(message.splitlines()) == 1
+
+
+def test_one_tower_keeps_whatever_keras_keeps(float64):
+    theirs, ours = (trained(lambda: [Remembers(largest)], count) for count in (None, 1))
+    for a, b in zip(ours[2], theirs[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_only_first_replica_is_tower_0s():
+    def make():
+        return [Remembers(lambda old, x: old + ops.cast(ops.shape(x)[0], old.dtype),
+                          "only_first_replica")]
+
+    *_, variables = trained(make, 3, epochs=1)
+    assert 3.0 * (3 + 3 + 3) in [v for v in variables if v.shape == ()]
+
+
+def test_an_assignment_inside_of_a_condition_is_refused():
+    class Sometimes(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.seen = self.add_weight((), "zeros", trainable=False, name="seen")
+
+        def call(self, x):
+            tf.cond(tf.reduce_sum(x) > 0, lambda: self.seen.assign(1.0), lambda: 0.0)
+            return x
+
+    x = np.ones((4, 2), "float32")
+    model = Sometimes()
+    model(x)
+    step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
+    with pytest.raises(ValueError, match="assigned_test.py:.* assigns .*seen inside of a"):
+        step(x, x)
+
+
+def test_a_batch_normalization_that_counts_its_steps_counts_them():
+    class Counts(L.BatchNormalization):
+        def build(self, shape):
+            super().build(shape)
+            self.steps = self.add_weight((), "zeros", "int32", trainable=False, name="steps")
+
+        def call(self, x, training=None):
+            self.steps.assign_add(1)
+            return super().call(x, training=training)
+
+    for batch_norm in ("average", "synchronized", "tower0"):
+        model = model_of(Counts(name="norm"))
+        step = towers.TowerStep(
+            model, "sgd", "mse", devices=["/cpu:0"], num_towers=3, batch_norm=batch_norm)
+        for _ in range(2):
+            step(*data())
+        assert int(model.get_layer("norm").steps.numpy()) == 2
+
+
+def test_what_a_metric_in_a_layer_adds_and_is_no_sum_is_warned_of():
+    class Roots(L.Layer):
+        def __init__(self):
+            super().__init__()
+            self.tracker = keras.metrics.Mean(name="root")
+
+        def call(self, x):
+            self.tracker.update_state(ops.sqrt(ops.mean(x**2)))
+            return x
+
+    with pytest.warns(UserWarning, match="assigned_test.py:.*Each tower has only its own rows"):
+        trained(lambda: [Roots()], 2, epochs=1)
