@@ -284,19 +284,20 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
 
 
 def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
-    """Makes all variables for batches of these specs; returns what an own step has read."""
+    """Makes all variables for batches of these specs; returns those that Keras may not list."""
     _make_variables(model, "train", [specs])
     own = _own_step(model, "train")
     if own is not None:
         return own.variables
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
-    y_pred = _step(model, "train", x).trace_tower("train", x, y, sample_weight)
+    step = _step(model, "train", x)
+    y_pred = step.trace_tower("train", x, y, sample_weight)
     if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
         with tf.device(_home(model)):
             y, y_pred = one_row((y, y_pred))
             keras_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()
-    return []
+    return step.met_variables
 
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
