@@ -26,7 +26,7 @@ from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
-from towers.parallel_check import check_model, hint_gpu_variables
+from towers.parallel_check import check_model, explained, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
@@ -101,6 +101,7 @@ class _Towers:
 
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
+    wants_eager: whether it was compiled with run_eagerly=True.
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
@@ -112,6 +113,7 @@ class _Towers:
     batch_norm: str
     unbuilt: dict[str, Any]
     workers: Workers
+    wants_eager: bool = False
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
@@ -248,7 +250,8 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
 
     def first_call(data: Any) -> Any:
         setattr(model, attribute, call)
-        return call(_make_variables(model, name, data))
+        with explained(model.name, model._towers.wants_eager):
+            return call(_make_variables(model, name, data))
 
     setattr(model, attribute, first_call)
 
@@ -388,6 +391,7 @@ def _home(model: keras.Model) -> str:
 
 def _forget_functions(model: ParallelModel) -> None:
     """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    model._towers.wants_eager = bool(model.run_eagerly)
     if model.run_eagerly:
         warnings.warn(
             f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "

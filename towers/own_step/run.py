@@ -70,6 +70,7 @@ class OwnStep:
             ValueError: the model cannot be computed in towers.
         """
         state_lib.check_layers(model)
+        state_lib.check_shared(model, num_towers)
         _check_alone(model, name)
         self._name, method = name, getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)

@@ -93,6 +93,17 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
+def check_shared(model: keras.Model, num_towers: int) -> None:
+    """Raises ValueError for a layer that one tower can compute, and several cannot share."""
+    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
+    if num_towers > 1 and overwritten:
+        raise ValueError(
+            f"variable {overwritten[0].path!r} takes its gradient for its value, as the history of "
+            "a float8 layer's largest numbers does, and towers add gradients up. Use one tower, or "
+            "mixed_bfloat16 in the place of float8."
+        )
+
+
 def check_batch_norm(batch_norm: str) -> None:
     """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
     if batch_norm not in BATCH_NORM_CHOICES:
