@@ -2,10 +2,11 @@
 
 import warnings
 
+import keras
 import pytest
 
 import towers
-from tests.parallel import classifier
+from tests.parallel import classifier, rows
 from towers import parallel_check
 from towers.step import state
 
@@ -23,3 +24,21 @@ def test_variables_on_a_gpu_are_hinted_at_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         towers.make_parallel(classifier(), 1)
+
+
+class PrintsItsLoss(keras.Sequential):
+    """As one debugs a step that runs eagerly."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        print("loss: %.4f" % logs["loss"])
+        return logs
+
+
+def test_a_step_that_needs_values_is_refused_with_its_line_where_run_eagerly_was_asked_for():
+    parallel = towers.make_parallel(PrintsItsLoss(classifier().layers), 2)
+    with pytest.warns(UserWarning, match="run_eagerly"):
+        parallel.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    with pytest.raises(ValueError, match="^parallel_check_test.py:.*tf.print") as refused:
+        parallel.fit(*rows(), verbose=0)
+    assert len(str(refused.value).splitlines()) == 1

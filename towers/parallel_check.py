@@ -2,11 +2,14 @@
 
 import functools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from towers.levels.lines import line_of_error
 from towers.machine import devices as devices_lib
 from towers.step import state as state_lib
 
@@ -47,3 +50,25 @@ def _is_distributed(model: keras.Model) -> bool:
     """Whether a model was made in the scope of a tf.distribute strategy."""
     with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
         return model.distribute_strategy is not tf.distribute.get_strategy()
+
+
+@contextmanager
+def explained(name: str, wants_eager: bool) -> Iterator[None]:
+    """Makes a ValueError of what a step raises that run_eagerly=True would have let run.
+
+    Args:
+        name: the parallel model's.
+        wants_eager: whether it was compiled with run_eagerly=True.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, NotImplementedError) as error:
+        if not wants_eager:
+            raise
+        said = str(error).strip().splitlines()[-1].strip().rstrip(".")
+        raise ValueError(
+            f"{line_of_error(error) or 'the step'}: {said}. run_eagerly=True has no effect on "
+            f"parallel model {name!r}: towers are graphs, in which tensors have no values yet. "
+            "Leave out .numpy(), float() and formatting, print by tf.print, or debug the model "
+            "itself, on one device."
+        ) from error

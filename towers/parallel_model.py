@@ -27,7 +27,7 @@ from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
-from towers.parallel_check import check_model, hint_gpu_variables
+from towers.parallel_check import check_model, explained, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep
 from towers.step import state as state_lib
@@ -102,6 +102,7 @@ class _Towers:
 
     base: the model that was given; it is the one that builds itself.
     unbuilt: its attributes at that time, where it was not built.
+    wants_eager: whether it was compiled with run_eagerly=True.
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
@@ -113,6 +114,7 @@ class _Towers:
     batch_norm: str
     unbuilt: dict[str, Any]
     workers: Workers
+    wants_eager: bool = False
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
@@ -249,7 +251,8 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
 
     def first_call(data: Any) -> Any:
         setattr(model, attribute, call)
-        return call(_make_variables(model, name, data))
+        with explained(model.name, model._towers.wants_eager):
+            return call(_make_variables(model, name, data))
 
     setattr(model, attribute, first_call)
 
@@ -285,7 +288,7 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
 
 
 def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
-    """Makes all variables for batches of these specs; returns what an own step has read."""
+    """Makes all variables for batches of these specs; returns those that Keras may not list."""
     _make_variables(model, "train", [specs])
     own = _own_step(model, "train")
     if (own or _step(model, "train", specs)).has_unsaved_noise:
@@ -293,13 +296,14 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
     if own is not None:
         return own.variables
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
-    y_pred = _step(model, "train", x).trace_tower("train", x, y, sample_weight)
+    step = _step(model, "train", x)
+    y_pred = step.trace_tower("train", x, y, sample_weight)
     if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
         with tf.device(_home(model)):
             y, y_pred = one_row((y, y_pred))
             keras_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()
-    return []
+    return step.met_variables
 
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
@@ -390,6 +394,7 @@ def _home(model: keras.Model) -> str:
 
 def _forget_functions(model: ParallelModel) -> None:
     """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    model._towers.wants_eager = bool(model.run_eagerly)
     if model.run_eagerly:
         warnings.warn(
             f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "

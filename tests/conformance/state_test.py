@@ -151,5 +151,5 @@ def test_state_that_inference_assigns_is_kept_as_by_keras(float64):
 def test_float8_is_refused_on_several_towers():
     model = keras.Sequential([keras.Input((8,)), L.Dense(8, dtype="float8_from_float32")])
     towers.TowerStep(model, "sgd", "mse", num_towers=1, devices=["/cpu:0"])
-    with pytest.raises(ValueError, match="float8.*one tower"):
+    with pytest.raises(ValueError, match="float8"):
         towers.TowerStep(model, "sgd", "mse", num_towers=2, devices=["/cpu:0"])

@@ -227,3 +227,46 @@ def test_batch_norm_statistics_become_one(batch_norm, float64):
     expected = means[0] if batch_norm == "tower0" else np.average(
         means, axis=0, weights=[len(shard) for shard in shards])
     np.testing.assert_allclose(norm.moving_mean.numpy(), expected, rtol=1e-10)
+
+
+def test_tf_variables_are_read_and_assigned_as_keras_variables_are(float64):
+    """A codebook that is trained by hand, a count of steps, a queue of the rows of all towers."""
+    def make():
+        count = tf.Variable(0, name="count")
+        codebook = tf.Variable(np.arange(6.0).reshape(3, 2), name="codebook")
+        queue = tf.Variable(np.zeros((3, 4)), name="queue")
+        usage = tf.Variable(
+            0.0, dtype="float64", name="usage", aggregation=tf.VariableAggregation.MEAN)
+
+        def step(model, data):
+            x, y = data
+            count.assign_add(1)
+            queue.assign(towers.gather(x)[:3] + 0.1 * queue)
+            usage.assign(0.5 * usage + tf.reduce_mean(x))
+            with tf.GradientTape() as tape:
+                near = tf.gather(codebook, tf.argmin(tf.abs(y), axis=1))
+                loss = tf.reduce_mean((model(x) - near) ** 2)
+            weights = [*model.trainable_weights, codebook]
+            *gradients, last = tape.gradient(loss, weights)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            codebook.assign_sub(0.1 * tf.convert_to_tensor(last))
+            return {"loss": loss, "count": tf.cast(count, tf.float64), "usage": usage,
+                    "queue": tf.reduce_sum(queue), "codebook": tf.reduce_sum(codebook)}
+
+        return model_with(step)
+
+    theirs, ours = fit_alike(make, batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_tf_variable_of_a_shard_is_refused_by_name_and_line():
+    largest = tf.Variable(0.0, name="largest")
+
+    def step(model, data):
+        largest.assign(tf.reduce_max(tf.cast(data[0], tf.float32)))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    message = refused(step)
+    assert "variables_test.py:" in message and "'largest'" in message
+    assert "towers.gather" in message

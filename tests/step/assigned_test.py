@@ -119,6 +119,10 @@ class Remembers(L.Layer):
         return x
 
 
+def largest(old, x):
+    return ops.maximum(old, ops.max(x))
+
+
 def decayed_sum(old, x):
     return 0.5 * old + ops.sum(x)
 

@@ -100,6 +100,14 @@ def test_a_stateful_recurrent_layer_is_refused_by_its_name_also_inside_a_wrapper
     state.check_model(keras.Sequential([keras.Input((5, 6)), L.GRU(1)]))
 
 
+def test_float8_layers_are_refused_of_several_towers():
+    """Their history of largest numbers would be added up."""
+    model = keras.Sequential([L.Input((4,)), L.Dense(2, dtype="float8_from_float32")])
+    state.check_shared(model, 1)
+    with pytest.raises(ValueError, match="dense.*/inputs_.*mixed_bfloat16"):
+        state.check_shared(model, 2)
+
+
 def test_batch_norm_is_one_of_its_choices():
     for choice in ("average", "synchronized", "tower0"):
         state.check_batch_norm(choice)

@@ -23,6 +23,7 @@ from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
 from towers.rows.rows import Rows
+from towers.step.raw_variables import raw_variables_in
 from towers.step.state import statistics as statistics_of
 from towers.step.synchronized import synchronized, synchronized_layers
 
@@ -125,7 +126,7 @@ def _trace_once(
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(meetings, home, averaged, first)
         with (
-            meetings.current(), scope, Patches(meetings, scope).applied(),
+            meetings.current(), scope, Patches(meetings, scope).applied(), raw_variables_in(scope),
             synchronized(layers, meetings.is_real, meetings.sum),
         ):
             logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))

@@ -1,4 +1,4 @@
-"""Variables while a step is traced: reads are reads, assignments are recorded.
+"""Variables, Keras' and TensorFlow's, while a step is traced: assignments are recorded.
 
 | assigned from a shard         | the towers' values become            |
 | ----------------------------- | ------------------------------------ |
@@ -18,8 +18,8 @@ import keras
 import tensorflow as tf
 
 from towers.levels.lines import current_line, is_of_keras
-from towers.machine.keras_internals import stored_value
 from towers.own_step.meetings import StepMeetings, Update
+from towers.step.raw_variables import read_as_they_are, variable_behind
 
 # The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
 SEED = "seed_generator_state"
@@ -66,6 +66,7 @@ class VariableScope(keras.StatelessScope):
         self._meetings, self._home = meetings, home
         self._averaged, self._first = set(map(id, averaged)), set(map(id, first))
         self._assigned: dict[int, keras.Variable] = {}
+        self._lines: dict[int, str] = {}
         self._latest: dict[int, Update] = {}
         self._metrics: dict[int, _Metric] = {}
         self._metric_reads: dict[int, tf.Tensor] = {}
@@ -75,7 +76,7 @@ class VariableScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """What the step reads; None of a variable that does not exist yet."""
-        if stored_value(variable) is None:
+        if variable_behind(variable) is None:
             self.is_unready = True
             return None
         if id(variable) in self._metrics:
@@ -98,7 +99,8 @@ class VariableScope(keras.StatelessScope):
         """What the step assigns."""
         variable, value = update
         self._meetings.check_outermost(f"assigns {variable.path}")
-        if stored_value(variable) is None:
+        self._lines[id(variable)] = current_line()
+        if variable_behind(variable) is None:
             self.is_unready = True
         elif variable.aggregation == "sum":
             self._update_metric(variable, value)
@@ -156,8 +158,8 @@ class VariableScope(keras.StatelessScope):
     # How.
 
     def _read(self, variable: keras.Variable) -> tf.Tensor:
-        stored: Any = stored_value(variable)
-        with self._outermost():
+        stored: Any = variable_behind(variable)
+        with self._outermost(), read_as_they_are():
             read = tf.convert_to_tensor(stored)
         read.handle = stored.handle  # by which tapes know the variable
         update = self._latest.get(id(variable))
@@ -220,9 +222,9 @@ class VariableScope(keras.StatelessScope):
         if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
             return meetings.first([value])[0]
         raise ValueError(
-            f"the step assigns variable {variable.path!r} what it computes of a shard: every tower "
-            "has a value of its own. Compute it of towers.gather(rows), the rows of all towers, or "
-            'make the variable with aggregation="mean".'
+            f"{self._lines[key]} assigns variable {variable.path!r} what it computes of a shard: "
+            "every tower has a value of its own. Compute it of towers.gather(rows), the rows of "
+            'all towers, or make the variable with aggregation="mean".'
         )
 
 

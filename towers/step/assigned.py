@@ -241,8 +241,8 @@ def _warn_of_first(variable: Any, scope: TowerScope) -> None:
 def _refused(variable: Any, scope: TowerScope, way_out: str) -> ValueError:
     return ValueError(
         f"{scope.line(variable)} assigns variable {variable.path!r} what it computes of a shard: "
-        f"every tower has a value of its own. {way_out} Or assign it what is computed of "
-        "towers.gather(rows), the rows of all towers, in a train_step of the model's own."
+        f"every tower has a value of its own. {way_out} Or compute it of towers.gather(rows), the "
+        "rows of all towers, with towers.make_parallel(model, gpus)."
     )
 
 

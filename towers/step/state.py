@@ -94,15 +94,14 @@ def check_layers(model: keras.Model) -> None:
 
 
 def check_shared(model: keras.Model, num_towers: int) -> None:
-    """Raises ValueError for a layer that one tower can compute, and several cannot."""
-    if num_towers > 1:
-        for variable in model.trainable_variables:
-            if variable.overwrite_with_gradient:
-                raise ValueError(
-                    f"variable {variable.path!r} takes its gradient for its value, as float8 does "
-                    "with the largest values that it has seen: towers' add up to no maximum. Use "
-                    "mixed_bfloat16, or one tower."
-                )
+    """Raises ValueError for a layer that one tower can compute, and several cannot share."""
+    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
+    if num_towers > 1 and overwritten:
+        raise ValueError(
+            f"variable {overwritten[0].path!r} takes its gradient for its value, as the history of "
+            "a float8 layer's largest numbers does, and towers add gradients up. Use one tower, or "
+            "mixed_bfloat16 in the place of float8."
+        )
 
 
 def check_batch_norm(batch_norm: str) -> None:

@@ -134,8 +134,8 @@ class TowerStep:
         self.cluster = workers.join_workers() if cluster is None else cluster
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(self.devices)
-        self.num_towers = num_towers
         state_lib.check_shared(model, num_towers)
+        self.num_towers = num_towers
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
         self.tower_devices = devices_lib.place_towers(len(self.mine), self.devices)
