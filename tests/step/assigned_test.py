@@ -171,6 +171,21 @@ def test_an_assignment_inside_of_a_condition_is_refused():
         step(x, x)
 
 
+def test_a_variable_that_is_made_in_a_call_is_refused():
+    """Its value would be a constant of the graph."""
+    class Draws(keras.Model):
+        def call(self, x):
+            generator = keras.random.SeedGenerator(1)
+            return x + keras.random.normal(ops.shape(x), seed=generator)
+
+    x = np.ones((4, 2), "float32")
+    model = Draws()
+    model(x)
+    step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
+    with pytest.raises(ValueError, match="assigned_test.py:.* makes variable .*seed_generator"):
+        step(x, x)
+
+
 def test_a_batch_normalization_that_counts_its_steps_counts_them():
     class Counts(L.BatchNormalization):
         def build(self, shape):
