@@ -82,6 +82,11 @@ def all_that_is_kept():
     return L.SpectralNormalization(L.Dense(5)), Keeps()
 
 
+def keeps():
+    """A model of these layers, 6 numbers -> 3."""
+    return keras.Sequential([keras.Input((6,)), *all_that_is_kept(), L.Dense(3)])
+
+
 @pytest.mark.parametrize("num_towers", [3, 8])  # with ragged, and with empty shards
 def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
     (theirs, evaluated, expected), ours = trained(all_that_is_kept), trained(
