@@ -40,6 +40,7 @@ def kinds(num_towers):
     import keras
 
     from tests.conformance.cases import BUILDERS, ODD, noisy, rows
+    from tests.step.assigned_test import keeps
 
     labels = "sparse_categorical_crossentropy"
     images = partial(train, num_towers, loss=labels, metrics=["accuracy"])
@@ -52,6 +53,7 @@ def kinds(num_towers):
     found["packed"] = partial(found["cnn"], pack_transfers=True)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
+    found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
@@ -95,7 +97,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
     for values in batches:
         predicted = tf.nest.flatten(step.predict_batch(values[0]), expand_composites=True)
         digest.update(b"".join(value.numpy().tobytes() for value in predicted))
-    for variable in [*model.variables, *step.optimizer.variables]:
+    for variable in [*model.variables, *step.optimizer.variables, *step.met_variables]:
         digest.update(variable.numpy().tobytes())
     return digest.hexdigest()
 

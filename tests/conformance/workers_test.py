@@ -12,7 +12,7 @@ import pytest
 
 from tests.workers import run_all
 
-QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise")
+QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule")
 SMALL = ("embedding", "masked_gru", "two_outputs_dict", "ragged", "ragged_output")

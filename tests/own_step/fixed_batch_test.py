@@ -20,6 +20,16 @@ def test_labels_for_a_fixed_number_of_rows_are_refused_by_line(labels):
     assert "with 11 others" in message and "tf.ones_like" in message
 
 
+def test_classes_for_a_fixed_number_of_rows_are_refused_by_line():
+    def step(model, data):
+        similar = tf.matmul(data[0], data[0], transpose_b=True)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return {"loss": loss(keras.ops.arange(11), similar)}
+
+    message = refused(step)
+    assert "fixed_batch_test.py:" in message and "with 11 others" in message
+
+
 def test_what_is_broadcast_over_the_rows_is_not(float64):
     def step(model, data):
         x, y = data

@@ -16,6 +16,7 @@ from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
 from tests.forked import Forked
 from tests.resumed.fits import STEPS, Fits, Interrupt, classifier, rows
+from tests.step.assigned_test import keeps
 from towers.resumed import fit as resumed_fit
 from towers.saving import run_dir
 
@@ -236,6 +237,23 @@ def interrupted_fresh(make, directory, after, **options):
 def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
     whole = fit_fresh(own, tmp_path / "whole")
     assert interrupted_fresh(own, tmp_path / "cut", 6) == whole
+
+
+def kept():
+    keras.utils.set_random_seed(3)
+    parallel = towers.make_parallel(keeps(), 2, num_towers=3)
+    parallel.compile("adam", "mse")
+    return parallel
+
+
+def test_what_layers_keep_and_keras_does_not_list_goes_on(tmp_path):
+    """A tf.Variable that counts calls scales the output; a generator is hidden in a closure."""
+    def data():
+        x = rows()[0]
+        return x, x[:, :3]
+
+    whole = fit_fresh(kept, tmp_path / "whole", data=data)
+    assert interrupted_fresh(kept, tmp_path / "cut", 6, data=data) == whole
 
 
 class Two(keras.Model):

@@ -82,6 +82,11 @@ def all_that_is_kept():
     return L.SpectralNormalization(L.Dense(5)), Keeps()
 
 
+def keeps():
+    """A model of these layers, 6 numbers -> 3."""
+    return keras.Sequential([keras.Input((6,)), *all_that_is_kept(), L.Dense(3)])
+
+
 @pytest.mark.parametrize("num_towers", [3, 8])  # with ragged, and with empty shards
 def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
     (theirs, evaluated, expected), ours = trained(all_that_is_kept), trained(
@@ -168,6 +173,21 @@ def test_an_assignment_inside_of_a_condition_is_refused():
     model(x)
     step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
     with pytest.raises(ValueError, match="assigned_test.py:.* assigns .*seen inside of a"):
+        step(x, x)
+
+
+def test_a_variable_that_is_made_in_a_call_is_refused():
+    """Its value would be a constant of the graph."""
+    class Draws(keras.Model):
+        def call(self, x):
+            generator = keras.random.SeedGenerator(1)
+            return x + keras.random.normal(ops.shape(x), seed=generator)
+
+    x = np.ones((4, 2), "float32")
+    model = Draws()
+    model(x)
+    step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
+    with pytest.raises(ValueError, match="assigned_test.py:.* makes variable .*seed_generator"):
         step(x, x)
 
 

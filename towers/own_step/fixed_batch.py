@@ -6,11 +6,12 @@ from towers.levels.dependence import Dependence
 from towers.levels.lines import line_of
 from towers.own_step.meetings import has_rows
 
+_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
 # What pairs the rows of two tensors.
 _ROW_BY_ROW = (
     "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference", "Maximum", "Minimum", "Equal",
     "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "SelectV2",
-    "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits",
+    "SoftmaxCrossEntropyWithLogits", _CLASSES,
 )
 
 
@@ -24,10 +25,11 @@ def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
     for operation in graph.get_operations():
         if operation.type not in _ROW_BY_ROW:
             continue
-        inputs = list(operation.inputs)
+        inputs, missing = list(operation.inputs), int(operation.type == _CLASSES)
         rows = [v for v in inputs if v.shape.rank and has_rows(v) and dependence.local(v)]
         for fixed in inputs:
-            if any(v.shape.rank == fixed.shape.rank for v in rows) and (fixed.shape[0] or 0) > 1:
+            is_paired = any(v.shape.rank == fixed.shape.rank + missing for v in rows)
+            if is_paired and fixed.shape.rank and (fixed.shape[0] or 0) > 1:
                 raise ValueError(
                     f"{line_of(operation)} pairs the rows of a shard with {fixed.shape[0]} others: "
                     "the batch size is written into the code. Take it from the data: "

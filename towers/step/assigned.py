@@ -86,21 +86,20 @@ class TowerScope(keras.StatelessScope):
             self.state_mapping[id(variable)] = self._before[id(variable)] = value
         self._parameters = {id(v) for v in self._variables[:num_parameters]}
         self._lines: dict[int, str] = {}
+        self._made: list[str] = []
         self.unknown: dict[int, Any] = {}
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """What the tower reads."""
+        """What the tower reads; None of a variable that is made in the trace."""
         if id(variable) not in self.state_mapping:
             self._meet(variable)
-        return self.state_mapping[id(variable)]
+        return self.state_mapping.get(id(variable))
 
     def _meet(self, variable: Any) -> None:
         stored = variable_behind(variable)
         if stored is None:
-            raise ValueError(
-                f"{current_line()} makes variable {variable.path!r} while the model is called. "
-                "Make variables in __init__ or build, or call the model on a batch first."
-            )
+            self._made.append(f"{current_line()} makes variable {variable.path!r}")
+            return
         self.unknown[id(variable)] = variable
         with self._graph.as_default(), read_as_they_are():
             value = tf.convert_to_tensor(stored)
@@ -124,7 +123,16 @@ class TowerScope(keras.StatelessScope):
         super().add_update((variable, value))
 
     def changed(self) -> list[tuple[int, Any, tf.Tensor, tf.Tensor]]:
-        """(index, variable, value before, value after) of what was assigned so far."""
+        """(index, variable, value before, value after) of what was assigned so far.
+
+        Raises:
+            ValueError: variables were made.
+        """
+        if self._made:
+            raise ValueError(
+                f"{self._made[0]} while the model is called. Make variables in __init__ or build, "
+                "or call the model on a batch first."
+            )
         pairs = [(self._before[id(v)], self.state_mapping[id(v)]) for v in self._variables]
         return [
             (i, v, before, after)
