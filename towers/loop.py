@@ -22,7 +22,7 @@ from towers.listener import Listener, Listeners
 from towers.machine import environment, signals, watch, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
-from towers.objects import Objects, title
+from towers.objects import Objects, is_python, title
 from towers.pace import Pace
 from towers.reporting import outcome, report, tensorboard
 from towers.reporting.curves import Curves
@@ -167,10 +167,12 @@ def _train(
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
             saver, position, run.steps_an_epoch, config.checkpoint_every,
-            lambda step, is_saved: out.line(outcome.stopped_line(directory, step, is_saved)),
+            lambda step, is_saved: out.line(
+                outcome.stopped_line(directory, step, is_saved, is_python(config))
+            ),
         ),
     ]
-    with signals.deferred() as pending, _nonfinite_explained(position, directory):
+    with signals.deferred() as pending, _nonfinite_explained(run, position, directory):
         Epochs(run, position, pace, Listeners(beside), pending).train()
     if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
         saver.finish(position)
@@ -235,12 +237,14 @@ def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
 
 
 @contextmanager
-def _nonfinite_explained(position: Position, directory: Path) -> Iterator[None]:
+def _nonfinite_explained(run: Run, position: Position, directory: Path) -> Iterator[None]:
     """Adds to a NonFiniteError the step that it came in, and the ways out."""
     try:
         yield
     except NonFiniteError as error:
-        text = outcome.nonfinite_error(str(error), position.step + 1, directory)
+        text = outcome.nonfinite_error(
+            str(error), position.step + 1, directory, is_python(run.config)
+        )
         raise NonFiniteError(text) from None
 
 

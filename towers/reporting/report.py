@@ -89,7 +89,9 @@ class Report:
             self.line(line)
             return
         try:
-            text.no_wrap, text.overflow = True, "ellipsis"
+            text = self._encodable(text)
+            text.no_wrap = True
+            text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
@@ -122,7 +124,14 @@ class Report:
         """Leaves the terminal as it was."""
         self._stop_live()
 
+    def _encodable(self, text: Text) -> Text:
+        """The text; what the stream cannot encode, such as a directory's name, is as in Python."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        plain = text.plain.encode(encoding, "backslashreplace").decode(encoding)
+        return text if plain == text.plain else Text(plain)
+
     def _show(self, text: Text) -> None:
+        text = self._encodable(text)
         try:
             if self._console:
                 self._console.print(text)

@@ -254,7 +254,7 @@ def _explained(path: Path, argument: str = "run_dir") -> Iterator[None]:
 def _not_empty(path: Path) -> ValueError:
     if (path / CONFIG).exists():
         return ValueError(
-            f"run_dir ({path}) holds a run. To continue it: python train.py --resume={path}; for "
-            "a new run, name another directory."
+            f"run_dir ({path}) holds a run. To continue it: resume={path}; for a new run, name "
+            "another directory."
         )
     return ValueError(f"run_dir ({path}) is not empty; name a new directory or an empty one.")
