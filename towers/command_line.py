@@ -13,7 +13,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from towers.levels.lines import line_of_error
-from towers.machine import signals
+from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.terminal import Noise
 
@@ -71,15 +71,16 @@ def exit_code(command: Callable[[], None]) -> int:
     if signal.SIGHUP in signals.not_ignored():
         signal.signal(signal.SIGHUP, _raise_terminated)
     signals.show_stacks_on_request()
+    prefix = places.prefix(places.here())
     try:
         command()
     except ValueError as error:
         if is_verbose():
             traceback.print_exc()
-        _say(f"error: {as_flags(' '.join(str(error).split()))}")
+        _say(f"error: {as_flags(prefix.sub('', ' '.join(str(error).split())))}")
         return USER_MISTAKE
     except LostWorkerError as error:
-        _say(f"error: {as_flags(str(error))}")
+        _say(f"error: {as_flags(prefix.sub('', str(error)))}")
         return LOST_WORKER
     except Terminated as stop:
         _say(f"stopped by {signal.Signals(stop.number).name}")

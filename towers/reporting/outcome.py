@@ -81,8 +81,10 @@ def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None
     if is_python:
         given = f"resume={str(directory)!r}" + (f", nonfinite={nonfinite!r}" if nonfinite else "")
         return f"the same script, with towers.TrainConfig({given})"
-    flag = f" --nonfinite={nonfinite}" if nonfinite else ""
-    return f"python train.py --resume={shlex.quote(str(directory))}{flag}"
+    name = shlex.quote(str(directory))
+    if nonfinite:
+        return f"python train.py --resume={name} --nonfinite={nonfinite}"
+    return f"python train.py --resume={name}"
 
 
 def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> str:
