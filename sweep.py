@@ -78,7 +78,7 @@ def sweep(argv: list[str]) -> None:
     values: dict[str, Any] = {name: given[name].value for name in _SHARED}
     shared = TrainConfig(epochs=epochs, **values)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
-    out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir)
+    out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
     train = Path(__file__).with_name("train.py")
     rows = run_sweep(cells, shared, out_dir, train, given.retry_failed)
     if all(row.error for row in rows):

@@ -6,6 +6,7 @@ Every flag has a default. A machine without GPUs runs the same command on logica
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -283,7 +284,7 @@ def use_file(config: TrainConfig) -> None:
         if flags.FLAGS.evaluate:
             evaluate_file(config, file, out)
         else:
-            predict_file(config, file, str(flags.FLAGS.out), out)
+            predict_file(config, file, os.path.expanduser(str(flags.FLAGS.out)), out)
         if config.export is not None:
             out.line(export.export_model(file, config.export))
 

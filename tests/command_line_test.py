@@ -1,6 +1,8 @@
 """The frame of a command: one `error:` line, and an exit code that says how it ended."""
 
 import ast
+import errno
+import io
 import os
 import re
 import signal
@@ -29,10 +31,11 @@ A_FLAG = re.compile(r"--[\w{]")
 
 
 @pytest.fixture(autouse=True)
-def _sigterm():
-    before = signal.getsignal(signal.SIGTERM)
+def _signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -134,6 +137,7 @@ def raises(error):
     (ValueError("--x (3) must\n   be 2."), 2, "error: --x (3) must be 2.\n"),
     (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
     (Terminated(), 143, "stopped by SIGTERM\n"),
+    (Terminated(signal.SIGHUP), 129, "stopped by SIGHUP\n"),
 ])
 def test_what_the_user_has_done_is_one_line(error, code, stderr, capsys):
     assert exit_code(raises(error)) == code
@@ -151,14 +155,29 @@ def test_a_command_that_returns_is_0(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_sigterm_comes_as_an_error_that_except_exception_lets_pass():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_comes_as_an_error_that_except_exception_lets_pass(number):
     def command():
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         except Exception:
             pytest.fail("caught")
 
-    assert exit_code(command) == command_line.TERMINATED
+    assert exit_code(command) == 128 + number
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert exit_code(lambda: signal.raise_signal(signal.SIGHUP)) == 0
+
+
+def test_a_closed_terminal_takes_no_words_and_the_exit_code_stays(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    assert exit_code(lambda: signal.raise_signal(signal.SIGHUP)) == 129
 
 
 @pytest.mark.parametrize("verbosity, expected", [

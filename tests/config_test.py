@@ -1,9 +1,13 @@
 """TrainConfig: what it refuses, in which words, and its JSON."""
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from towers.config import TrainConfig, step_epochs
 
@@ -53,6 +57,16 @@ from towers.config import TrainConfig, step_epochs
         ({"histograms": True}, "`histograms` needs `tensorboard`"),
         ({"model": ""}, "`model` is empty"),
         ({"run_dir": ""}, "`run_dir` is empty"),
+        ({"run_dir": "a\0b"}, r"run_dir \('a\\x00b'\) holds a zero character"),
+        ({"monitor": 3}, r"monitor \(3\) must be text\."),
+        ({"model": None}, r"model \(None\) must be text\."),
+        ({"plan": "yes"}, r"plan \('yes'\) must be True or False\."),
+        ({"batch_size": 10**19}, r"batch_size \(10{19}\) must be at most 2147483647\."),
+        ({"num_gpus": 100_000}, r"num_gpus \(100000\) must be at most 1024\."),
+        ({"num_towers": 10**9}, r"num_towers \(1000000000\) must be at most "),
+        ({"learning_rate": 10**400}, r"learning_rate \(1000.*\) must be above 0 and finite"),
+        ({"epochs": 2**63}, r"epochs \(9223372036854775808\) must be at most "),
+        ({"data_timeout": 1e300}, r"data_timeout \(1e\+300\) must be at most "),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_its_name(values, message):
@@ -96,12 +110,53 @@ def test_json_brings_back_the_same_configuration():
         ("{", "config.json is not JSON"),
         ("[]", "must hold an object"),
         ('{"colour": "red"}', "colour, which this version of towers does not know"),
-        ('{"epochs": "twelve"}', r"epochs \('twelve'\) must be a whole number\."),
+        ('{"epochs": "twelve"}', r"^config.json: epochs \('twelve'\) must be a whole number\."),
+        (f'{{"run_dir": {"[" * 900 + "]" * 900}}}', r"^config.json: run_dir \(\[+\.\.\.\]+\)"),
+        ("[" * 100_000, "config.json is not JSON: it nests too deeply"),
     ],
 )
 def test_json_of_something_else_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_json(text)
+
+
+NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(NAMES), ANY_JSON)
+@example("learning_rate", 10**400)
+@example("ema", 10**400)
+@example("model", [0] * 10_000)
+@example("freeze", "a{99999999999999999999}")
+@example("freeze", "(" * 5000 + ")" * 5000)
+@example("schedule", "step:" + "9" * 5000)
+def test_any_value_of_any_field_is_taken_as_it_is_or_refused_by_its_name_in_a_line(name, value):
+    text = json.dumps({name: value})
+    try:
+        config = TrainConfig.from_json(text)
+    except ValueError as error:
+        assert name in str(error) and len(str(error)) < 400
+    else:
+        kept = getattr(config, name)
+        assert kept == value and type(kept) in (type(value), float)
+        assert TrainConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("name", ["run_dir", "data_dir", "resume", "init_from", "export", "model"])
+def test_a_path_becomes_text(name):
+    config = TrainConfig(**{name: Path("a") / "b"})
+    assert getattr(config, name) == "a/b" and TrainConfig.from_json(config.to_json()) == config
+
+
+def test_a_users_home_stands_for_its_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = TrainConfig(run_dir="~/x", data_dir=Path("~"), freeze="~/x")
+    assert (config.run_dir, config.data_dir, config.freeze) == ("/home/me/x", "/home/me", "~/x")
 
 
 def test_a_configuration_cannot_change():

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 
 import keras
 import numpy as np
@@ -296,6 +297,13 @@ def test_ctrl_c_says_where_the_run_stopped_and_how_it_goes_on(capsys):
     with pytest.raises(KeyboardInterrupt):
         towers.train(config(run_dir="a run"), [Interrupt()])
     assert "saved at step 3. Resume: python train.py --resume='a run'" in capsys.readouterr().out
+    train, test = small_data()
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(
+            config(dataset="mnist", run_dir="own"), [Interrupt()], train=train, test=test
+        )
+    words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own')"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
@@ -304,6 +312,27 @@ def test_the_dtype_policy_is_the_callers_again_afterwards(precision):
     assert math.isfinite(history["loss"][-1])
     assert keras.config.dtype_policy().name == "float32"
     assert keras.saving.load_model("run/final.keras").layers[0].compute_dtype == precision[6:]
+
+
+def data_that_move():
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    return small_data()
+
+
+@pytest.mark.parametrize("name", ["run", None])
+def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_path, capsys):
+    class Moves(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            os.chdir(tmp_path / "elsewhere")
+
+    moving = {"dataset": "tests.loop_test:data_that_move", "model": "mlp"}
+    towers.train(config(**moving, run_dir=name, export="served", epochs=1), [Moves()])
+    name = name or "runs/mlp-tests.loop_test_data_that_move-001"
+    assert f"run: {name}\n" in capsys.readouterr().out
+    left = {path.name for path in (tmp_path / name).iterdir()}
+    assert {"final.keras", "results.csv", "log.txt", "checkpoints", "config.json"} <= left
+    assert (tmp_path / "served").is_dir() and os.listdir(tmp_path / "elsewhere") == []
 
 
 @pytest.mark.parametrize(
@@ -327,7 +356,7 @@ def test_what_does_not_fit_the_machine_is_refused_before_there_is_a_directory(va
 def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
     monkeypatch.setattr(loop, "build_fitting", lambda config: pytest.fail("built"))
     run_dir.create("run", "n", "{}")
-    with pytest.raises(ValueError, match="--resume=run"):
+    with pytest.raises(ValueError, match="continue it: resume=run"):
         towers.train(config(run_dir="run"))
 
 

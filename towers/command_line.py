@@ -6,18 +6,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 
 from towers.levels.lines import line_of_error
+from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.terminal import Noise
 
 # Exit codes; 0: done.
-USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
 
 
 def parse_flags(argv: list[str]) -> bool:
@@ -67,21 +68,25 @@ def exit_code(command: Callable[[], None]) -> int:
         command: raises ValueError for what the user can mend.
     """
     signal.signal(signal.SIGTERM, _raise_terminated)
+    if signal.SIGHUP in signals.not_ignored():
+        signal.signal(signal.SIGHUP, _raise_terminated)
+    signals.show_stacks_on_request()
+    prefix = places.prefix(places.here())
     try:
         command()
     except ValueError as error:
         if is_verbose():
             traceback.print_exc()
-        print("error:", as_flags(" ".join(str(error).split())), file=sys.stderr)
+        _say(f"error: {as_flags(prefix.sub('', ' '.join(str(error).split())))}")
         return USER_MISTAKE
     except LostWorkerError as error:
-        print("error:", as_flags(str(error)), file=sys.stderr)
+        _say(f"error: {as_flags(prefix.sub('', str(error)))}")
         return LOST_WORKER
-    except Terminated:
-        print("stopped by SIGTERM", file=sys.stderr)
-        return TERMINATED
+    except Terminated as stop:
+        _say(f"stopped by {signal.Signals(stop.number).name}")
+        return 128 + stop.number
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
+        _say("stopped by Ctrl-C")
         return INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -127,8 +132,19 @@ def is_verbose() -> bool:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM; like Ctrl-C it must reach `exit_code` past everybody's `except Exception`."""
+    """SIGTERM or SIGHUP; like Ctrl-C it must reach `exit_code` past every `except Exception`."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        self.number = number
 
 
-def _raise_terminated(signal_number: int, frame: Any) -> NoReturn:
-    raise Terminated
+def _raise_terminated(number: int, frame: Any) -> NoReturn:
+    if number == signal.SIGHUP:  # of one closed terminal, the shell and the system both tell
+        signal.signal(number, signal.SIG_IGN)
+    raise Terminated(number)
+
+
+def _say(line: str) -> None:
+    """Prints a line to stderr, if anybody is left to read it."""
+    with suppress(OSError):
+        print(line, file=sys.stderr)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
-import math
+import os
 import re
+import reprlib
+import sys
 from typing import Any
 
 DEFAULT_BATCH_SIZE = 128
@@ -18,10 +20,11 @@ _CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "nonfinite": ("stop", "skip"),
 }
-_NOT_EMPTY = (
+_TEXTS = (
     "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
     "freeze", "init_from", "export", "features", "augment",
 )
+_PATHS = ("model", "run_dir", "resume", "data_dir", "init_from", "export")
 _SMALLEST = {
     "num_gpus": 1,
     "logical_gpus": 1,
@@ -39,6 +42,20 @@ _SMALLEST = {
     "data_workers": 0,
     "shuffle_buffer": 1,
 }
+_LARGEST = {  # of what a computation is made of: beyond them it would not end, or not begin
+    "num_gpus": 1024,
+    "logical_gpus": 1024,
+    "num_towers": 65_536,
+    "accumulate": 1024,
+    "batch_size": 2**31 - 1,
+    "batch_size_per_gpu": 2**31 - 1,
+    "seed": LARGEST_SEED,
+    "cpu_threads": 65_536,
+    "data_workers": 1024,
+    "shuffle_buffer": 2**31 - 1,
+}
+_LARGEST_COUNT = 2**63 - 1  # of any other: TensorFlow counts so far
+_LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
@@ -177,18 +194,23 @@ class TrainConfig:
         """
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
-                )
+                shown = _shown(getattr(self, name))
+                raise ValueError(f"{name} ({shown}) must be one of {', '.join(choices)}.")
         for name, smallest in _SMALLEST.items():
             if (name, getattr(self, name)) != ("num_towers", AUTO):
                 _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
-        for name in _NOT_EMPTY:
-            if getattr(self, name) == "":
-                raise ValueError(f"`{name}` is empty; name one, or leave it out.")
+        for field in dataclasses.fields(self):
+            if field.type in (bool, bool | None):
+                _check_switch(field.name, getattr(self, field.name))
+        for name in _TEXTS:
+            object.__setattr__(self, name, _text(name, getattr(self, name)))
         _check_positive("learning_rate", self.learning_rate, "0.001")
         _check_positive("worker_timeout", self.worker_timeout, "60")
         _check_positive("data_timeout", self.data_timeout, "300")
+        for name in ("worker_timeout", "data_timeout"):
+            if getattr(self, name) > _LONGEST_WAIT:
+                shown = _shown(getattr(self, name))
+                raise ValueError(f"{name} ({shown}) must be at most {_LONGEST_WAIT} seconds.")
         _check_positive("weight_decay", self.weight_decay, "0.0001")
         _check_positive("clip_norm", self.clip_norm, "1.0")
         for name, example in _PARTS.items():
@@ -231,15 +253,21 @@ class TrainConfig:
             values = json.loads(text)
         except ValueError as error:
             raise ValueError(f"config.json is not JSON: {error}.") from None
+        except RecursionError:
+            raise ValueError("config.json is not JSON: it nests too deeply.") from None
         if not isinstance(values, dict):
             raise ValueError("config.json must hold an object, one entry for each field.")
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
+            names = ", ".join(name[:40] for name in unknown[:8])
             raise ValueError(
-                f"config.json holds {', '.join(unknown)}, which this version of towers does not "
-                "know. Use the version that wrote it, or remove the entry."
+                f"config.json holds {names}, which this version of towers does not know. Use "
+                "the version that wrote it, or remove the entry."
             )
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"config.json: {error}") from None
 
     def _check_together(self) -> None:
         if self.batch_size is not None and self.batch_size_per_gpu is not None:
@@ -259,14 +287,12 @@ class TrainConfig:
             )
         try:
             re.compile(self.freeze or "")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"freeze ({self.freeze!r}) is no regular expression: {error}."
+                f"freeze ({_shown(self.freeze)}) is no regular expression: {error}."
             ) from None
         if self.histograms and not self.tensorboard:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")
-        if self.seed > LARGEST_SEED:
-            raise ValueError(f"seed ({self.seed}) must be at most {LARGEST_SEED}.")
 
 
 def step_epochs(schedule: str) -> list[int]:
@@ -279,12 +305,12 @@ def step_epochs(schedule: str) -> list[int]:
         return []
     kind, _, text = schedule.partition(":") if isinstance(schedule, str) else ("", "", "")
     parts = text.split(",")
-    epochs = [int(part) for part in parts if part.isdecimal()]
+    epochs = [int(part) for part in parts if part.isdecimal() and len(part) < 19]
     is_ascending = all(a < b for a, b in zip([0, *epochs], epochs, strict=False))
     if kind != "step" or len(epochs) != len(parts) or not is_ascending:
         raise ValueError(
-            f"schedule ({schedule!r}) must be one of {', '.join(SCHEDULES)}, or step:30,60: the "
-            "epochs, in ascending order, after which the learning rate is a tenth."
+            f"schedule ({_shown(schedule)}) must be one of {', '.join(SCHEDULES)}, or step:30,60: "
+            "the epochs, in ascending order, after which the learning rate is a tenth."
         )
     return epochs
 
@@ -297,22 +323,58 @@ def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> N
     if value is None and may_be_none:
         return
     if type(value) is not int:
-        raise ValueError(f"{name} ({value!r}) must be a whole number.")
+        raise ValueError(f"{name} ({_shown(value)}) must be a whole number.")
     if value < smallest:
-        raise ValueError(f"{name} ({value}) must be at least {smallest}.")
+        raise ValueError(f"{name} ({_shown(value)}) must be at least {smallest}.")
+    largest = _LARGEST.get(name, _LARGEST_COUNT)
+    if value > largest:
+        raise ValueError(f"{name} ({_shown(value)}) must be at most {largest}.")
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if type(value) is not bool and not (value is None and _may_be_none(name)):
+        raise ValueError(f"{name} ({_shown(value)}) must be True or False.")
+
+
+def _text(name: str, value: Any) -> str | None:
+    """The field's text; of a path, with the user's home in the place of "~".
+
+    Raises:
+        ValueError: it is no text, or a text that names nothing.
+    """
+    if value is None and _may_be_none(name):
+        return None
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise ValueError(f"{name} ({_shown(value)}) must be text.")
+    if text == "":
+        raise ValueError(f"`{name}` is empty; name one, or leave it out.")
+    if "\0" in text:
+        raise ValueError(f"{name} ({_shown(text)}) holds a zero character; leave it out.")
+    return os.path.expanduser(text) if name in _PATHS else text
 
 
 def _check_positive(name: str, value: Any, example: str) -> None:
     if value is None and _may_be_none(name):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} ({value!r}) must be a number.")
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} ({value}) must be above 0 and finite, such as {example}.")
+        raise ValueError(f"{name} ({_shown(value)}) must be a number.")
+    if not 0 < value <= sys.float_info.max:
+        shown = _shown(value)
+        raise ValueError(f"{name} ({shown}) must be above 0 and finite, such as {example}.")
 
 
 def _check_part(name: str, value: Any, example: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"{name} ({value}) must be a number from 0 to below 1, such as {example}.")
+        raise ValueError(
+            f"{name} ({_shown(value)}) must be a number from 0 to below 1, such as {example}."
+        )
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it; of a long one, its beginning and its end."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 100
+    return short.repr(value)

@@ -19,10 +19,10 @@ from towers.diagnosis.describe import describe, show_plan, verify
 from towers.fitting import build_fitting
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener, Listeners
-from towers.machine import environment, signals, watch, workers
+from towers.machine import environment, places, signals, watch, workers
 from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
-from towers.objects import Objects, title
+from towers.objects import Objects, is_python, title
 from towers.pace import Pace
 from towers.reporting import outcome, report, tensorboard
 from towers.reporting.curves import Curves
@@ -75,6 +75,7 @@ def train(
         ValueError: the configuration does not fit the machine, the data, or the files there are.
     """
     environment.check()
+    begun = places.here()  # data, layers and callbacks may move the process
     cluster = workers.join_workers()
     watch.set_timeout(config.worker_timeout)
     if config.tensorboard:
@@ -98,15 +99,19 @@ def train(
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        return _run(run, callbacks, out, noise)
+        return _run(run, callbacks, out, begun, noise)
 
 
 def _run(
-    run: Run, callbacks: Sequence[keras.callbacks.Callback], out: Report, noise: Noise | None
+    run: Run,
+    callbacks: Sequence[keras.callbacks.Callback],
+    out: Report,
+    begun: Path,
+    noise: Noise | None,
 ) -> dict[str, list[float]]:
     """What a configuration asks for, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
-    directory = together.directory(run, _make_directory)
+    directory = together.directory(run, lambda config: _make_directory(config, begun), begun)
     log = directory / together.log_name(cluster)
     make_saver = Saver if cluster.is_chief else Follower
     with (
@@ -139,7 +144,7 @@ def _run(
             history = _train(run, position, directory, out, callbacks, saver)
         run.workers.part()
         if config.export is not None and cluster.is_chief:
-            out.line(export.export_model(model, config.export))
+            out.line(export.export_model(model, str(begun / config.export)))
         return history
 
 
@@ -167,10 +172,12 @@ def _train(
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
             saver, position, run.steps_an_epoch, config.checkpoint_every,
-            lambda step, is_saved: out.line(outcome.stopped_line(directory, step, is_saved)),
+            lambda step, is_saved: out.line(
+                outcome.stopped_line(directory, step, is_saved, is_python(config))
+            ),
         ),
     ]
-    with signals.deferred() as pending, _nonfinite_explained(position, directory):
+    with signals.deferred() as pending, _nonfinite_explained(run, position, directory):
         Epochs(run, position, pace, Listeners(beside), pending).train()
     if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
         saver.finish(position)
@@ -191,12 +198,12 @@ def _files(run: Run, position: Position, directory: Path, out: Report) -> list[L
     ]
 
 
-def _make_directory(config: TrainConfig) -> Path:
-    """The run's directory: a new one, or the one to go on in."""
+def _make_directory(config: TrainConfig, begun: Path) -> Path:
+    """The run's directory, a new one, or the one to go on in: as a path in `begun`."""
     if config.resume is not None:
         return Path(config.resume)
     name = "-".join(dict.fromkeys([config.model, config.dataset]))
-    return run_dir.create(config.run_dir, name, config.to_json())
+    return run_dir.create(config.run_dir, name, config.to_json(), begun)
 
 
 def _open_log(path: Path, out: Report, noise: Noise | None) -> None:
@@ -235,12 +242,14 @@ def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
 
 
 @contextmanager
-def _nonfinite_explained(position: Position, directory: Path) -> Iterator[None]:
+def _nonfinite_explained(run: Run, position: Position, directory: Path) -> Iterator[None]:
     """Adds to a NonFiniteError the step that it came in, and the ways out."""
     try:
         yield
     except NonFiniteError as error:
-        text = outcome.nonfinite_error(str(error), position.step + 1, directory)
+        text = outcome.nonfinite_error(
+            str(error), position.step + 1, directory, is_python(run.config)
+        )
         raise NonFiniteError(text) from None
 
 

@@ -38,6 +38,11 @@ class Objects(NamedTuple):
         return dataclasses.replace(config, **names)
 
 
+def is_python(config: TrainConfig) -> bool:
+    """Whether a run's model or data are Python's own objects, which no command line names."""
+    return PYTHON in (config.model, config.dataset)
+
+
 def title(config: TrainConfig, model: keras.Model) -> str:
     """What is trained, on what: "cnn on mnist"; of one's own objects, all that has a name."""
     name = model.name if config.model == PYTHON else config.model

@@ -45,7 +45,7 @@ def log_name(cluster: Cluster) -> str:
     return run_dir.LOG if cluster.is_chief else f"log-{cluster.index}.txt"
 
 
-def directory(run: Run, make: Callable[[TrainConfig], Path]) -> Path:
+def directory(run: Run, make: Callable[[TrainConfig], Path], begun: Path = Path()) -> Path:
     """The run's directory, by the same path in all workers.
 
     Where the others do not see the chief's disk, it is one of their own, for their logs; with the
@@ -54,10 +54,11 @@ def directory(run: Run, make: Callable[[TrainConfig], Path]) -> Path:
     Args:
         run: what is to be trained.
         make: makes it, or finds that of a run that goes on; called by the chief.
+        begun: what a relative path begins in, in this worker.
     """
     cluster = run.workers.cluster
     path = make(run.config) if cluster.is_chief else Path()
-    path = Path(os.fsdecode(run.workers.chiefs(os.fsencode(path))))
+    path = begun / os.fsdecode(run.workers.chiefs(os.fsencode(path)))
     if not cluster.is_chief and not (path / run_dir.CONFIG).exists():
         path.mkdir(parents=True, exist_ok=True)
         run_dir.write_config(path, dataclasses.replace(run.config, resume=None).to_json())

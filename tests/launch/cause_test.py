@@ -24,6 +24,7 @@ from towers.launch.cause import End, by_weight, cause, in_words, lost_worker
     ([End(2, 2), End(0, 1)], End(2, 2)),
     # one was stopped, and with it all; unless one of them failed
     ([End(1, 143), End(0, 143)], End(1, 143)),
+    ([End(1, 129), End(0, 3)], End(1, 129)),
     ([End(1, 130), End(0, 0), End(2, 3)], End(1, 130)),
     ([End(1, 143), End(0, 1)], End(0, 1)),
     # all were stopped by the launcher

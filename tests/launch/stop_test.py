@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the launcher; and its own death."""
+"""Ctrl-C, SIGTERM and SIGHUP in the launcher; and its own death."""
 
 import os
 import pty
@@ -25,6 +25,7 @@ def save(number, frame):
     sys.exit(128 + number)
 signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGHUP, save)
 note("pid", os.getpid())
 time.sleep(60)
 """
@@ -39,6 +40,7 @@ def started(tmp_path, seconds=1.0, text=SAVES, **options):
 
 @pytest.mark.parametrize("number, code, stderr", [
     (signal.SIGINT, 130, "stopped by Ctrl-C\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
+    (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
 ])
 def test_a_signal_is_passed_on_once_and_the_save_waited_for(number, code, stderr, tmp_path):
     process, _ = started(tmp_path, 2.0)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait until a step is done, and then do what they did before."""
+"""Ctrl-C, SIGTERM and SIGHUP wait until a step is done, and then do what they did before."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from towers.machine.signals import Pending, StopRequested, deferred
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], name="number")
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], name="number")
 def _number(request):
     before = signal.getsignal(request.param)
     yield request.param
@@ -114,15 +114,51 @@ def test_a_stop_passes_everybodys_except_exception():
 
 @pytest.mark.parametrize("second, code", [("SIGINT", 130), ("SIGTERM", 143)])
 def test_the_second_signal_ends_the_process_at_once(second, code):
-    program = f"""
-import signal
-from towers.machine.signals import deferred
+    done = run(f"""
 with deferred():
     signal.raise_signal(signal.SIGINT)
     print("goes on", flush=True)
     signal.raise_signal(signal.{second})
     print("never", flush=True)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+""")
     assert (done.returncode, done.stdout) == (code, "goes on\n")
+
+
+def test_a_closed_terminal_that_says_so_twice_leaves_time_to_save():
+    """The shell sends SIGHUP as it ends, and then the system does."""
+    done = run("""
+with deferred():
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+    print("saved", flush=True)
+""")
+    assert (done.returncode, done.stdout) == (-signal.SIGHUP, "saved\n")
+
+
+def test_sigusr1_shows_where_each_thread_stands_and_ends_nothing():
+    done = run("""
+def stands_here():
+    signal.raise_signal(signal.SIGUSR1)
+with deferred():
+    stands_here()
+print("goes on")
+""")
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert " in stands_here\n" in done.stderr
+
+
+@pytest.mark.parametrize("handler", ["print", "signal.SIG_IGN"])
+def test_a_handler_of_sigusr1_stays(handler):
+    done = run(f"""
+signal.signal(signal.SIGUSR1, {handler})
+with deferred():
+    signal.raise_signal(signal.SIGUSR1)
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def run(program):
+    """A process that runs it, at its end."""
+    program = f"import signal; from towers.machine.signals import deferred\n{program}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)

@@ -30,6 +30,9 @@ def test_a_stopped_run_says_how_to_go_on():
     assert outcome.stopped_line(Path("run"), 4, False) == (
         "the last checkpoint is that of step 4. Resume: python train.py --resume=run"
     )
+    assert outcome.stopped_line(Path("run"), 4, True, is_python=True) == (
+        "saved at step 4. Resume: the same script, with towers.TrainConfig(resume='run')"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,9 @@ def test_an_update_that_is_not_finite_names_its_step_and_the_ways_out():
     assert outcome.nonfinite_error("the loss of tower 2 is NaN.", 1502, Path("run")) == (
         "step 1,502: the loss of tower 2 is NaN. The update was not made. Lower `learning_rate`, "
         "or leave out such updates: python train.py --resume=run --nonfinite=skip."
+    )
+    assert outcome.nonfinite_error("It is NaN.", 1, Path("run"), is_python=True).endswith(
+        "the same script, with towers.TrainConfig(resume='run', nonfinite='skip')."
     )
 
 

@@ -184,6 +184,29 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(tmp_path):
     assert (tmp_path / "log.txt").read_text().splitlines()[0] == "one"
 
 
+@pytest.mark.parametrize("encoding, shown", [
+    ("ascii", r"run: \u65e5\udcff"), ("latin1", r"run: \u65e5\udcff"), ("utf-8", r"run: 日\udcff"),
+])
+def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(encoding, shown):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding)
+    out = Report(stream)
+    out.line("run: 日\udcff")  # of a name that is no UTF-8
+    out.line("Done")
+    assert stream.buffer.getvalue().decode(encoding).splitlines() == [shown, "Done"]
+
+
+def test_a_terminal_that_cannot_encode_a_name_shows_every_line(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")  # fewer than the progress takes
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(stream, "isatty", terminal.isatty, raising=False)
+    out = Report(stream)
+    out.line("run: 日")
+    out.progress(PROGRESS)
+    out.line("Done")
+    shown = stream.buffer.getvalue()
+    assert rb"run: \u65e5" in shown and b"Epoch  3/12" in shown and b"Done" in shown
+
+
 def test_python_ends_well_after_nobody_reads_stdout_any_more():
     code = "import sys; sys.stdin.read(); from towers.reporting.report import Report; "
     code += "out = Report(); out.line('one'); out.line('two'); print('three')"

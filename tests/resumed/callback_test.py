@@ -1,5 +1,8 @@
 """The callback itself: what it is given, and where it works."""
 
+import os
+from pathlib import Path
+
 import keras
 import pytest
 
@@ -17,6 +20,12 @@ def test_a_number_of_steps_that_makes_no_sense_is_refused(every, tmp_path):
 def test_a_directory_that_is_no_path_is_refused():
     with pytest.raises(ValueError, match=r"^directory \(None\) must be a path"):
         towers.Resume(None)
+
+
+def test_a_directory_is_what_it_was_when_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert towers.Resume("~/backup").directory == tmp_path / "backup"
+    assert towers.Resume("backup").directory == Path(os.getcwd()) / "backup"
 
 
 def test_a_plain_model_refuses_it_and_says_how_it_works(tmp_path):

@@ -323,16 +323,17 @@ def test_a_stop_in_mid_epoch_is_one_also_after_it_was_interrupted(fits, tmp_path
     assert cut.fit(tmp_path / "cut") == whole
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_fit_after_a_step_saved(fits, uninterrupted, number, tmp_path, capsys):
-    received, before = [], signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: received.append("SIGTERM"))
+    received, before = [], signal.getsignal(number)
+    if number != signal.SIGINT:
+        signal.signal(number, lambda *_: received.append(number))
     try:
         with pytest.raises(KeyboardInterrupt):
             fits.fit(tmp_path, after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert received == ["SIGTERM"] * (number == signal.SIGTERM)
+        signal.signal(number, before)
+    assert received == [number] * (number != signal.SIGINT)
     assert f"saved at step 3: the same script goes on from {tmp_path}" in capsys.readouterr().out
     assert fits.fit(tmp_path) == uninterrupted
 

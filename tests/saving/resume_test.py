@@ -67,6 +67,7 @@ def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path)
     ("name", "code", "said"),
     [
         ("INT", 130, "stopped by Ctrl-C"),
+        ("HUP", 129, "stopped by SIGHUP"),
         pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.slow),
     ],
 )

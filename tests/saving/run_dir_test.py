@@ -53,7 +53,7 @@ def test_the_configuration_is_there_from_the_start():
 @pytest.mark.parametrize("function", [run_dir.check, lambda d: run_dir.create(d, "n", "{}")])
 def test_a_directory_with_a_run_is_refused_with_the_resume_command(function):
     run_dir.create("mine", "cnn-mnist", "first")
-    with pytest.raises(ValueError, match=r"\(mine\) holds a run.*python train.py --resume=mine;"):
+    with pytest.raises(ValueError, match=r"\(mine\) holds a run.*continue it: resume=mine;"):
         function("mine")
     assert (run_dir.Path("mine") / "config.json").read_text() == "first"
 

@@ -4,10 +4,10 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from towers.command_line import INTERRUPTED, TERMINATED, USER_MISTAKE
+from towers.command_line import HUNG_UP, INTERRUPTED, TERMINATED, USER_MISTAKE
 from towers.machine.cluster import LOST_WORKER
 
-STOPPED = (INTERRUPTED, TERMINATED)
+STOPPED = (INTERRUPTED, TERMINATED, HUNG_UP)
 
 
 class End(NamedTuple):

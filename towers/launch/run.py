@@ -30,7 +30,7 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
 
     Raises:
         ValueError: there is no such script, or a worker cannot be started.
-        KeyboardInterrupt: Ctrl-C has come, or Terminated: SIGTERM has; the workers have ended.
+        KeyboardInterrupt: Ctrl-C has come, or Terminated: another signal; the workers have ended.
     """
     command.check(words)
     screen, left, directory = Screen(), list(shares), None
@@ -126,4 +126,4 @@ def _show_loss(
 
 def _raise_stopped(number: int) -> NoReturn:
     """Ends this process as a signal ends any command."""
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)

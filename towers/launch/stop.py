@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first is passed on to the workers, which save; the second kills them."""
+"""Signals: the first is passed on to the workers, which save; the second kills them."""
 
 import signal
 from collections.abc import Iterator
@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from towers.launch.worker import Worker
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from towers.machine.signals import not_ignored
 
 
 class Stop:
@@ -31,8 +30,10 @@ class Stop:
         self._workers.remove(worker)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """The signals' handler."""
+        """The signals' handler; a closed terminal may tell of itself twice."""
         del frame
+        if self.number is not None and number == signal.SIGHUP:
+            return
         is_second = self.number is not None
         if not is_second:
             self.number = number
@@ -47,12 +48,11 @@ class Stop:
 def passed_on() -> Iterator[Stop]:
     """Signals are passed on, inside; those that are ignored, as under nohup, stay ignored."""
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    taken = [n for n, handler in before.items() if handler not in (None, signal.SIG_IGN)]
-    for number in taken:
+    before = {number: signal.getsignal(number) for number in not_ignored()}
+    for number in before:
         signal.signal(number, stop.receive)
     try:
         yield stop
     finally:
-        for number in taken:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -272,7 +272,8 @@ def _serve(
 
 def _serve_process(pickled: bytes, connection: Connection, progress: Any) -> None:
     """The whole life of a process that reads."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that trains
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the one that trains
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         source = pickle.loads(pickled)

@@ -70,17 +70,34 @@ def resumed_line(path: Path | None, step: int) -> Text:
     return labelled("Resume", f"from step {step:,}: {path}")
 
 
-def stopped_line(directory: Path, step: int, is_saved: bool) -> str:
+def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None = None) -> str:
+    """What continues a run: "python train.py --resume=runs/cnn-mnist-001".
+
+    Args:
+        directory: of the run.
+        is_python: its model or data are objects of a script, which train.py does not have.
+        nonfinite: the field of the configuration, where it changes.
+    """
+    if is_python:
+        given = f"resume={str(directory)!r}" + (f", nonfinite={nonfinite!r}" if nonfinite else "")
+        return f"the same script, with towers.TrainConfig({given})"
+    name = shlex.quote(str(directory))
+    if nonfinite:
+        return f"python train.py --resume={name} --nonfinite={nonfinite}"
+    return f"python train.py --resume={name}"
+
+
+def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> str:
     """"saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001".
 
     Args:
         directory: of the run.
         step: of the newest checkpoint.
         is_saved: whether the run stands there.
+        is_python: see `resume_words`.
     """
     what = "saved at" if is_saved else "the last checkpoint is that of"
-    command = f"python train.py --resume={shlex.quote(str(directory))}"
-    return f"{what} step {step}. Resume: {command}"
+    return f"{what} step {step}. Resume: {resume_words(directory, is_python)}"
 
 
 def skipped_warning(count: int, loss_scale: float | None) -> str:
@@ -96,17 +113,18 @@ def skipped_warning(count: int, loss_scale: float | None) -> str:
     return f"{count:,} {plural('update', count)} left out in this epoch: {why}."
 
 
-def nonfinite_error(reason: str, step: int, directory: Path) -> str:
+def nonfinite_error(reason: str, step: int, directory: Path, is_python: bool = False) -> str:
     """That a loss or a gradient was NaN or infinite, and the ways out.
 
     Args:
         reason: a sentence that names it.
         step: the update that was not made, from 1.
         directory: of the run.
+        is_python: see `resume_words`.
     """
     return (
         f"step {step:,}: {reason} The update was not made. Lower `learning_rate`, or leave out "
-        f"such updates: python train.py --resume={directory} --nonfinite=skip."
+        f"such updates: {resume_words(directory, is_python, 'skip')}."
     )
 
 

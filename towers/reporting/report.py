@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from towers.machine import places
 from towers.machine.cluster import Cluster
 from towers.machine.words import plural
 from towers.step.sharding import shard_sizes
@@ -48,6 +49,7 @@ class Report:
     def __init__(self, stream: TextIO | None = None) -> None:
         """Args: the stream instead of stdout."""
         self._stream = sys.stdout if stream is None else stream  # None where stdout is closed
+        self._prefix = places.prefix(places.here())
         self._log: Path | None = None
         self._live: Live | None = None
         self._console: Console | None = None
@@ -64,8 +66,9 @@ class Report:
     def line(self, text: Text | str) -> None:
         """Shows one line."""
         self._stop_live()
-        self._show(Text(text) if isinstance(text, str) else text)
-        self._write_log(str(text))
+        text = self._shortened(Text(text) if isinstance(text, str) else text)
+        self._show(text)
+        self._write_log(text.plain)
 
     def warn(self, message: str) -> None:
         """Shows a warning."""
@@ -89,7 +92,9 @@ class Report:
             self.line(line)
             return
         try:
-            text.no_wrap, text.overflow = True, "ellipsis"
+            text = self._encodable(text)
+            text.no_wrap = True
+            text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
@@ -122,7 +127,20 @@ class Report:
         """Leaves the terminal as it was."""
         self._stop_live()
 
+    def _shortened(self, text: Text) -> Text:
+        """The text, with paths from the directory in which the report began."""
+        for found in reversed(list(self._prefix.finditer(text.plain))):
+            text = text[:found.start()] + text[found.end():]
+        return text
+
+    def _encodable(self, text: Text) -> Text:
+        """The text; what the stream cannot encode, such as a directory's name, is as in Python."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        plain = text.plain.encode(encoding, "backslashreplace").decode(encoding)
+        return text if plain == text.plain else Text(plain)
+
     def _show(self, text: Text) -> None:
+        text = self._encodable(text)
         try:
             if self._console:
                 self._console.print(text)

@@ -34,8 +34,8 @@ def check_installed() -> None:
         importlib.import_module("tensorboard.version")
     except ImportError as error:
         raise ValueError(
-            f"`tensorboard` needs the package tensorboard ({error}). Install it with: "
-            "pip install -e '.[tensorboard]'"
+            f"`tensorboard` needs the package tensorboard: {error}. Install it with: "
+            "pip install 'tf-towers[tensorboard]'"
         ) from None
 
 

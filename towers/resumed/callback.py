@@ -1,9 +1,10 @@
 """Resume: the callback with which `make_parallel(...).fit` survives the end of its process."""
 
-from pathlib import Path
 from typing import Any
 
 import keras
+
+from towers.machine import places
 
 
 class Resume(keras.callbacks.Callback):
@@ -32,7 +33,7 @@ class Resume(keras.callbacks.Callback):
         if every is not None and (type(every) is not int or every < 1):
             raise ValueError(f"every ({every!r}) must be an integer of at least 1, or None.")
         try:
-            self.directory = Path(directory)
+            self.directory = places.absolute(directory)
         except TypeError:
             raise ValueError(f"directory ({directory!r}) must be a path.") from None
         self.every = every

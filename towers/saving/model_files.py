@@ -24,7 +24,7 @@ def find_file(path: str, argument: str) -> Path:
     Raises:
         ValueError: there is none.
     """
-    file = Path(path)
+    file = Path(path).expanduser()
     found = [file / name for name in (run_dir.BEST, run_dir.FINAL)] if file.is_dir() else [file]
     for candidate in found:
         if candidate.is_file():

@@ -30,6 +30,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ValueError: there is no run, or a field would make it another one.
     """
+    directory = os.path.expanduser(directory)
     path = Path(directory) / run_dir.CONFIG
     try:
         text = path.read_text(encoding="utf-8")

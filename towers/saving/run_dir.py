@@ -81,7 +81,7 @@ def check(run_dir: str | None) -> None:
             raise ValueError(f"run_dir ({path}) is a file; name a directory.")
 
 
-def create(run_dir: str | None, name: str, config: str) -> Path:
+def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) -> Path:
     """Makes the directory of a new run, with its config.json.
 
     Two processes never get the same directory: a numbered one is made by a single mkdir, and
@@ -91,24 +91,29 @@ def create(run_dir: str | None, name: str, config: str) -> Path:
         run_dir: the directory; None means the next free runs/<name>-001, -002, ...
         name: of the run, such as "cnn-mnist".
         config: the text of config.json.
+        begun: what relative paths begin in.
+
+    Returns:
+        The directory, as a path in `begun`.
 
     Raises:
         ValueError: it is not empty (says how to resume), a file, or cannot be written.
     """
     if run_dir is None:
-        path = _create_numbered(file_name(name))
+        named = _create_numbered(file_name(name), begun)
     else:
-        check(run_dir)
-        path = Path(run_dir)
-        with _explained(path):
-            path.mkdir(parents=True, exist_ok=True)
+        named = Path(run_dir)
+        check(str(begun / named))
+        with _explained(named):
+            (begun / named).mkdir(parents=True, exist_ok=True)
+    path = begun / named
     with _explained(path):
         try:
             (path / CONFIG).open("x").close()
         except FileExistsError:
             raise _not_empty(path) from None
         write_config(path, config)
-    return path
+    return named
 
 
 def write_config(path: Path, config: str) -> None:
@@ -220,19 +225,19 @@ def _table(results: Sequence[Result]) -> list[bytes]:
     return [f"{','.join(row)}\n".encode() for row in [results[0].columns, *rows]]
 
 
-def _create_numbered(name: str) -> Path:
-    """The next free runs/<name>-NNN; the number after the highest one there."""
+def _create_numbered(name: str, begun: Path) -> Path:
+    """The next free runs/<name>-NNN in `begun`; the number after the highest one there."""
     with _explained(RUNS):
-        RUNS.mkdir(parents=True, exist_ok=True)
+        (begun / RUNS).mkdir(parents=True, exist_ok=True)
         taken = [
             int(path.name[len(name) + 1:])
-            for path in RUNS.glob(f"{name}-*")
+            for path in (begun / RUNS).glob(f"{name}-*")
             if path.name[len(name) + 1:].isdecimal()
         ]
         for number in count(max(taken, default=0) + 1):
             path = RUNS / f"{name}-{number:03d}"
             try:
-                path.mkdir()
+                (begun / path).mkdir()
             except FileExistsError:
                 continue
             return path
@@ -254,7 +259,7 @@ def _explained(path: Path, argument: str = "run_dir") -> Iterator[None]:
 def _not_empty(path: Path) -> ValueError:
     if (path / CONFIG).exists():
         return ValueError(
-            f"run_dir ({path}) holds a run. To continue it: python train.py --resume={path}; for "
-            "a new run, name another directory."
+            f"run_dir ({path}) holds a run. To continue it: resume={path}; for a new run, name "
+            "another directory."
         )
     return ValueError(f"run_dir ({path}) is not empty; name a new directory or an empty one.")

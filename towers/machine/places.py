@@ -1,0 +1,30 @@
+"""Paths that stay what they were when a user gave them, and are shown as the user gave them."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+
+def absolute(path: Any) -> Path:
+    """The path as it is now, wherever the process moves; "~" is the user's home."""
+    return here() / os.path.expanduser(path)
+
+
+def here() -> Path:
+    """The working directory; a relative path to it where it has been removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
+
+
+def prefix(directory: Path) -> re.Pattern[str]:
+    """What a text need not say of a path below a directory: "/home/me/runs/x" -> "runs/x".
+
+    Args:
+        directory: that a process began in; in the root, nothing can be left out.
+    """
+    if directory in (Path(), Path("/")):
+        return re.compile(r"(?!)")
+    return re.compile(rf"(?<![\w./-]){re.escape(str(directory))}/(?=[^\s/])")
