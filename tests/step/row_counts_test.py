@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.step.switches_test import batch, make_step
-from towers.step import rows
+from towers.step import row_counts
 from towers.step.prefetch import place, prefetched
 
 L = keras.layers
@@ -17,9 +17,9 @@ DIFFER = "the parts of a batch differ in their number of rows: "
 def test_each_part_is_named_with_its_rows():
     ragged = tf.ragged.constant([[1], [2, 3]])
     x, y = np.ones([2, 5]), {"b": ragged, "a": tf.ones([3])}
-    rows.check_rows(x, {"b": ragged}, None)
+    row_counts.check_rows(x, {"b": ragged}, None)
     with pytest.raises(ValueError) as caught:
-        rows.check_rows([x, None], y, None)
+        row_counts.check_rows([x, None], y, None)
     assert str(caught.value) == (
         f"{DIFFER}x[0] 2, y['a'] 3, y['b'] 2. Give one row for each example in every part."
     )
@@ -32,7 +32,7 @@ def test_each_part_is_named_with_its_rows():
 ])
 def test_empty_and_scalar_parts_differ_from_the_others(y, said):
     with pytest.raises(ValueError, match=f"{DIFFER}{said}".replace("(", r"\(").replace(")", r"\)")):
-        rows.check_rows(np.ones([2, 3]), y)
+        row_counts.check_rows(np.ones([2, 3]), y)
 
 
 def test_a_graph_that_does_not_know_the_rows_fails_with_the_same_sentence():
@@ -42,11 +42,11 @@ def test_a_graph_that_does_not_know_the_rows_fails_with_the_same_sentence():
         tf.TensorSpec([None, 3]), {"a": tf.RaggedTensorSpec([None, None], ragged_rank=1)}
     ])
     def step(x, y):
-        with rows.checked_rows(x, y):
+        with row_counts.checked_rows(x, y):
             done.assign_add(1)
 
     step(tf.ones([2, 3]), {"a": tf.ragged.constant([[1.0], [2.0, 3.0]])})
-    with pytest.raises(ValueError) as caught, rows.readable():
+    with pytest.raises(ValueError) as caught, row_counts.readable():
         step(tf.ones([3, 3]), {"a": tf.ragged.constant([[1.0], [2.0, 3.0]])})
     assert str(caught.value) == (
         f"{DIFFER}x 3, y['a'] 2. Give one row for each example in every part."
@@ -55,7 +55,7 @@ def test_a_graph_that_does_not_know_the_rows_fails_with_the_same_sentence():
 
 
 def test_another_failure_of_a_graph_is_left_as_it_is():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"), rows.readable():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"), row_counts.readable():
         tf.debugging.assert_equal(1, 2, "something else")
 
 

@@ -29,16 +29,17 @@ class Dependence:
     """The facts of a graph that is being traced; they follow from those of what it is fed."""
 
     def __init__(self) -> None:
-        self._fed: dict[str, Fact] = {}  # by tensor
-        self._operations: dict[str, Fact] = {}
+        # By the graph and the name: a loop's graph may have the names of the one around it.
+        self._fed: dict[tuple[int, str], Fact] = {}  # of tensors
+        self._operations: dict[tuple[int, str], Fact] = {}
 
     def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:
         """A tensor whose value comes from outside of the levels: a shard, a read, a meeting."""
-        self._fed[tensor.name] = Fact(local, level)
+        self._fed[_key(tensor)] = Fact(local, level)
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
         """Whether `feed` was told of the tensor."""
-        return tensor.name in self._fed
+        return _key(tensor) in self._fed
 
     def local(self, tensor: tf.Tensor) -> bool:
         """Whether towers have different values of it."""
@@ -55,29 +56,33 @@ class Dependence:
     def _fact(self, tensor: tf.Tensor) -> Fact:
         if not tf.is_symbolic_tensor(tensor):  # a value that was there before the trace
             return Fact(local=False, level=0)
-        return self._fed.get(tensor.name) or self._operation(tensor.op)
+        return self._fed.get(_key(tensor)) or self._operation(tensor.op)
 
     def _operation(self, operation: tf.Operation) -> Fact:
         """The fact of an operation, by those of all before it: a stack, as graphs are deep."""
         stack = [operation]
         while stack:
             last = stack.pop()
-            if last.name in self._operations:
+            if _key(last) in self._operations:
                 continue
             unknown = [
                 v.op for v in last.inputs
-                if v.name not in self._fed and v.op.name not in self._operations
+                if _key(v) not in self._fed and _key(v.op) not in self._operations
             ]
             if unknown:
                 stack.extend([last, *unknown])
             else:
-                self._operations[last.name] = self._follows(last)
-        return self._operations[operation.name]
+                self._operations[_key(last)] = self._follows(last)
+        return self._operations[_key(operation)]
 
     def _follows(self, operation: tf.Operation) -> Fact:
-        facts = [self._fed.get(v.name) or self._operations[v.op.name] for v in operation.inputs]
+        facts = [self._fed.get(_key(v)) or self._operations[_key(v.op)] for v in operation.inputs]
         draws = operation.op_def.is_stateful and operation.type not in _CARRIERS
         return Fact(
             draws or any(fact.local for fact in facts),
             max((fact.level for fact in facts), default=0),
         )
+
+
+def _key(named: tf.Tensor | tf.Operation) -> tuple[int, str]:
+    return id(named.graph), named.name

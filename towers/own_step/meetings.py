@@ -76,6 +76,17 @@ class StepMeetings(Meetings):
             _TRACING.reset(token)
 
     @staticmethod
+    @contextmanager
+    def paused() -> Iterator[None]:
+        """Within, nothing meets: for a trial of what the user wrote, outside of the trace."""
+        token = _TRACING.set(False)
+        try:
+            with gathered_by(None):
+                yield
+        finally:
+            _TRACING.reset(token)
+
+    @staticmethod
     def are_current() -> bool:
         """Whether the calling thread is tracing a step: others see Keras and TensorFlow as is."""
         return _TRACING.get()

@@ -35,8 +35,8 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
 
 
 @contextmanager
-def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Within, in this thread, `gather` is `gather_rows`."""
+def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterator[None]:
+    """Within, in this thread, `gather` is `gather_rows`; None: it is as outside of towers."""
     token = _GATHER.set(gather_rows)
     try:
         yield

@@ -172,6 +172,7 @@ def trace_tower(
             return method(*arguments, sum_towers=meetings.sum)
         return sums_in_order(meetings.graph, method(*arguments))
 
+    body.__name__ = method.__name__  # by which the tower is found in graphs and profiles
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False, **options).get_concrete_function(*specs)
         warn_of_unordered_sums(function.graph)
