@@ -158,7 +158,7 @@ def test_changed_data_are_refused(monkeypatch):
     interrupted()
     (x, y), test = loop_test.small_data()
     monkeypatch.setattr(loop_test, "small_data", lambda: ((x + 1, y), test))
-    refused("the train data are not those that run/checkpoints/epoch-1-step-6 was trained on")
+    refused("the train data are not those that .*/run/checkpoints/epoch-1-step-6 was trained on")
 
 
 def test_another_model_is_refused_with_the_first_variable_that_differs(monkeypatch):
@@ -202,7 +202,7 @@ def test_damage_falls_back_and_says_so_and_all_damaged_is_refused(capsys):
 def test_lost_checkpoints_are_no_reason_to_start_again():
     interrupted()
     shutil.rmtree(RUN / "checkpoints")
-    refused("holds no checkpoint, and run holds results")
+    refused("holds no checkpoint, and .*/run holds results")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
@@ -218,7 +218,7 @@ def test_a_run_whose_first_checkpoint_cannot_be_written_does_not_begin(monkeypat
 
     monkeypatch.setattr(checkpoints, "write", refuse)
     monkeypatch.setattr(towers.TowerStep, "train_batch", lambda *a: pytest.fail("trained"))
-    with pytest.raises(ValueError, match=r"run_dir \(run\): no checkpoint can be written"):
+    with pytest.raises(ValueError, match=r"run_dir \(.*/run\): no checkpoint can be written"):
         towers.train(config(run_dir="run"))
 
 
