@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run between two steps, never within one."""
+"""Ctrl-C and SIGTERM end a run between two steps, never within one.
+
+A forked child is no part of the run: signals do to it what they did before they were deferred.
+"""
 
 import os
 import signal
@@ -6,8 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_replaced: list[dict[int, Any]] = []  # the handlers that each open `deferred` puts back
+_forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
 
 class Pending:
@@ -49,6 +55,7 @@ def deferred() -> Iterator[Pending]:
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = [n for n, handler in before.items() if handler not in (None, signal.SIG_IGN)]
+    _replaced.append({number: before[number] for number in taken})
     for number in taken:
         signal.signal(number, pending.receive)
     stopped = False
@@ -59,7 +66,37 @@ def deferred() -> Iterator[Pending]:
     finally:
         for number in taken:
             signal.signal(number, before[number])
+        if _replaced:  # in a child they have been put back
+            _replaced.pop()
     if pending.number is not None:
         signal.raise_signal(pending.number)
     if stopped:  # a handler of the user's has returned
         raise KeyboardInterrupt
+
+
+def _before_fork() -> None:
+    """Blocks signals: one sent to the child waits until the child has its handlers."""
+    if _replaced:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork_in_parent() -> None:
+    """Lets signals through that were let through before."""
+    mask = _forking.__dict__.pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
+    """Puts back the handlers that the run has replaced, the outermost at last."""
+    while _replaced:
+        for number, handler in _replaced.pop().items():
+            signal.signal(number, handler)
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
