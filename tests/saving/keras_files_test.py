@@ -46,6 +46,17 @@ def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
     assert bias(path) == 0
 
 
+def test_a_model_with_a_weight_of_integers_is_saved(tmp_path):
+    normalization = keras.layers.Normalization()  # counts in int64
+    normalization.adapt(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    model = keras.Sequential([keras.Input((2,)), normalization, keras.layers.Dense(1)])
+    assert "int" in {weight.dtype[:3] for weight in model.weights}
+    assert save_model(model, tmp_path / "final.keras", pytest.fail)
+    read = keras.saving.load_model(tmp_path / "final.keras")
+    for theirs, ours in zip(read.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
 def test_a_file_that_cannot_be_written_is_a_warning(model, tmp_path):
     path, warnings = tmp_path / "final.keras", []
     path.mkdir()

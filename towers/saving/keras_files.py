@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 from towers.listener import Listener
 from towers.machine import watch
 from towers.saving import run_dir
+from towers.saving.checkpoints import is_finite
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
 from towers.recipe.schedules import plain_schedule
@@ -50,7 +50,7 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         path: of the file.
         warn: called with one line.
     """
-    if not all(bool(tf.reduce_all(tf.math.is_finite(v.value))) for v in model.weights):
+    if not all(is_finite(weight.value.numpy()) for weight in model.weights):
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
