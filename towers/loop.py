@@ -33,7 +33,7 @@ from towers.recipe import starting_values
 from towers.saving import run_dir
 from towers.saving.autosave import Autosave
 from towers.saving.follower import Follower
-from towers.saving.keras_files import BestModel, save_model
+from towers.saving.keras_files import BestModel, save_model, unreadable
 from towers.saving.position import Position
 from towers.saving.results import ResultsFile
 from towers.saving.resume import continued_config, given_fields
@@ -111,6 +111,8 @@ def _run(
 ) -> dict[str, list[float]]:
     """What a configuration asks for, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
+    saves = config.epochs > 0 and not config.profile
+    unread = unreadable(run.step.model) if saves else None
     directory = together.directory(run, lambda config: _make_directory(config, begun), begun)
     log = directory / together.log_name(cluster)
     make_saver = Saver if cluster.is_chief else Follower
@@ -126,6 +128,8 @@ def _run(
             starting_values.check_file(config)
         _open_log(log, out, noise)
         describe(run, out, f"run: {directory}")
+        if unread is not None:
+            out.warn(unread)
         if config.resume is not None or loaded is not None:
             outcome.describe_resumed(loaded, out)
         if config.profile:

@@ -1,10 +1,12 @@
 """Ctrl-C, SIGTERM and SIGHUP wait until a step is done, and then do what they did before."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,21 @@ def run(program):
     program = f"import signal; from towers.machine.signals import deferred\n{program}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+
+
+def test_signals_end_a_forked_child_as_if_none_were_deferred():
+    context = multiprocessing.get_context("fork")
+    with deferred() as pending:
+        children = [context.Process(target=time.sleep, args=(30,)) for _ in range(5)]
+        for child in children:
+            child.start()
+            child.terminate()  # it may arrive before the child runs a line of Python
+        for child in children:
+            child.join(10)
+        ended = [child.exitcode for child in children]
+        for child in children:
+            child.kill()
+        assert ended == [-signal.SIGTERM] * len(children)
+        assert pending.number is None
+        assert signal.getsignal(signal.SIGTERM) == pending.receive
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -1,6 +1,8 @@
 """The run directory: whose it is, what it refuses, and files that are never half-written."""
 
+import multiprocessing
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -146,3 +148,19 @@ def test_a_row_is_the_values_of_a_result_in_order():
     assert row == [2, 0.5, 0.25, 0.125, 1.0, 12.0, 3912.5]
     again = run_dir.Result.of(row, COLUMNS)
     assert again == result and type(again.epoch) is int
+
+
+def test_a_forked_child_that_outlives_the_run_does_not_hold_its_lock(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    try:
+        with run_dir.locked(tmp_path):
+            child.start()
+            time.sleep(0.5)  # the child has left the lock
+            with pytest.raises(ValueError, match=f"process {os.getpid()} trains there"):
+                with run_dir.locked(tmp_path):
+                    pytest.fail("two runs in one directory")
+        with run_dir.locked(tmp_path):
+            assert child.is_alive()
+    finally:
+        child.kill()
+        child.join()

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run between two steps, never within one; SIGUSR1 ends none."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run between two steps, never within one; SIGUSR1 ends none.
+
+A forked child is no part of the run: signals do to it what they did before they were deferred.
+"""
 
 import faulthandler
 import os
@@ -7,9 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2  # leads to a run's log.txt while it trains
+_replaced: list[dict[int, Any]] = []  # the handlers that each open `deferred` puts back
+_forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
 
 class Pending:
@@ -55,6 +61,7 @@ def deferred() -> Iterator[Pending]:
         return
     show_stacks_on_request()
     before = {number: signal.getsignal(number) for number in not_ignored()}
+    _replaced.append(dict(before))
     for number in before:
         signal.signal(number, pending.receive)
     stopped = False
@@ -65,6 +72,8 @@ def deferred() -> Iterator[Pending]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if _replaced:  # in a child they have been put back
+            _replaced.pop()
     if pending.number is not None:
         signal.raise_signal(pending.number)
     if stopped:  # a handler of the user's has returned
@@ -83,3 +92,31 @@ def show_stacks_on_request() -> None:
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         faulthandler.register(signal.SIGUSR1, file=_STDERR)
+
+
+def _before_fork() -> None:
+    """Blocks signals: one sent to the child waits until the child has its handlers."""
+    if _replaced:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+
+def _after_fork_in_parent() -> None:
+    """Lets signals through that were let through before."""
+    mask = _forking.__dict__.pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
+    """Puts back the handlers that the run has replaced, the outermost at last."""
+    while _replaced:
+        for number, handler in _replaced.pop().items():
+            signal.signal(number, handler)
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

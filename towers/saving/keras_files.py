@@ -1,14 +1,17 @@
 """best.keras and final.keras: models that Keras loads without towers."""
 
-from collections.abc import Callable
+import json
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
-import tensorflow as tf
 
 from towers.listener import Listener
 from towers.machine import watch
 from towers.saving import run_dir
+from towers.saving.checkpoints import is_finite
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
 from towers.recipe.schedules import plain_schedule
@@ -50,7 +53,7 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         path: of the file.
         warn: called with one line.
     """
-    if not all(bool(tf.reduce_all(tf.math.is_finite(v.value))) for v in model.weights):
+    if not all(is_finite(weight.value.numpy()) for weight in model.weights):
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
@@ -60,3 +63,63 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
         return False
     return True
+
+
+def unreadable(model: keras.Model) -> str | None:
+    """One line on what of a model's file Keras could not read back; None: it reads all of it.
+
+    Args:
+        model: with its optimizer.
+
+    Raises:
+        ValueError: the file cannot be written at all.
+    """
+    try:
+        with warnings.catch_warnings(), plain_schedule(getattr(model, "optimizer", None)):
+            warnings.simplefilter("ignore")  # of lambdas, which are told below
+            config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    except Exception as error:
+        reason = " ".join(str(error).split("Please")[0].split()) or repr(error)
+        raise ValueError(
+            f"model ({_unwritable(model)}) cannot be saved: {reason} Give its class a "
+            "get_config() that returns the arguments of its __init__, and decorate it with "
+            "@keras.saving.register_keras_serializable()."
+        ) from None
+    names = list(dict.fromkeys(_unknown(config)))
+    if not names:
+        return None
+    return (
+        f"{run_dir.BEST} and {run_dir.FINAL} cannot be read back as they are, as Keras does not "
+        f"know {', '.join(names)}: --evaluate, --predict and --model would refuse them. Use a "
+        "named function or class in place of a lambda, and decorate it with "
+        "@keras.saving.register_keras_serializable()."
+    )
+
+
+def _unwritable(layer: keras.Layer) -> str:
+    """The name and class of the innermost layer that has no configuration."""
+    for inner in getattr(layer, "layers", []):
+        try:
+            keras.saving.serialize_keras_object(inner)
+        except Exception:
+            return _unwritable(inner)
+    return f"{layer.name}, a {type(layer).__name__}"
+
+
+def _unknown(config: Any) -> Iterator[str]:
+    """The lambdas, and the classes and functions that are neither Keras' nor registered."""
+    if isinstance(config, dict):
+        kind, module = config.get("class_name"), config.get("module")
+        if kind == "__lambda__":
+            yield "a lambda"
+        elif kind == "function" and module == "builtins":
+            try:
+                keras.saving.deserialize_keras_object(config)
+            except (TypeError, ValueError):
+                yield f"function {config['config']}"
+        elif "registered_name" in config and not (module or "").startswith("keras"):
+            if keras.saving.get_registered_object(config["registered_name"]) is None:
+                yield f"class {kind}"
+    if isinstance(config, dict | list):
+        for inner in config.values() if isinstance(config, dict) else config:
+            yield from _unknown(inner)

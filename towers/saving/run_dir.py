@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 RUNS = Path("runs")
 CONFIG = "config.json"
@@ -30,6 +30,8 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
+
+_held: set[TextIO] = set()  # the open files of this process' locks
 
 
 class Result(NamedTuple):
@@ -191,6 +193,8 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     """Holds a run's lock. The system frees it when the process ends, however it ends.
 
+    A forked child shares the open file, and with it the lock: it closes the file at once.
+
     Args:
         path: the directory.
         argument: what the user calls it.
@@ -213,7 +217,20 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
+
+
+def _close_in_child() -> None:
+    """Leaves the locks to the process that took them."""
+    while _held:
+        _held.pop().close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _table(results: Sequence[Result]) -> list[bytes]:
