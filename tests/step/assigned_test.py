@@ -128,13 +128,28 @@ def largest(old, x):
     return ops.maximum(old, ops.max(x))
 
 
-def decayed_sum(old, x):
-    return 0.5 * old + ops.sum(x)
+def decayed(old, x):
+    """As a codebook's moving average: of a sum and of a mean."""
+    return 0.5 * old - 2.0 * (ops.sum(x) - ops.mean(x)) + 1.0
+
+
+def root(old, x):
+    return 0.5 * old + ops.sqrt(ops.mean(x**2))
+
+
+@pytest.mark.parametrize("new, aggregation", [
+    (decayed, "none"), (decayed, "sum"), (lambda old, x: ops.sum(x), "mean"),
+])
+def test_sums_and_means_of_sums_and_means_are_what_keras_assigns(new, aggregation, float64):
+    theirs, ours = (
+        trained(lambda: [Remembers(new, aggregation)], count) for count in (None, 8))
+    for a, b in zip(ours[2], theirs[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
 def test_a_metrics_value_that_each_tower_has_another_of_is_refused():
     def make():
-        return [Remembers(decayed_sum, "sum")]
+        return [Remembers(root, "sum")]
 
     with pytest.raises(ValueError) as refused:
         trained(make, 2)
@@ -208,6 +223,12 @@ def test_a_batch_normalization_that_counts_its_steps_counts_them():
         for _ in range(2):
             step(*data())
         assert int(model.get_layer("norm").steps.numpy()) == 2
+
+
+@pytest.mark.parametrize("new, aggregation", [(largest, "none"), (root, "mean")])
+def test_a_state_that_is_neither_is_warned_of(new, aggregation):
+    with pytest.warns(UserWarning, match="assigned_test.py:.*/seen.*towers.gather"):
+        trained(lambda: [Remembers(new, aggregation)], 2, epochs=1)
 
 
 def test_what_a_metric_in_a_layer_adds_and_is_no_sum_is_warned_of():

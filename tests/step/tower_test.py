@@ -76,7 +76,7 @@ def test_a_tower_changes_no_variable_and_hands_its_state_out(float64):
     outputs = [run(tower, model, x, y) for _ in range(2)]
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-    mean, variance = outputs[0].assigned.means.values()
+    mean, variance = outputs[0].assigned.parts.values()
     (seed,) = outputs[0].assigned.same.values()
     activations = model.layers[0](x)
     np.testing.assert_allclose(mean, 0.5 * tf.reduce_mean(activations, 0), rtol=1e-12)

@@ -6,20 +6,22 @@
 |     SpectralNormalization's kernel            |                                           |
 | a random seed                                 | tower 0's: advanced once                  |
 | BatchNormalization's statistics               | their weighted mean, or tower 0's         |
-| aggregation="mean"                            | their weighted mean                       |
-| aggregation="sum", old + x: a metric's, rows  | old + the sum of the towers' x; an x that |
-|     that were seen                            |     is a mean over the rows weighs n_t / N|
-| any other: a mean over rows; old + a sum      | their weighted mean; old + their sums     |
 | aggregation="only_first_replica"              | tower 0's                                 |
+| a + b + ...: a depends on no shard (the old   | a, once, and the sum over the towers of b |
+|     value, its decay), b is a sum over rows   |     as it is, or weighted, if it is a     |
+|     (a metric's, rows that were seen) or a    |     mean                                  |
+|     mean over them                            |                                           |
+| any other, aggregation="mean"                 | their weighted mean, with a warning       |
+| any other, aggregation="sum": old + x         | old + the sum of all x, with a warning    |
 | anything else                                 | tower 0's, with a warning; of a parameter |
 |                                               |     or a metric refused                   |
 
-Weighted: by the towers' examples. Whether a value depends on the shard stands in the traced graph.
+Weighted: by the towers' examples, n_t / N. What depends on what stands in the traced graph.
 """
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -37,17 +39,15 @@ _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
 class Assigned(NamedTuple):
     """What a tower hands back for its variables, by their index.
 
-    same: the value that all towers have, or that tower 0's is taken for.
-    means: the tower's part of the weighted mean: the new value is the sum over all towers.
-    sums: what the tower adds: the new value is the old one and the sum over all towers.
+    same: what all towers have, or tower 0's is taken for.
+    parts: what the towers' sum is added to it of.
     """
 
     same: dict[int, tf.Tensor]
-    means: dict[int, tf.Tensor]
-    sums: dict[int, tf.Tensor]
+    parts: dict[int, tf.Tensor]
 
 
-NOTHING = Assigned({}, {}, {})
+NOTHING = Assigned({}, {})
 
 
 class Averaged(NamedTuple):
@@ -151,23 +151,19 @@ class TowerScope(keras.StatelessScope):
 
 def leave(
     variables: Sequence[Any],
-    assigned: Assigned,
     same: Mapping[int, tf.Tensor],
-    sums: Sequence[tf.Tensor],
+    sums: Mapping[int, tf.Tensor],
 ) -> None:
     """Stores what towers have assigned.
 
     Args:
         variables: those that the indices are of.
-        assigned: of a tower; only its indices count.
         same: tower 0's.
-        sums: over all towers, of `means` and then of `sums`.
+        sums: of `parts`, over all towers.
     """
-    for i, value in same.items():
-        variables[i].assign(value)
-    for i, value in zip([*assigned.means, *assigned.sums], sums, strict=True):
-        old = tf.convert_to_tensor(variables[i].value) if i in assigned.sums else None
-        variables[i].assign(value if old is None else old + tf.cast(value, old.dtype))
+    for i in {**same, **sums}:
+        values = [values[i] for values in (same, sums) if i in values]
+        variables[i].assign(functools.reduce(tf.add, values))
 
 
 class ShardFacts(NamedTuple):
@@ -181,9 +177,20 @@ class ShardFacts(NamedTuple):
     rows: Rows
     weight: tf.Tensor
 
-    def is_sum(self, tensor: tf.Tensor) -> bool:
-        """Whether the towers' values of a tensor add up to the batch's."""
-        return self.rows.kind(tensor).name == "sum"
+    def part(self, value: tf.Tensor) -> tf.Tensor | None:
+        """A tower's part of a sum, or of a mean, over the batch's rows; None of anything else."""
+        kind = self.rows.kind(value).name
+        if kind == "sum":
+            return self.masked(value)
+        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
+
+    def weighted(self, value: tf.Tensor) -> tf.Tensor:
+        """value * n_t / N."""
+        return value * tf.cast(self.weight, value.dtype)
+
+    def masked(self, value: tf.Tensor) -> tf.Tensor:
+        """The value, or zeros of an empty shard."""
+        return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
 
 def what_becomes_of(
@@ -206,34 +213,77 @@ def what_becomes_of(
     Warns:
         UserWarning: the same of any other, and nothing says how they become one.
     """
-    assigned = Assigned({}, {}, {})
+    assigned = Assigned({}, {})
     for i, variable, before, after in changed:
-        is_local = shard.dependence.local(after)
         is_first = variable.aggregation == "only_first_replica" or id(variable) in averaged.first
-        is_mean = variable.aggregation == "mean" or id(variable) in averaged.means
-        added = _added(after, before)
-        if not is_local or is_seed(variable) or is_first:
+        if not shard.dependence.local(after) or is_seed(variable) or is_first:
             assigned.same[i] = after
         elif scope.is_parameter(variable):
             raise _refused(variable, scope, "Assign parameters what no row has a part in.")
-        elif is_mean and after.dtype.is_floating:
-            assigned.means[i] = _weighted(after, shard.weight)
-        elif variable.aggregation == "sum" and not _can_be_added(added, shard):
-            raise _refused(variable, scope, "Add to it, by assign_add, what the shard's rows add.")
-        elif variable.aggregation == "sum" or added and all(map(shard.is_sum, added)):
-            parts = [_part(x, variable, shard) for x in added]
-            assigned.sums[i] = functools.reduce(tf.add, parts)
-        elif after.dtype.is_floating and shard.rows.kind(after).name == "mean":
-            assigned.means[i] = _weighted(after, shard.weight)
+        elif id(variable) in averaged.means:
+            assigned.parts[i] = shard.weighted(after)
         else:
-            _warn_of_first(variable, scope)
-            assigned.same[i] = after
+            same, parts = _split(variable, before, after, scope, shard)
+            if same:
+                assigned.same[i] = functools.reduce(tf.add, same)
+            if parts:
+                assigned.parts[i] = functools.reduce(tf.add, parts)
     return assigned
 
 
-def _can_be_added(added: Sequence[tf.Tensor], shard: ShardFacts) -> bool:
-    """Whether towers' additions add up: an integer that each tower adds for the batch does not."""
-    return bool(added) and all(x.dtype.is_floating or shard.dependence.local(x) for x in added)
+def _split(
+    variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """What enters a new value once, and the tower's parts of what is added to it."""
+    same, own = _terms(after, shard.dependence.local)
+    parts = [shard.part(term) for term in own]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(own):
+        return same, known
+    if variable.aggregation == "sum":
+        if not (len(same) == 1 and same[0] is before):
+            raise _refused(variable, scope, "Add to it, by assign_add, what the shard's rows add.")
+        for term in own:
+            fault = shard.rows.kind(term).fault
+            if fault and not is_of_keras(fault.operation, "metrics"):
+                shard.rows.check(term, f"what variable {variable.path!r} adds up")
+        return same, [
+            shard.masked(term) if part is None else part
+            for term, part in zip(own, parts, strict=True)
+        ]
+    if variable.aggregation == "mean" and after.dtype.is_floating:
+        shard.rows.check(after, f"what is assigned to variable {variable.path!r}")
+        return [], [shard.weighted(after)]
+    _warn_of_first(variable, scope)
+    return [after], []
+
+
+def _terms(
+    value: tf.Tensor, is_local: Callable[[tf.Tensor], bool]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The terms of a sum, or of a multiple of one: what depends on no shard, and what does."""
+    same: list[tf.Tensor] = []
+    own: list[tf.Tensor] = []
+    waiting: list[tuple[tf.Tensor, Callable]] = [(value, lambda term: term)]
+    while waiting:
+        term, times = waiting.pop()
+        operation, is_own = term.op, is_local(term)
+        if operation.type in _PASSED_ON:
+            waiting.append((operation.inputs[term.value_index], times))
+        elif is_own and operation.type in ("AddV2", "Sub"):
+            left, right = operation.inputs
+            minus = _after(times, tf.negative)
+            waiting += [(right, minus if operation.type == "Sub" else times), (left, times)]
+        elif is_own and operation.type == "Mul" and not all(map(is_local, operation.inputs)):
+            factor, product = sorted(operation.inputs, key=is_local)
+            waiting.append((product, _after(times, functools.partial(tf.multiply, factor))))
+        else:
+            (own if is_own else same).append(times(term))
+    return same, own
+
+
+def _after(last: Callable, first: Callable) -> Callable:
+    return lambda term: last(first(term))
 
 
 def _warn_of_first(variable: Any, scope: TowerScope) -> None:
@@ -252,32 +302,3 @@ def _refused(variable: Any, scope: TowerScope, way_out: str) -> ValueError:
         f"every tower has a value of its own. {way_out} Or compute it of towers.gather(rows), the "
         "rows of all towers, with towers.make_parallel(model, gpus)."
     )
-
-
-def _part(added: tf.Tensor, variable: Any, shard: ShardFacts) -> tf.Tensor:
-    """A tower's part of what all add: Keras' metrics add sums, a user's may add means."""
-    kind = shard.rows.kind(added)
-    if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
-        shard.rows.check(added, f"what variable {variable.path!r} adds up")
-    if kind.name == "mean" and added.dtype.is_floating:
-        return _weighted(added, shard.weight)
-    return tf.where(shard.weight > 0, added, tf.zeros_like(added))
-
-
-def _weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    return value * tf.cast(weight, value.dtype)
-
-
-def _added(value: tf.Tensor, before: tf.Tensor) -> list[tf.Tensor]:
-    """Every x of a value that is before + x + ...: a difference would be rounded. Else empty."""
-    found: list[tf.Tensor] = []
-    while value is not before:
-        operation = value.op
-        if operation.type in _PASSED_ON:
-            value = operation.inputs[value.value_index]
-        elif operation.type in ("AddV2", "Sub"):
-            value, x = operation.inputs
-            found.append(x if operation.type == "AddV2" else -x)
-        else:
-            return []
-    return found

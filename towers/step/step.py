@@ -25,7 +25,7 @@ from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
-from towers.step.assigned import NOTHING, Assigned, leave
+from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree, partial_sums
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
@@ -62,11 +62,6 @@ class _Computed(NamedTuple):
     outputs: list[TowerOutput]
     tree: Tree
     same: dict[int, tf.Tensor]
-
-    @property
-    def assigned(self) -> Assigned:
-        """What each tower assigns."""
-        return self.outputs[0].assigned
 
 
 class TowerStep:
@@ -292,10 +287,7 @@ class TowerStep:
 
     def _partial_sums(self, outputs: list[TowerOutput]) -> Tree:
         """4. Of all that the towers' outputs are added up for."""
-        values = [
-            [o.loss, *o.gradients, *o.assigned.means.values(), *o.assigned.sums.values()]
-            for o in outputs
-        ]
+        values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
         with tf.name_scope(scopes.SUM):
             return self.partial_sums(values)
 
@@ -309,7 +301,7 @@ class TowerStep:
         variables, in_one = self.trainable_variables, self.policy.update_in_one
         parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            leave(variables, NOTHING, parameters, [])  # the update is of what was assigned
+            leave(variables, parameters, {})  # the update is of what was assigned
             with self._copies.used(self.optimizer, variables):
                 loss, sums = update(computed.tree, self.optimizer, variables, in_one=in_one)
             self._leave(computed, sums)
@@ -320,8 +312,9 @@ class TowerStep:
         first = len(self.trainable_variables)
         state = {i: value for i, value in computed.same.items() if i >= first}
         variables = [*self.trainable_variables, *self._tower.state]
+        parts = computed.outputs[0].assigned.parts
         with tf.device(self.home):
-            leave(variables, computed.assigned, state, sums)
+            leave(variables, state, dict(zip(parts, sums, strict=True)))
 
     # What the arrows need.
 
