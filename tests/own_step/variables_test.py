@@ -14,24 +14,32 @@ def state(aggregation="none"):
         "zeros", shape=(4,), trainable=False, name="seen", aggregation=aggregation)
 
 
-def remembers(variable):
+def mean_of(x):
+    return tf.reduce_mean(x, axis=0)
+
+
+def remembers(variable, of):
     def step(model, data):
-        variable.assign(0.5 * variable + 0.5 * tf.reduce_mean(data[0], axis=0))
+        variable.assign(0.5 * variable + 0.5 * of(data[0]))
         return {"loss": tf.reduce_mean(data[0])}
 
     return step
 
 
 def test_a_state_that_each_tower_would_assign_differently_is_refused():
-    message = refused(remembers(state()))
+    message = refused(remembers(state(), lambda x: tf.reduce_max(x, axis=0)))
     assert "seen" in message and "towers.gather" in message and 'aggregation="mean"' in message
 
 
-def test_a_state_with_aggregation_mean_is_averaged(float64):
+@pytest.mark.parametrize("aggregation, of", [
+    ("mean", mean_of), ("none", mean_of),
+    ("none", lambda x: tf.reduce_sum(x, axis=0) - 2.0 * mean_of(x)),
+])
+def test_a_state_made_of_means_and_sums_is_kerass_own(aggregation, of, float64):
     values = []
     for on_towers in (False, True):
-        variable = state("mean")
-        model = model_with(remembers(variable))
+        variable = state(aggregation)
+        model = model_with(remembers(variable, of))
         fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
         values.append(variable.numpy())
     np.testing.assert_allclose(values[1], values[0], rtol=1e-12)

@@ -69,7 +69,7 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
             warnings.warn(
                 f"{line_of(operation)}: the gradient of tf.image.crop_and_resize adds in the order "
                 "of its threads: its last bits differ from step to step. Take crops in the data "
-                "pipeline, or give each operation one thread: train.py's --cpu_threads=1, or "
+                "pipeline, or give each operation one thread: python train.py --cpu_threads=1, or "
                 "tf.config.threading.set_intra_op_parallelism_threads(1).",
                 stacklevel=2,
             )

@@ -60,7 +60,7 @@ def deferred() -> Iterator[Pending]:
         yield pending
         return
     show_stacks_on_request()
-    before = {number: signal.getsignal(number) for number in not_ignored()}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in not_ignored()}
     _replaced.append(dict(before))
     for number in before:
         signal.signal(number, pending.receive)

@@ -26,10 +26,11 @@ def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
         if operation.type not in _ROW_BY_ROW:
             continue
         inputs, missing = list(operation.inputs), int(operation.type == _CLASSES)
-        rows = [v for v in inputs if v.shape.rank and has_rows(v) and dependence.local(v)]
-        for fixed in inputs:
+        ranked = [v for v in inputs if v.shape.rank]
+        rows = [v for v in ranked if has_rows(v) and dependence.local(v)]
+        for fixed in ranked:
             is_paired = any(v.shape.rank == fixed.shape.rank + missing for v in rows)
-            if is_paired and fixed.shape.rank and (fixed.shape[0] or 0) > 1:
+            if is_paired and (fixed.shape[0] or 0) > 1:
                 raise ValueError(
                     f"{line_of(operation)} pairs the rows of a shard with {fixed.shape[0]} others: "
                     "the batch size is written into the code. Take it from the data: "

@@ -6,10 +6,14 @@
 |                               | a mean x weighs n_i / N              |
 | BatchNorm statistics          | their mean, or tower 0's             |
 | random seeds                  | tower 0's: advanced once             |
-| any with aggregation="mean"   | their mean                           |
+| a sum of sums and means over  | the batch's                          |
+|     rows, and of what no row  |                                      |
+|     has a part in             |                                      |
+| any with aggregation="mean"   | their mean, with a warning           |
 | all else                      | refused                              |
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -19,6 +23,7 @@ import tensorflow as tf
 
 from towers.levels.lines import current_line, is_of_keras
 from towers.own_step.meetings import StepMeetings, Update
+from towers.step.assigned import terms_of
 from towers.step.raw_variables import read_as_they_are, variable_behind
 
 # The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
@@ -208,19 +213,31 @@ class VariableScope(keras.StatelessScope):
         is_mean = kind.name == "mean" and added.dtype.is_floating
         return self._meetings.weighted(added) if is_mean else self._meetings.masked(added)
 
+    def _part_of_term(self, term: tf.Tensor) -> tf.Tensor | None:
+        """A shard's part of a sum, or of a mean, over the batch's rows; None of anything else."""
+        kind = self._meetings.rows.kind(term).name
+        if kind == "sum":
+            return self._meetings.masked(term)
+        is_mean = kind == "mean" and term.dtype.is_floating
+        return self._meetings.weighted(term) if is_mean else None
+
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
         meetings, key = self._meetings, id(variable)
         if not meetings.dependence.local(value):
             return value
-        is_mean = variable.aggregation == "mean" or key in self._averaged
-        if is_mean and value.dtype.is_floating:
-            what = f"what the step assigns to variable {variable.path!r}"
-            is_users = key not in self._averaged
-            part = meetings.part(value, what) if is_users else meetings.weighted(value)
-            return meetings.sum([part])[0]
+        if key in self._averaged:
+            return meetings.sum([meetings.weighted(value)])[0]
         if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
             return meetings.first([value])[0]
+        same, own = terms_of(value, meetings.dependence.local)
+        parts = [self._part_of_term(term) for term in own]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(own):
+            return functools.reduce(tf.add, [*same, *meetings.sum(known)])
+        if variable.aggregation == "mean" and value.dtype.is_floating:
+            what = f"what the step assigns to variable {variable.path!r}"
+            return meetings.sum([meetings.part(value, what)])[0]
         raise ValueError(
             f"{self._lines[key]} assigns variable {variable.path!r} what it computes of a shard: "
             "every tower has a value of its own. Compute it of towers.gather(rows), the rows of "

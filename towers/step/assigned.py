@@ -235,7 +235,7 @@ def _split(
     variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """What enters a new value once, and the tower's parts of what is added to it."""
-    same, own = _terms(after, shard.dependence.local)
+    same, own = terms_of(after, shard.dependence.local)
     parts = [shard.part(term) for term in own]
     known = [part for part in parts if part is not None]
     if len(known) == len(own):
@@ -258,7 +258,7 @@ def _split(
     return [after], []
 
 
-def _terms(
+def terms_of(
     value: tf.Tensor, is_local: Callable[[tf.Tensor], bool]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The terms of a sum, or of a multiple of one: what depends on no shard, and what does."""

@@ -222,7 +222,7 @@ def _warn_untried(what: str, why: Any) -> None:
     reason = str(why).splitlines()[0] if str(why) else type(why).__name__
     warnings.warn(
         f"{what} could not be tried on made-up rows ({reason}): whether towers give the large "
-        "batch's results is not known. Compare the gradients of the first batch: train.py's "
-        "--verify_gradients, or TowerStep.gradients with 1 tower and with several.",
+        "batch's results is not known. Compare the gradients of the first batch: python "
+        "train.py --verify_gradients, or TowerStep.gradients with 1 tower and with several.",
         stacklevel=3,
     )
