@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # A folder imports those before it; the flat modules, the trunk, put all of them together.
@@ -54,21 +52,27 @@ def is_folder(name):
     return (PACKAGE / name).is_dir()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_downwards(path):
-    folder = folder_of(path)
-    if folder in (None, "sweep", "launch", "after_training"):  # on top of all the others
-        return
+def may_import(folder, name):
+    """Whether files of a folder may import a folder, or a flat module."""
+    if not is_folder(name):
+        return name in TRUNK_BELOW.get(folder, set()) or name.startswith("__")
     below = ORDER[: ORDER.index(folder)] if folder in ORDER else ()
-    for name, *_ in imported(path):
-        if is_folder(name):
-            allowed = name == folder or name in below
-            allowed |= folder in APART and name == "machine"
-            allowed |= folder == "datasets" and name == "reading"
-            allowed |= name in APART and folder in ORDER[ORDER.index("saving"):]
-        else:
-            allowed = name in TRUNK_BELOW.get(folder, set()) or name.startswith("__")
-        assert allowed, f"{folder}/ imports {name}"
+    return (
+        name == folder
+        or name in below
+        or folder in APART and name == "machine"
+        or folder == "datasets" and name == "reading"
+        or name in APART and folder in ORDER[ORDER.index("saving"):]
+    )
+
+
+def test_imports_run_downwards():
+    on_top = (None, "sweep", "launch", "after_training")
+    assert [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in FILES if folder_of(path) not in on_top
+        for name, *_ in imported(path) if not may_import(folder_of(path), name)
+    ] == []
 
 
 def test_the_trunk_imports_no_circle():
@@ -150,15 +154,10 @@ TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
          for path in (ROOT / "tests").rglob("*_test.py")}
 
 
-@pytest.mark.parametrize("module", sorted(m for m in mirrored() if not m.endswith("__init__")))
-def test_every_module_has_a_test_file_in_the_mirrored_place(module):
-    assert mirrored()[module] in TESTS
+def test_every_module_has_a_test_file_in_the_mirrored_place():
+    modules = [name for name in mirrored() if not name.endswith("__init__")]
+    assert [name for name in modules if mirrored()[name] not in TESTS] == []
 
 
-@pytest.mark.parametrize("name", sorted(TESTS))
-def test_every_test_file_has_its_module_or_a_reason(name):
-    assert (name in mirrored().values()) is (name not in CROSS_CUTTING)
-
-
-def test_no_exception_outlives_its_file():
-    assert set(CROSS_CUTTING) <= TESTS
+def test_every_test_file_has_its_module_or_a_reason():
+    assert TESTS - set(mirrored().values()) == set(CROSS_CUTTING)
