@@ -32,7 +32,7 @@ def check_model(model: Any) -> None:
             "divides batches itself. Make the model outside of it."
         )
     if model.built:
-        state_lib.check_model(model)
+        checks.check_model(model)
 
 
 @functools.cache

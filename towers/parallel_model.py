@@ -73,7 +73,7 @@ def make_parallel(
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
     """
     check_model(model)
-    state_lib.check_batch_norm(batch_norm)
+    checks.check_batch_norm(batch_norm)
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")

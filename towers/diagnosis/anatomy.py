@@ -197,7 +197,7 @@ def _compiled_additions(step: TowerStep) -> Callable[[], Any]:
 
     @tf.function(autograph=False)
     def add(values: list) -> Any:
-        tree = step.partial_sums(values)
+        tree = step.reduce(values)
         with tf.device(step.home), tf.name_scope(_ADDITIONS):
             return compiled(tree) if isinstance(tree, tuple) else []
 

@@ -22,9 +22,9 @@ from towers.own_step.trace import Trace, trace_step
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
-from towers.step.calls import run_piece
 from towers.step.row_counts import checked_rows
 from towers.step.sharding import Shard
+from towers.step.traced_tower import run_levels
 
 
 class Place(NamedTuple):
@@ -70,8 +70,8 @@ class OwnStep:
         Raises:
             ValueError: the model cannot be computed in towers.
         """
-        state_lib.check_layers(model)
-        state_lib.check_shared(model, num_towers)
+        checks.check_layers(model)
+        checks.check_shared(model, num_towers)
         _check_alone(model, name)
         self._name, method = name, getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)
@@ -179,12 +179,10 @@ class _Run:
 
     def result(self) -> Any:
         """Runs all levels; returns what the step returns."""
-        for level in range(self._step.num_levels):
-            self._run_towers(level)
-            self._run_home(level)
-            for event in self._trace.events:
-                if event.level == level:
-                    self._happen(event)
+        run_levels(
+            self._step.towers, self._step.num_levels, self._towers, self._place.tower_devices,
+            self._end, take_turns=self._place.policy.take_turns,
+        )
         with tf.device(self._place.home):
             logs = tf.nest.map_structure(self._at_home, self._trace.logs)
             for variable, value in self._trace.assigned:
@@ -210,13 +208,13 @@ class _Run:
                 for t, tower in enumerate(self._towers):
                     (tower[tensor.name],) = state_lib.tower_state([value], seeds, t)
 
-    # A level.
+    # A level's end.
 
-    def _run_towers(self, level: int) -> None:
-        piece = self._step.towers.get(level)
-        if piece is not None:
-            turns = self._place.policy.take_turns
-            run_piece(piece, self._towers, self._place.tower_devices, take_turns=turns)
+    def _end(self, level: int) -> None:
+        self._run_home(level)
+        for event in self._trace.events:
+            if event.level == level:
+                self._happen(event)
 
     def _run_home(self, level: int) -> None:
         piece = self._step.home.get(level)

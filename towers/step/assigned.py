@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
 from towers.levels.lines import current_line, is_of_keras
-from towers.rows.rows import Rows
 from towers.step.raw_variables import read_as_they_are, variable_behind
+from towers.step.shard_facts import ShardFacts
 from towers.step.state import is_seed
 
 _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
@@ -164,33 +163,6 @@ def leave(
     for i in {**same, **sums}:
         values = [values[i] for values in (same, sums) if i in values]
         variables[i].assign(functools.reduce(tf.add, values))
-
-
-class ShardFacts(NamedTuple):
-    """What is known of the tensors of a tower's trace.
-
-    dependence: whether they depend on the shard. rows: what they are of its rows.
-    weight: scalar float64, n_t / N; 0 where one row stands for an empty shard.
-    """
-
-    dependence: Dependence
-    rows: Rows
-    weight: tf.Tensor
-
-    def part(self, value: tf.Tensor) -> tf.Tensor | None:
-        """A tower's part of a sum, or of a mean, over the batch's rows; None of anything else."""
-        kind = self.rows.kind(value).name
-        if kind == "sum":
-            return self.masked(value)
-        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
-
-    def weighted(self, value: tf.Tensor) -> tf.Tensor:
-        """value * n_t / N."""
-        return value * tf.cast(self.weight, value.dtype)
-
-    def masked(self, value: tf.Tensor) -> tf.Tensor:
-        """The value, or zeros of an empty shard."""
-        return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
 
 def what_becomes_of(

@@ -5,11 +5,51 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.cut import Piece
+from towers.levels.repeatable import has_unsaved_noise
 from towers.step import scopes
 
 
-def run_on_devices(
+class WholeTower:
+    """A traced function of a tower that meets no other.
+
+    function: the concrete function. structured_outputs: its own.
+    has_unsaved_noise: whether it draws noise by tf.random.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Args: a concrete function."""
+        self.structured_outputs = function.structured_outputs
+        self.function = function
+        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
+
+    def run(
+        self,
+        arguments: Sequence[Any],
+        devices: Sequence[str],
+        sum_towers: Callable | None = None,
+        *,
+        take_turns: bool,
+        first: int = 0,
+    ) -> list[Any]:
+        """What the function returns for each tower.
+
+        Args:
+            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
+            devices: of each.
+            sum_towers: V values of each -> V sums over all towers; for a tower that is cut.
+            take_turns: as for `call_on_devices`.
+            first: the index of the first of them among the towers of all workers; as sum_towers.
+        """
+        del sum_towers, first
+        return call_on_devices(
+            lambda parameters, fed, *others: self.function(
+                fed._replace(parameters=parameters), *others
+            ),
+            [fed.parameters for fed, *_ in arguments], arguments, devices, take_turns=take_turns,
+        )
+
+
+def call_on_devices(
     function: Callable,
     held: Sequence[Sequence[tf.Tensor]],
     others: Sequence[Sequence[Any]],
@@ -40,28 +80,6 @@ def run_on_devices(
             if take_turns:
                 ends[device] = _end(results[-1])
     return results
-
-
-def run_piece(
-    piece: Piece, towers: Sequence[dict[str, tf.Tensor]], devices: Sequence[str], *,
-    take_turns: bool, first: int = 0,
-) -> None:
-    """Runs one level of a function that is cut, on every tower.
-
-    Args:
-        piece: the level.
-        towers: what each of T towers has, by its name in the trace; gets the level's results.
-        devices, take_turns: as for `run_on_devices`.
-        first: the index of the first of them among the towers of all workers.
-    """
-    results = run_on_devices(
-        piece.call,
-        [[tower[name] for name in piece.inputs] for tower in towers],
-        [(first + t,) for t in range(len(towers))],
-        devices, take_turns=take_turns,
-    )
-    for tower, values in zip(towers, results, strict=True):
-        tower.update(zip(piece.outputs, values, strict=True))
 
 
 def _after(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

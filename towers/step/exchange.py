@@ -24,7 +24,7 @@ import tensorflow as tf
 from towers.machine.cluster import Cluster
 from towers.machine.collectives import Collectives
 from towers.machine.watch import ANOTHER_BATCH
-from towers.step.averaging import Tree, Values, add, add_tree, middle
+from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
 
 
@@ -90,25 +90,25 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
 class Exchange:
     """Of a process that is alone: there is nothing to exchange.
 
-    mine: the towers of this worker. my_subtrees: the same, see `Subtree`.
+    mine: the towers of this worker.
     """
 
     def __init__(self, num_towers: int) -> None:
         """Args: T."""
         self.mine = range(num_towers)
-        self.my_subtrees = [self.mine]
 
     def owner(self, tower: int) -> int:
         """The worker of a tower."""
         return 0
 
-    def sums(self, trees: Sequence[Tree]) -> Tree:
-        """What is to be added of all T towers.
+    def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
+        """What is still to be added of all T towers; arguments as for `partial_sums`.
 
         Args:
-            trees: of each of this worker's subtrees, V values of its towers.
+            values: V of each tower of this worker.
+            devices: of each of them.
         """
-        return trees[0]
+        return partial_sums(values, devices, **options)
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
         """The rows of all towers' shards, in order, without those of empty shards.
@@ -144,15 +144,16 @@ class WorkersExchange(Exchange):
         self._num_towers = num_towers
         self._plan = make_plan(cluster.num_workers, num_towers)
         self.mine = self._towers_of(cluster.index)
-        self.my_subtrees = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
+        self._mine = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
         self._collectives = Collectives(cluster.num_workers, cluster.index)
 
     def owner(self, tower: int) -> int:
         return next(s.worker for s in subtrees(self._plan) if tower in s.towers)
 
-    def sums(self, trees: Sequence[Tree]) -> Values:
+    def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
         """All additions are made: V sums over all T towers."""
-        added = [add_tree(tree) for tree in trees]
+        own = [slice(t.start - self.mine.start, t.stop - self.mine.start) for t in self._mine]
+        added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in own]
         sums = list(added[0])
         for i, value in enumerate(added[0]):
             if isinstance(value, tf.IndexedSlices):

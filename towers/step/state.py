@@ -17,7 +17,6 @@ from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
 _SEED = "seed_generator_state"  # the name that Keras gives the state of every SeedGenerator
-BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
 
 
 def seed_states(layer: keras.layers.Layer) -> set[int]:
@@ -71,45 +70,6 @@ def tower_state(
             folded = tf.random.experimental.stateless_fold_in(seed, tower_index)
             values[i] = tf.cast(folded, values[i].dtype)
     return values
-
-
-def check_model(model: keras.Model) -> None:
-    """Raises ValueError for a model that towers cannot compute."""
-    if not model.built:
-        raise ValueError(
-            f"model {model.name!r} is not built: its variables do not exist yet. Give it a "
-            "keras.Input, or call it on a batch first."
-        )
-    check_layers(model)
-
-
-def check_layers(model: keras.Model) -> None:
-    """Raises ValueError for a layer that towers cannot compute."""
-    for layer in all_layers(model):
-        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
-            raise ValueError(
-                f"layer {layer.name!r} is stateful=True: its state belongs to the rows of one "
-                "batch, which towers divide. Use stateful=False."
-            )
-
-
-def check_shared(model: keras.Model, num_towers: int) -> None:
-    """Raises ValueError for a layer that one tower can compute, and several cannot share."""
-    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
-    if num_towers > 1 and overwritten:
-        raise ValueError(
-            f"variable {overwritten[0].path!r} takes its gradient for its value, as the history of "
-            "a float8 layer's largest numbers does, and towers add gradients up. Use one tower, or "
-            "mixed_bfloat16 in the place of float8."
-        )
-
-
-def check_batch_norm(batch_norm: str) -> None:
-    """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
-    if batch_norm not in BATCH_NORM_CHOICES:
-        raise ValueError(
-            f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
-        )
 
 
 def variables_device(model: keras.Model) -> str:

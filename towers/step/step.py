@@ -11,7 +11,7 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,45 +22,36 @@ from towers.machine import devices as devices_lib
 from towers.machine import workers
 from towers.machine.cluster import Cluster
 from towers.machine.policy import Policy, policy_of
-from towers.step import scopes, sharding
+from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.assigned import leave
-from towers.step.averaging import Tree, Values, add_tree, partial_sums
+from towers.step.averaging import Tree, Values, add_tree
+from towers.step.calls import WholeTower
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
-from towers.step.metrics import BatchMetrics
-from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
-from towers.step.sharding import BatchValues, Placed, Shard, Structure
+from towers.step.losses import Shares, tower_shares
+from towers.step.metrics import BatchMetrics, join_predictions
+from towers.step.nonfinite import NonFiniteError, checked, culprit
 from towers.step.row_counts import check_placed, check_rows, checked_rows
-from towers.step.shares import SHARES_SPEC, Shares, tower_shares
+from towers.step.sharding import BatchValues, Placed, Shard, Structure
 from towers.step.synchronized import synchronized_layers
-from towers.step.tower import (
-    LOSS_SCALE_SPEC,
-    Tower,
-    TowerInput,
-    TowerOutput,
-    check_compilable,
-    join_predictions,
-)
+from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
-from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
-from towers.step.trials import check_rows_apart
 from towers.step.update import update
 
 
-class _Computed(NamedTuple):
-    """1 to 4 of the diagram, before the one update.
+class _Sums(NamedTuple):
+    """What the towers' outputs add up to.
 
-    shards: of the global batch. outputs: of this worker's towers on theirs.
-    tree: the partial sums of [loss, gradients ..., what the towers assign and is added up ...].
+    tree: of [loss, gradients ..., what the towers assign and is added up ...].
+    added: the indices of the variables that these last are assigned to.
     same: what tower 0 assigns and all have, by the variable's index.
     """
 
-    shards: list[Shard]
-    outputs: list[TowerOutput]
     tree: Tree
+    added: list[int]
     same: dict[int, tf.Tensor]
 
 
@@ -121,15 +112,15 @@ class TowerStep:
         Raises:
             ValueError: an argument makes no sense, a device is absent, the model is not built.
         """
-        state_lib.check_model(model)
-        state_lib.check_batch_norm(batch_norm)
-        check_choice(nonfinite)
+        checks.check_model(model)
+        checks.check_batch_norm(batch_norm)
+        checks.check_nonfinite(nonfinite)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
         self.cluster = workers.join_workers() if cluster is None else cluster
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(self.devices)
-        state_lib.check_shared(model, num_towers)
+        checks.check_shared(model, num_towers)
         self.num_towers = num_towers
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
@@ -146,9 +137,9 @@ class TowerStep:
         self._copies = Copies(self.home)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         if jit_compile:
-            check_compilable(model)
+            checks.check_compilable(model)
         self._nonfinite = nonfinite
-        self._pack_transfers = pack_transfers
+        self._move = partial(move, packed=pack_transfers)
         self._tower = Tower(
             model,
             loss,
@@ -163,56 +154,48 @@ class TowerStep:
         if not isinstance(metrics, BatchMetrics):
             metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
         self._metrics = metrics
-        self._tried: set[str] = set()  # "rows", "losses"
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
 
-    # The graphs, to be called in anybody's tf.function: `train_graph` is the diagram.
+    # The diagram.
 
-    def train_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure
-    ) -> tuple[tf.Tensor, Structure]:
-        """One synchronous update, finite or not; returns (loss, predictions)."""
-        with checked_rows(x, y, sample_weight):
-            computed = self._compute((x, y, sample_weight))
-            return self._update(computed), self._predictions(computed)
+    def _one_update(
+        self,
+        batch: BatchValues,
+        placed: Placed,
+        finish: Callable[[tf.Tensor, Structure], Any],
+        otherwise: Callable[[], Any] | None = None,
+        *,
+        with_predictions: bool,
+    ) -> tuple[Any, tf.Tensor | None]:
+        """One synchronous update.
 
-    def test_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
-    ) -> tuple[tf.Tensor, Structure]:
-        """Inference mode; returns (loss, predictions)."""
-        with checked_rows(x, y, sample_weight):
-            computed = self._run_towers("test", self._split((x, y, sample_weight), placed))
-            loss, *sums = self._add(computed.tree)
-            self._leave(computed, sums)
-            return loss, self._predictions(computed)
+        Args:
+            batch: x, y and sample_weight of the global batch.
+            placed: its shards, where they lie on their devices already.
+            finish: (loss, predictions) -> what is returned of an update.
+            otherwise: what is returned in place of an update that is not finite; None: update.
+            with_predictions: else they are None.
 
-    def predict_graph(self, x: Structure) -> Structure:
-        """Inference mode; returns the predictions."""
-        with checked_rows(x):
-            computed = self._run_towers("predict", self._split((x, None, None)))
-            _, *sums = self._add(computed.tree)
-            self._leave(computed, sums)
-            return self._predictions(computed)
+        Returns:
+            (what `finish` or `otherwise` has returned, [T, 1 + V] bool, see
+            `nonfinite.are_finite`, or None where nobody asks).
+        """
+        shards = self._split(batch, placed)                                 # 1
+        outputs = self._run_towers("train", shards, self._loss_scale())     # 2 and 3
+        sums = self._add_up(outputs)                                        # 4
+        predictions = self._predictions(outputs, shards) if with_predictions else None
 
-    def _gradients(
-        self, x: Structure, y: Structure, sample_weight: Structure
-    ) -> tuple[tf.Tensor, Values]:
-        computed = self._compute((x, y, sample_weight), scale_loss=False)
-        loss, *gradients = self._add(computed.tree)
-        return loss, gradients[: len(self.trainable_variables)]
+        def update_all() -> Any:
+            return finish(self._update(sums), predictions)                  # 5
 
-    # The diagram, an arrow each.
-
-    def _compute(
-        self, batch: BatchValues, placed: Placed = None, *, scale_loss: bool = True
-    ) -> _Computed:
-        """1 to 4: all that comes before the update."""
-        with tf.device(self.home):  # LossScaleOptimizer's factor before the gradients; else 1
-            scale = self.optimizer.scale_loss(tf.ones([])) if scale_loss else tf.ones([])
-        return self._run_towers("train", self._split(batch, placed), tf.cast(scale, tf.float32))
+        if otherwise is None:
+            return update_all(), None
+        with tf.device(self.home):
+            finite = tf.stack(self._exchange.one_a_tower([o.finite for o in outputs]))
+            return tf.cond(tf.reduce_all(finite), update_all, otherwise), finite
 
     def _split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
-        """1. The shards of the global batch; `placed` ones already lie on their devices."""
+        """1. The shards of the global batch."""
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
             self._exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
@@ -220,20 +203,17 @@ class TowerStep:
             shards[tower] = shards[tower]._replace(values=values)
         return shards
 
-    def _run_towers(self, name: str, shards: list[Shard], *options: tf.Tensor) -> _Computed:
-        """2 to 4. Calls the one traced tower on every shard, each on its device."""
-        tower, weigh = self._traced(name, shards[self.mine.start])
+    def _run_towers(
+        self, name: str, shards: list[Shard], *options: tf.Tensor
+    ) -> list[TowerOutput]:
+        """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
+        tower, weigh = self._tower.trace(name, shards[self.mine.start].values)
         inputs = self._inputs(shards)
         shares = self._shares(weigh, inputs, shards)
-        outputs = self._run(tower, inputs, [(shares[t], *options) for t in self.mine])
-        same = outputs[0].assigned.same
-        with tf.name_scope(scopes.SUM), tf.device(self.home):
-            values = self._exchange.of_tower_0(list(same.values()))
-        same = dict(zip(same, values, strict=True))
-        return _Computed(shards, outputs, self._partial_sums(outputs), same)
+        return self._on_devices(tower, inputs, [(shares[t], *options) for t in self.mine])
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
-        """What each tower is fed.
+        """3. What each tower is fed.
 
         Every variable is read once, here; TensorFlow sends a value once to each device that needs
         it, however many of the device's towers do.
@@ -252,136 +232,136 @@ class TowerStep:
             ]
 
     def _shares(
-        self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
+        self, weigh: WholeTower | None, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
-        """What each of the T towers' losses count; `weigh`: what computes it, see `_traced`."""
+        """3. What each of the T towers' losses count; `weigh`: what computes it, see `Tower`."""
         losses = self._tower.losses
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
             if weigh is not None:
-                own = self._run(weigh, inputs, [(shards[t].size,) for t in self.mine])
+                own = self._on_devices(weigh, inputs, [(shards[t].size,) for t in self.mine])
                 weights = self._exchange.one_a_tower(own)
             else:
                 weights = [losses.weigh(shard.values[2], shard.size) for shard in shards]
             by_weights = losses.divided_by_weights(shards[0].values[2])
             return tower_shares(losses.each, weights, shards, by_weights)
 
-    def partial_sums(self, values: list[Values]) -> Tree:
-        """4. What leaves the devices of this worker's towers, and is still to be added.
-
-        Args:
-            values: of each of these towers, V values.
-        """
-        trees = []
-        for subtree in self._exchange.my_subtrees:
-            towers = slice(*(t - self.mine.start for t in (subtree.start, subtree.stop)))
-            trees.append(
-                partial_sums(
-                    values[towers],
-                    self.tower_devices[towers],
-                    add_on_devices=self.policy.add_on_devices,
-                    leave=lambda sums, device: self._move(sums, device, self.home),
-                )
-            )
-        with tf.device(self.home):
-            return self._exchange.sums(trees)
-
-    def _partial_sums(self, outputs: list[TowerOutput]) -> Tree:
-        """4. Of all that the towers' outputs are added up for."""
-        values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
-        with tf.name_scope(scopes.SUM):
-            return self.partial_sums(values)
-
-    def _add(self, tree: Tree) -> Values:
-        """4. The rest of the additions, where no update follows."""
-        with tf.device(self.home):
-            return add_tree(tree)
-
-    def _update(self, computed: _Computed) -> tf.Tensor:
-        """5. Parameters, optimizer and state take the towers' results; the loss."""
-        variables, in_one = self.trainable_variables, self.policy.update_in_one
-        parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
-        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            leave(variables, parameters, {})  # the update is of what was assigned
-            with self._copies.used(self.optimizer, variables):
-                loss, sums = update(computed.tree, self.optimizer, variables, in_one=in_one)
-            self._leave(computed, sums)
-        return loss
-
-    def _leave(self, computed: _Computed, sums: Values) -> None:
-        """State takes what the towers have assigned; `sums`: of it, over all towers."""
-        first = len(self.trainable_variables)
-        state = {i: value for i, value in computed.same.items() if i >= first}
-        variables = [*self.trainable_variables, *self._tower.state]
-        parts = computed.outputs[0].assigned.parts
-        with tf.device(self.home):
-            leave(variables, state, dict(zip(parts, sums, strict=True)))
-
-    # What the arrows need.
-
-    def _traced(self, name: str, shard: Shard) -> tuple[TracedTower, TracedTower | None]:
-        """The tower, and what weighs its losses where masks take part in that.
-
-        Both know the same state: it grows where a trace meets a variable that Keras does not list.
-        """
-        inputs, known = TowerInput([], [], *shard.values), -1
-        while known < len(self._tower.state):
-            known, weigh = len(self._tower.state), None
-            tower = self._trace(name, inputs)
-            output = tower.structured_outputs
-            if self._tower.losses.have_masks(inputs.y, output.predictions, output.masks):
-                weigh = self._tower.trace("weigh_masked", inputs, shard.size)
-        return tower, weigh
-
-    def _trace(self, name: str, inputs: TowerInput) -> TracedTower:
-        """The tower, traced once; `inputs`: one tower's, or specs of them, without variables."""
-        options = (LOSS_SCALE_SPEC,) if name == "train" else ()
-        tower = self._tower.trace(name, inputs, SHARES_SPEC, *options)
-        if self.num_towers > 1:
-            self._try_out(name, inputs, tower)
-        return tower
-
-    def _try_out(self, name: str, inputs: TowerInput, tower: TracedTower) -> None:
-        """Raises ValueError, or warns, where towers cannot share the model or its loss; once."""
-        if not self._tried:
-            check_rows_apart(self.model, inputs.x)
-        if name != "predict" and "losses" not in self._tried:
-            self._tower.losses.check_means(inputs.y, tower.structured_outputs.predictions)
-            self._tried.add("losses")
-        self._tried.add("rows")
-
-    def _run(
-        self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
+    def _on_devices(
+        self, tower: WholeTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        """What was traced, once for each tower on its device."""
         arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
         return tower.run(
             arguments, self.tower_devices, self._sum_towers,
             take_turns=self.policy.take_turns, first=self.mine.start,
         )
 
+    def reduce(self, values: list[Values]) -> Tree:
+        """4. What is still to be added of all towers, when this worker's devices have added theirs.
+
+        Args:
+            values: of each of this worker's towers, V values.
+        """
+        with tf.device(self.home):
+            return self._exchange.reduce(
+                values, self.tower_devices, add_on_devices=self.policy.add_on_devices,
+                leave=lambda sums, device: self._move(sums, device, self.home),
+            )
+
+    def _add_up(self, outputs: list[TowerOutput]) -> _Sums:
+        """4. Loss, gradients and state."""
+        assigned = outputs[0].assigned
+        with tf.name_scope(scopes.SUM):
+            with tf.device(self.home):
+                same = self._exchange.of_tower_0(list(assigned.same.values()))
+            values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
+            tree = self.reduce(values)
+        return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
+
+    def _update(self, sums: _Sums) -> tf.Tensor:
+        """5. Parameters, optimizer and state take the towers' results; the loss."""
+        variables = self.trainable_variables
+        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            parameters = {i: v for i, v in sums.same.items() if i < len(variables)}
+            leave(variables, parameters, {})  # the update is of what was assigned
+            with self._copies.used(self.optimizer, variables):
+                loss, added = update(
+                    sums.tree, self.optimizer, variables, in_one=self.policy.update_in_one
+                )
+            self._leave(sums, added)
+        return loss
+
+    # What the arrows need.
+
+    def _loss_scale(self) -> tf.Tensor:
+        """LossScaleOptimizer's factor before the gradients; else 1."""
+        with tf.device(self.home):
+            return tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
+
+    def _added(self, tree: Tree) -> Values:
+        """The rest of the additions, where no update follows."""
+        with tf.device(self.home):
+            return add_tree(tree)
+
     def _sum_towers(self, values: list[Values]) -> Values:
         """In the midst of a tower: the sums over all towers of what each has."""
         with tf.name_scope(scopes.SUM):
-            return self._add(self.partial_sums(values))
+            return self._added(self.reduce(values))
+
+    def _leave(self, sums: _Sums, added: Values) -> None:
+        """State takes what the towers have assigned; `added`: of it, over all towers."""
+        variables = [*self.trainable_variables, *self._tower.state]
+        first = len(self.trainable_variables)
+        same = {i: value for i, value in sums.same.items() if i >= first}
+        with tf.device(self.home):
+            leave(variables, same, dict(zip(sums.added, added, strict=True)))
+
+    def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
+        """The model's outputs for the global batch, in order, with their masks."""
+        with tf.device(self.home):
+            joined = join_predictions(
+                [o.predictions for o in outputs], [o.masks for o in outputs],
+                lambda values: self._exchange.rows(values, shards),
+            )
+        return tf.nest.pack_sequence_as(self._tower.losses.outputs, joined)
+
+    def _infer(
+        self, name: str, batch: BatchValues, placed: Placed = None
+    ) -> tuple[tf.Tensor, Structure]:
+        """(loss, predictions) of a global batch; what the model assigns is kept, as in Keras."""
+        shards = self._split(batch, placed)
+        outputs = self._run_towers(name, shards)
+        sums = self._add_up(outputs)
+        loss, *added = self._added(sums.tree)
+        self._leave(sums, added)
+        return loss, self._predictions(outputs, shards)
 
     def _places(self) -> list[str]:
         """Where each of the T towers is: its device, or another worker."""
         own = dict(zip(self.mine, self.tower_devices, strict=True))
         return [own.get(t) or f"worker {self._exchange.owner(t)}" for t in range(self.num_towers)]
 
-    def _move(self, values: Values, source: str, target: str) -> Values:
-        """Packed for another device, if that is asked for; else TensorFlow sends each by itself."""
-        if not self._pack_transfers or source == target:
-            return values
-        return move(values, source, target)
+    # The graphs, to be called in anybody's tf.function.
 
-    def _predictions(self, computed: _Computed) -> Structure:
-        """The model's outputs for the global batch, in order, with their masks."""
-        with tf.device(self.home):
-            joined = join_predictions(
-                computed.outputs, lambda values: self._exchange.rows(values, computed.shards)
+    def train_graph(
+        self, x: Structure, y: Structure, sample_weight: Structure
+    ) -> tuple[tf.Tensor, Structure]:
+        """One synchronous update, finite or not; returns (loss, predictions)."""
+        with checked_rows(x, y, sample_weight):
+            result, _ = self._one_update(
+                (x, y, sample_weight), None, lambda *result: result, with_predictions=True
             )
-        return tf.nest.pack_sequence_as(self._tower.losses.outputs, joined)
+            return result
+
+    def test_graph(
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
+    ) -> tuple[tf.Tensor, Structure]:
+        """Inference mode; returns (loss, predictions)."""
+        with checked_rows(x, y, sample_weight):
+            return self._infer("test", (x, y, sample_weight), placed)
+
+    def predict_graph(self, x: Structure) -> Structure:
+        """Inference mode; returns the predictions."""
+        with checked_rows(x):
+            return self._infer("predict", (x, None, None))[1]
 
     # What a user calls.
 
@@ -414,7 +394,7 @@ class TowerStep:
             ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
         check_placed(placed, x, self.num_towers, self.mine)
-        logs, finite = self._graphs.run(
+        logs, finite = self._graphs.call(
             self._train, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "train"),
         )
@@ -428,14 +408,14 @@ class TowerStep:
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
         check_placed(placed, x, self.num_towers, self.mine)
-        return self._graphs.run(
+        return self._graphs.call(
             self._test, x, y, sample_weight, behind=[placed],
             prepare=partial(self.build_metrics, "test"),
         )
 
     def predict_batch(self, x: Any) -> Any:
         """The model's outputs for one global batch, in the model's structure, rows in order."""
-        return self._graphs.run(self.predict_graph, x)
+        return self._graphs.call(self.predict_graph, x)
 
     def gradients(
         self, x: Any, y: Any = None, sample_weight: Any = None
@@ -444,7 +424,7 @@ class TowerStep:
 
         Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
         """
-        return self._graphs.run(self._gradients, x, y, sample_weight)
+        return self._graphs.call(self._gradients, x, y, sample_weight)
 
     def reset_metrics(self) -> None:
         """Starts the running means of the loss and the metrics anew."""
@@ -496,7 +476,7 @@ class TowerStep:
             name: "train" or "test".
             x, y, sample_weight: a batch, or the TensorSpecs of one.
         """
-        tower = self._trace(name, TowerInput([], [], x, y, sample_weight))
+        tower, _ = self._tower.trace(name, (x, y, sample_weight))
         predictions = tower.structured_outputs.predictions
         return tf.nest.pack_sequence_as(self._tower.losses.outputs, predictions)
 
@@ -505,22 +485,25 @@ class TowerStep:
     def _train(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """(logs, None), or (logs, [T, 1 + V] bool): see `nonfinite.are_finite`."""
-        computed = self._compute((x, y, sample_weight), placed)
-        predictions = self._predictions(computed) if self._metrics.need_predictions else None
-
-        def update_all() -> dict[str, tf.Tensor]:
-            loss = self._update(computed)
-            return self._metrics.update(loss, x, y, predictions, sample_weight, training=True)
-
-        if self._nonfinite == "apply":
-            return update_all(), None
-        with tf.device(self.home):
-            finite = tf.stack(self._exchange.one_a_tower([o.finite for o in computed.outputs]))
-            return tf.cond(tf.reduce_all(finite), update_all, self._metrics.result), finite
+        """(logs, what is finite): as `_one_update`."""
+        metrics = self._metrics
+        return self._one_update(
+            (x, y, sample_weight), placed,
+            lambda loss, y_pred: metrics.update(loss, x, y, y_pred, sample_weight, training=True),
+            None if self._nonfinite == "apply" else metrics.result,
+            with_predictions=metrics.need_predictions,
+        )
 
     def _test(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
     ) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight, placed)
         return self._metrics.update(loss, x, y, predictions, sample_weight)
+
+    def _gradients(
+        self, x: Structure, y: Structure, sample_weight: Structure
+    ) -> tuple[tf.Tensor, Values]:
+        shards = self._split((x, y, sample_weight))
+        sums = self._add_up(self._run_towers("train", shards, tf.ones([])))
+        loss, *gradients = self._added(sums.tree)
+        return loss, gradients[: len(self.trainable_variables)]

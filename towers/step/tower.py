@@ -4,36 +4,28 @@ A tower is traced once, without a device. The step calls it once for each shard 
 and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
-from towers.rows.rows import Rows
-from towers.machine.keras_internals import all_layers, keras_mask, set_keras_mask
+from towers.machine.keras_internals import keras_mask
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step import state as state_lib
-from towers.step.assigned import (
-    NOTHING,
-    Assigned,
-    Averaged,
-    ShardFacts,
-    TowerScope,
-    what_becomes_of,
-)
+from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.gathering import gathered_by, refuse
+from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
-from towers.step.output_losses import OutputLosses
 from towers.step.raw_variables import check_closed, raw_variables_in
-from towers.step.sharding import Structure, any_rows, map_tensors
-from towers.step.shares import Shares
+from towers.step.shard_facts import ShardFacts
+from towers.step.sharding import BatchValues, Structure, any_rows, map_tensors
 from towers.step.synchronized import Sum, synchronized
 from towers.step.traced_tower import TracedTower, trace_tower
+from towers.step.trials import Trials
 
 
 class TowerInput(NamedTuple):
@@ -70,7 +62,13 @@ class TowerOutput(NamedTuple):
     finite: tf.Tensor | None = None
 
 
-LOSS_SCALE_SPEC = tf.TensorSpec([], tf.float32)
+# What a tower takes beside its inputs.
+_OPTIONS = {
+    "train": (SHARES_SPEC, tf.TensorSpec([], tf.float32)),
+    "test": (SHARES_SPEC,),
+    "predict": (SHARES_SPEC,),
+    "weigh_masked": (tf.TensorSpec([], tf.int32),),
+}
 
 
 class Tower:
@@ -123,18 +121,15 @@ class Tower:
             "experimental_attributes": None if inline else KEEP_WHOLE,
         }
         self._traced: dict[str, TracedTower] = {}
-        self.losses = OutputLosses(loss, loss_weights, getattr(model, "output_names", None))
+        self.losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
+        self._trials = Trials(model, self.losses)
 
-    def train(self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor) -> TowerOutput:
-        """Forward and backward pass on one shard, by itself; arguments as below."""
-        return self.train_together(inputs, shares, loss_scale, None)
-
-    def train_together(
+    def train(
         self,
         inputs: TowerInput,
         shares: Shares,
         loss_scale: tf.Tensor,
-        sum_towers: Sum | None,
+        sum_towers: Sum | None = None,
     ) -> TowerOutput:
         """Forward and backward pass on one shard.
 
@@ -147,13 +142,8 @@ class Tower:
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
-            is_real = shares.examples > 0
-            facts = self._facts(inputs, shares)
-            layers, met = self._synchronized_layers, _declared(sum_towers, facts)
-            with synchronized(layers, is_real, met) if met else nullcontext():
-                predictions, assigned, added = self._forward(inputs, facts, training=True)
-            added = self._weighed(added, facts)
-            loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
+            forward = self._forward(inputs, shares, training=True, sum_towers=sum_towers)
+            loss = self._loss(inputs, forward, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
         for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
@@ -163,64 +153,66 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        return TowerOutput(loss, gradients, assigned, predictions, _masks(predictions), finite)
+        return _output(forward, loss, gradients, finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        facts = self._facts(inputs, shares)
-        predictions, assigned, added = self._forward(inputs, facts, training=False)
-        added = self._weighed(added, facts)
-        loss = self.losses.total(inputs.y, predictions, inputs.sample_weight, added, shares)
-        return TowerOutput(loss, [], assigned, predictions, _masks(predictions))
+        forward = self._forward(inputs, shares, training=False)
+        return _output(forward, self._loss(inputs, forward, shares))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        facts = self._facts(inputs, shares)
-        predictions, assigned, _ = self._forward(
-            inputs, facts, training=False, compute_losses=False
-        )
-        return TowerOutput(tf.zeros([]), [], assigned, predictions, _masks(predictions))
+        forward = self._forward(inputs, shares, training=False, compute_losses=False)
+        return _output(forward, tf.zeros([]))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
-        """`OutputLosses.weigh` where masks take part in it, at the cost of a forward pass.
+        """`Losses.weigh` where masks take part in it, at the cost of a forward pass.
 
         Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
         """
-        predictions, _, _ = self._forward(inputs, None, training=True, compute_losses=False)
-        masks = self.losses.masks(inputs.y, predictions)
+        forward = self._forward(inputs, None, training=True, compute_losses=False)
+        masks = self.losses.masks(inputs.y, forward.predictions)
         return self.losses.weigh(inputs.sample_weight, size, masks)
 
-    def trace(self, name: str, inputs: TowerInput, *options: Any) -> TracedTower:
-        """One of the methods above as a function traced once for all towers and all shard sizes.
+    def trace(self, name: str, batch: BatchValues) -> tuple[TracedTower, TracedTower | None]:
+        """A method above as a function, and what weighs its losses where masks take part in that.
 
-        Kept whole unless asked otherwise: the graph optimizer then works on each tower apart.
-
-        Returns:
-            It; of "train" with synchronized layers, cut where they meet.
+        Traced once for all towers and all shard sizes. Both know the same state: it grows where a
+        trace meets a variable that Keras does not list.
 
         Args:
-            name: the method.
-            inputs, options: its arguments, of the structure and the dtypes to come; or their specs.
+            name: "train", "test" or "predict".
+            batch: x, y, sample_weight of the dtypes and the structure to come; or their specs.
 
         Raises:
             ValueError: the model uses a variable in a way that towers cannot follow, assigns what
                 each tower has another value of, or gathers rows.
         """
-        specs = map_tensors(_any_size, (inputs[2:], options))
         known = -1
-        while known < len(self.state):  # a trace may meet more
-            known = len(self.state)
-            key = f"{name} {known} {specs}"
-            if key not in self._traced:
-                values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
-                arguments = [TowerInput(*values, *specs[0]), *specs[1]]
-                with gathered_by(refuse):
-                    meets = name == "train" and bool(self._synchronized_layers)
-                    method = self.train_together if meets else getattr(self, name)
-                    traced = trace_tower(method, arguments, self._options, meets=meets)
-                if known == len(self.state):
-                    check_closed(traced.function)
-                self._traced[key] = traced
+        while known < len(self.state):
+            known, weigh = len(self.state), None
+            tower = self._trace_once(name, batch)
+            output = tower.structured_outputs
+            if self.losses.have_masks(batch[1], output.predictions, output.masks):
+                weigh = self._trace_once("weigh_masked", batch)
+        if not self._is_alone:
+            self._trials.run(*batch[:2], None if name == "predict" else output.predictions)
+        return tower, weigh
+
+    def _trace_once(self, name: str, batch: BatchValues) -> TracedTower:
+        """Kept whole unless asked otherwise: the graph optimizer then works on each tower apart."""
+        specs = map_tensors(_any_size, batch)
+        known = len(self.state)
+        key = f"{name} {known} {specs}"
+        if key not in self._traced:
+            values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
+            arguments = [TowerInput(*values, *specs), *_OPTIONS[name]]
+            with gathered_by(refuse):
+                meets = name == "train" and bool(self._synchronized_layers)
+                traced = trace_tower(getattr(self, name), arguments, self._options, meets=meets)
+            if known == len(self.state):
+                check_closed(traced.function)
+            self._traced[key] = traced
         return self._traced[key]
 
     @property
@@ -242,70 +234,67 @@ class Tower:
         known = set(map(id, self.state))
         self.state += [variable for key, variable in unknown.items() if key not in known]
 
-    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
-        """What is known of the trace's tensors, to begin with: which are a tower's own."""
-        dependence = Dependence()
-        shard = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
-        own = [*shard, *shares, *(inputs.state[i] for i in self.seeds)]
-        for tensor in tf.nest.flatten(own, expand_composites=True):
-            if tensor is not None:
-                dependence.feed(tensor, local=True, level=0)
-        return ShardFacts(dependence, Rows.of_shard(shard), shares.examples)
-
     def _forward(
         self,
         inputs: TowerInput,
-        facts: ShardFacts | None,
+        shares: Shares | None,
         *,
         training: bool,
         compute_losses: bool = True,
+        sum_towers: Sum | None = None,
     ) -> "_Forward":
         """What `model(x)` does at these values; without losses, where nobody asks for them.
 
-        Without `facts`, what it assigns is forgotten.
+        Without `shares`, what it assigns is forgotten.
         """
-        model = self._model
-        variables = [*self.trainable, *self.state]
-        values = zip(variables, [*inputs.parameters, *inputs.state], strict=True)
-        scope = TowerScope(values, len(self.trainable))
-        with scope, raw_variables_in(scope):
-            outputs = model(inputs.x, training=training)
+        values = [*inputs.parameters, *inputs.state]
+        scope = TowerScope(zip([*self.trainable, *self.state], values, strict=True),
+                           len(self.trainable))
+        facts = self._facts(inputs, shares) if shares else None
+        with self._meeting(facts, sum_towers), scope, raw_variables_in(scope):
+            outputs = self._model(inputs.x, training=training)
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
-            if not compute_losses:
-                added = []
-            elif self.losses.model_loss:
-                compute = self.losses.model_loss.compute
-                trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-                scope.state_mapping.update({id(v): zero for v, zero in trackers})
-                added = [compute(inputs.x, inputs.y, outputs, inputs.sample_weight, training)]
-                _check_trackers(trackers, scope)
-            else:
-                added = [tf.reduce_sum(value) for value in model.losses]
+            added = self._added(inputs, outputs, scope, training) if compute_losses else []
         self._meet(scope.unknown)
         assigned = NOTHING
         if self._is_alone:
             assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
-        elif facts is not None:
+        elif facts:
             assigned = what_becomes_of(changed, scope, facts, self._averaged)
         self.losses.bind(outputs)
-        return _Forward(tf.nest.flatten(outputs), assigned, added)
+        return _Forward(tf.nest.flatten(outputs), assigned, added, facts)
 
-    def _weighed(self, added: Sequence[tf.Tensor], facts: ShardFacts) -> list[tf.Tensor]:
-        """The shard's parts of the batch's losses that layers, or a `compute_loss`, have added.
+    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
+        """What is known of the trace's tensors, to begin with."""
+        shard = [inputs.x, inputs.y, inputs.sample_weight]
+        seeds = [inputs.state[i] for i in self.seeds]
+        return ShardFacts.of_trace(shard, [*shares, *seeds], shares.examples)
 
-        A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
-        What is neither is warned of, and weighs that, too.
-        """
-        weighed = []
-        for value in added:
-            kind = facts.rows.check(value, "a loss that a layer, or compute_loss, adds")
-            if kind.name == "sum":
-                weighed.append(tf.where(facts.weight > 0, value, tf.zeros_like(value)))
-            else:
-                weighed.append(value * tf.cast(facts.weight, value.dtype))
+    def _meeting(self, facts: ShardFacts | None, sum_towers: Sum | None) -> Any:
+        if facts is None or sum_towers is None:
+            return nullcontext()
+        return synchronized(self._synchronized_layers, facts.weight > 0, facts.declared(sum_towers))
+
+    def _added(
+        self, inputs: TowerInput, outputs: Any, scope: TowerScope, training: bool
+    ) -> list[tf.Tensor]:
+        """The losses of the shard that layers, or a `compute_loss`, add."""
+        if not self.losses.model_loss:
+            return [tf.reduce_sum(value) for value in self._model.losses]
+        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in self._model.metrics_variables]
+        scope.state_mapping.update({id(v): zero for v, zero in trackers})
+        x, y, sample_weight = inputs[2:]
+        loss = self.losses.model_loss.compute(x, y, outputs, sample_weight, training)
+        _check_trackers(trackers, scope)
+        return [loss]
+
+    def _loss(self, inputs: TowerInput, forward: "_Forward", shares: Shares) -> tf.Tensor:
+        """The shard's part of the global batch's loss."""
+        added = [forward.facts.added_loss(value) for value in forward.added]
         if not self._is_alone:
-            facts.rows.warn()
-        return weighed
+            forward.facts.rows.warn()
+        _, y, sample_weight = inputs[2:]
+        return self.losses.total(y, forward.predictions, sample_weight, added, shares)
 
 
 class _Forward(NamedTuple):
@@ -314,56 +303,20 @@ class _Forward(NamedTuple):
     predictions: the flattened outputs.
     assigned: what it leaves in variables.
     added: the losses of the shard that layers, or a `compute_loss`, have added.
+    facts: of the trace; None where nobody asks for what it assigns or adds.
     """
 
     predictions: list[tf.Tensor]
     assigned: Assigned
     added: list[tf.Tensor]
+    facts: ShardFacts | None
 
 
-def _declared(sum_towers: Sum | None, facts: ShardFacts) -> Sum | None:
-    """The same, and the facts know that all towers have the sums."""
-    if sum_towers is None:
-        return None
-
-    def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        sums = sum_towers(values)
-        for tensor in sums:
-            facts.dependence.feed(tensor, local=False, level=0)
-        return sums
-
-    return meet
-
-
-def join_predictions(
-    outputs: Sequence[TowerOutput], join: Callable[[list[tf.Tensor]], tf.Tensor]
-) -> list[tf.Tensor]:
-    """The model's flattened outputs for the global batch, rows in order, with their masks.
-
-    Args:
-        outputs: of the towers.
-        join: of one tensor of each tower makes the global batch's rows.
-    """
-    joined = []
-    for i, mask in enumerate(outputs[0].masks):
-        y_pred = join([output.predictions[i] for output in outputs])
-        if mask is not None:
-            set_keras_mask(y_pred, join([output.masks[i] for output in outputs]))
-        joined.append(y_pred)
-    return joined
-
-
-def check_compilable(model: keras.Model) -> None:
-    """Raises ValueError where a layer uses operations that XLA does not know.
-
-    Such as cuDNN's, which recurrent layers take on a machine with a GPU, and say so.
-    """
-    for layer in all_layers(model):
-        if not layer.supports_jit:
-            raise ValueError(
-                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
-                f"{type(layer).__name__}. Use jit_compile=False."
-            )
+def _output(
+    forward: _Forward, loss: tf.Tensor, gradients: Values = (), finite: tf.Tensor | None = None
+) -> TowerOutput:
+    masks = [keras_mask(y_pred) for y_pred in forward.predictions]
+    return TowerOutput(loss, list(gradients), forward.assigned, forward.predictions, masks, finite)
 
 
 def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
@@ -373,10 +326,6 @@ def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
 
 def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-
-def _masks(predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-    return [keras_mask(y_pred) for y_pred in predictions]
 
 
 def _check_trackers(

@@ -24,7 +24,7 @@ class TracedGraphs:
         self._cluster, self._before_first = cluster, before_first
         self.functions: dict[str, Any] = {}  # by method and structure
 
-    def run(
+    def call(
         self,
         method: Callable,
         *batch: Structure,

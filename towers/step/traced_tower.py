@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from towers.levels.cut import captures, cut, effects_of
+from towers.levels.cut import Piece, captures, cut, effects_of
 from towers.levels.meetings import Meetings
 from towers.levels.repeatable import (
     draws_noise,
@@ -23,47 +23,7 @@ from towers.levels.repeatable import (
 )
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
-from towers.step.calls import run_on_devices, run_piece
-
-
-class WholeTower:
-    """A traced function of a tower that meets no other.
-
-    function: the concrete function. structured_outputs: its own.
-    has_unsaved_noise: whether it draws noise by tf.random.
-    """
-
-    def __init__(self, function: Any) -> None:
-        """Args: a concrete function."""
-        self.structured_outputs = function.structured_outputs
-        self.function = function
-        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
-
-    def run(
-        self,
-        arguments: Sequence[Any],
-        devices: Sequence[str],
-        sum_towers: Callable[[list[Values]], Values],
-        *,
-        take_turns: bool,
-        first: int = 0,
-    ) -> list[Any]:
-        """What the function returns for each tower.
-
-        Args:
-            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
-            devices: of each.
-            sum_towers: V values of each -> V sums over all towers; for a CutTower.
-            take_turns: as for `run_on_devices`.
-            first: the index of the first of them among the towers of all workers; for a CutTower.
-        """
-        del sum_towers, first
-        return run_on_devices(
-            lambda parameters, fed, *others: self.function(
-                fed._replace(parameters=parameters), *others
-            ),
-            [fed.parameters for fed, *_ in arguments], arguments, devices, take_turns=take_turns,
-        )
+from towers.step.calls import WholeTower, call_on_devices
 
 
 class CutTower:
@@ -98,6 +58,7 @@ class CutTower:
         self._pieces = cut(
             function, meetings.dependence, wanted, effects=effects_of(function), options=options
         )
+        self._num_levels = 1 + max([*self._pieces, *(m.level for m in meetings.events)])
 
     def run(
         self,
@@ -110,12 +71,11 @@ class CutTower:
     ) -> list[Any]:
         """As `WholeTower.run`."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
-        last = max([*self._pieces, *(meeting.level for meeting in self._meetings)])
-        for level in range(last + 1):
-            if level in self._pieces:
-                piece = self._pieces[level]
-                run_piece(piece, towers, devices, take_turns=take_turns, first=first)
-            self._meet(level, towers, sum_towers)
+        run_levels(
+            self._pieces, self._num_levels, towers, devices,
+            lambda level: self._meet(level, towers, sum_towers),
+            take_turns=take_turns, first=first,
+        )
         return [self._packed(tower) for tower in towers]
 
     def _named(self, arguments: Any) -> dict[str, tf.Tensor]:
@@ -140,6 +100,40 @@ class CutTower:
 
 
 TracedTower: TypeAlias = WholeTower | CutTower
+
+
+def run_levels(
+    pieces: Mapping[int, Piece],
+    num_levels: int,
+    towers: Sequence[dict[str, tf.Tensor]],
+    devices: Sequence[str],
+    between: Callable[[int], None],
+    *,
+    take_turns: bool,
+    first: int = 0,
+) -> None:
+    """Runs a function that is cut into levels, each on every tower before the next one.
+
+    Args:
+        pieces: of the levels that towers have a part in.
+        num_levels: L, with those of the others.
+        towers: what each of T towers has, by its name in the trace; gets each level's results.
+        devices, take_turns: as for `call_on_devices`.
+        between: told 0 ... L - 1 at the end of each level, for towers to meet there.
+        first: the index of the first of them among the towers of all workers.
+    """
+    for level in range(num_levels):
+        if level in pieces:
+            piece = pieces[level]
+            results = call_on_devices(
+                piece.call,
+                [[tower[name] for name in piece.inputs] for tower in towers],
+                [(first + t,) for t in range(len(towers))],
+                devices, take_turns=take_turns,
+            )
+            for tower, values in zip(towers, results, strict=True):
+                tower.update(zip(piece.outputs, values, strict=True))
+        between(level)
 
 
 def _flat(arguments: Any) -> list[tf.Tensor]:

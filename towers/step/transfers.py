@@ -12,14 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 
-def move(values: Sequence[Any], source: str, target: str) -> list[Any]:
-    """The same values, bit for bit, as tensors on the target.
+def move(values: Sequence[Any], source: str, target: str, *, packed: bool) -> Sequence[Any]:
+    """The same values, bit for bit, on the target, or to be sent there by TensorFlow one by one.
 
     Args:
         values: tensors of fixed shapes, on the source; what is none of these (IndexedSlices, None,
             tensors of unknown shape) is handed on as it is.
         source, target: device names.
+        packed: whether they travel as one tensor a dtype.
     """
+    if not packed or source == target:
+        return values
     moved = list(values)
     packable = [
         i for i, value in enumerate(values)

@@ -24,7 +24,7 @@ from towers.machine.keras_internals import (
     stored_value,
 )
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.losses import is_sum, loss_mask, overrides_call, shard_weight
+from towers.step.losses import Losses, is_sum, loss_mask, overrides_call, shard_weight
 from towers.step.sharding import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3
@@ -34,6 +34,32 @@ _TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike
 
 class NoMeanOverRows(NeedsOtherTowers):
     """A loss whose value is not the mean of its values on the towers' shards."""
+
+
+class Trials:
+    """What a model and its losses are tried for, each once, as soon as enough is known."""
+
+    def __init__(self, model: keras.Model, losses: Losses) -> None:
+        self._model, self._losses = model, losses
+        self._done: set[str] = set()  # "rows", "losses"
+
+    def run(self, x: Structure, y: Structure, predictions: Sequence[Any] | None) -> None:
+        """Raises or warns, as the functions below, where towers cannot share the computation.
+
+        Args:
+            x, y: symbolic inputs and labels [n, ...], or their specs.
+            predictions: the flattened outputs, symbolic; None where nobody asks for losses.
+        """
+        if "rows" not in self._done:
+            check_rows_apart(self._model, x)
+            self._done.add("rows")
+        if predictions is None or "losses" in self._done:
+            return
+        labels = self._losses.beside_outputs(y, "y")
+        for output, label, y_pred in zip(self._losses.each, labels, predictions, strict=True):
+            if output is not None and label is not None:
+                check_is_mean(output.loss, label, y_pred)
+        self._done.add("losses")
 
 
 def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:

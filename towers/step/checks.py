@@ -1,0 +1,66 @@
+"""Refuses, in one line, what towers cannot compute, before anything is traced."""
+
+import keras
+
+from towers.machine.keras_internals import all_layers
+
+BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
+NONFINITE_CHOICES = ("apply", "stop", "skip")
+
+
+def check_model(model: keras.Model) -> None:
+    """Raises ValueError for a model that towers cannot compute."""
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} is not built: its variables do not exist yet. Give it a "
+            "keras.Input, or call it on a batch first."
+        )
+    check_layers(model)
+
+
+def check_layers(model: keras.Model) -> None:
+    """Raises ValueError for a layer that towers cannot compute."""
+    for layer in all_layers(model):
+        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+            raise ValueError(
+                f"layer {layer.name!r} is stateful=True: its state belongs to the rows of one "
+                "batch, which towers divide. Use stateful=False."
+            )
+
+
+def check_shared(model: keras.Model, num_towers: int) -> None:
+    """Raises ValueError for a layer that one tower can compute, and several cannot share."""
+    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
+    if num_towers > 1 and overwritten:
+        raise ValueError(
+            f"variable {overwritten[0].path!r} takes its gradient for its value, as the history of "
+            "a float8 layer's largest numbers does, and towers add gradients up. Use one tower, or "
+            "mixed_bfloat16 in the place of float8."
+        )
+
+
+def check_batch_norm(batch_norm: str) -> None:
+    """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
+    if batch_norm not in BATCH_NORM_CHOICES:
+        raise ValueError(
+            f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
+        )
+
+
+def check_compilable(model: keras.Model) -> None:
+    """Raises ValueError where a layer uses operations that XLA does not know.
+
+    Such as cuDNN's, which recurrent layers take on a machine with a GPU, and say so.
+    """
+    for layer in all_layers(model):
+        if not layer.supports_jit:
+            raise ValueError(
+                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
+                f"{type(layer).__name__}. Use jit_compile=False."
+            )
+
+
+def check_nonfinite(nonfinite: str) -> None:
+    """Raises ValueError for what is none of `NONFINITE_CHOICES`."""
+    if nonfinite not in NONFINITE_CHOICES:
+        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {', '.join(NONFINITE_CHOICES)}.")

@@ -1,0 +1,75 @@
+"""What is known of the tensors of a tower's trace: which depend on its shard, and how."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from towers.levels.dependence import Dependence
+from towers.rows.rows import Rows
+from towers.step.sharding import Structure
+from towers.step.synchronized import Sum
+
+
+class ShardFacts(NamedTuple):
+    """Facts, found in the graph as they are asked for.
+
+    dependence: which tensors depend on the shard. rows: what they are of its rows.
+    weight: scalar float64, n_t / N; 0 where one row stands for an empty shard.
+    """
+
+    dependence: Dependence
+    rows: Rows
+    weight: tf.Tensor
+
+    @classmethod
+    def of_trace(
+        cls, shard: Structure, others: Iterable[tf.Tensor], weight: tf.Tensor
+    ) -> "ShardFacts":
+        """Of a trace that begins.
+
+        Args:
+            shard: its symbolic x, y and sample_weight.
+            others: what each tower has a value of its own of, beside these.
+            weight: n_t / N.
+        """
+        dependence, rows = Dependence(), tf.nest.flatten(shard)
+        for tensor in tf.nest.flatten([rows, *others], expand_composites=True):
+            if tensor is not None:
+                dependence.feed(tensor, local=True, level=0)
+        return cls(dependence, Rows.of_shard(rows), weight)
+
+    def part(self, value: tf.Tensor) -> tf.Tensor | None:
+        """A tower's part of a sum, or of a mean, over the batch's rows; None of anything else."""
+        kind = self.rows.kind(value).name
+        if kind == "sum":
+            return self.masked(value)
+        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
+
+    def weighted(self, value: tf.Tensor) -> tf.Tensor:
+        """value * n_t / N."""
+        return value * tf.cast(self.weight, value.dtype)
+
+    def masked(self, value: tf.Tensor) -> tf.Tensor:
+        """The value, or zeros of an empty shard."""
+        return tf.where(self.weight > 0, value, tf.zeros_like(value))
+
+    def added_loss(self, value: tf.Tensor) -> tf.Tensor:
+        """The shard's part of a batch's loss that a layer, or a `compute_loss`, has added: scalar.
+
+        A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
+        What is neither is warned of by `rows.warn()`, and weighs that, too.
+        """
+        kind = self.rows.check(value, "a loss that a layer, or compute_loss, adds")
+        return self.masked(value) if kind.name == "sum" else self.weighted(value)
+
+    def declared(self, sum_towers: Sum) -> Sum:
+        """The same, and it is known from now on that all towers have the sums."""
+
+        def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            sums = sum_towers(values)
+            for tensor in sums:
+                self.dependence.feed(tensor, local=False, level=0)
+            return sums
+
+        return meet
