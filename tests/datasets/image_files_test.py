@@ -236,6 +236,8 @@ def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_p
     )
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert len(errors) == 1 and errors[0].startswith(f"error: {path} cannot be decoded: ")
+    assert len(errors) == 1 and errors[0].startswith(
+        f"error: {path.relative_to(tmp_path)} cannot be decoded: "
+    )
     assert "23 train, 11 test, decoded while training runs" in done.stdout
     assert "saved at step 5. Resume: python train.py --resume=run" in done.stdout

@@ -7,6 +7,7 @@ A loss that is no mean over rows, and a layer that computes across rows, are fou
 step. A trial costs a few milliseconds; built-in layers are not tried, as they keep rows apart.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ from towers.step.sharding import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3
 _OPEN = 32  # rows' own dimensions that are open: time steps, pixels
+_STACK = re.compile(r"\s*($|File |<stack traces|Detected at|Graph execution error)")
 _TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike, in any precision
 
 
@@ -245,7 +247,8 @@ def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
 
 
 def _warn_untried(what: str, why: Any) -> None:
-    reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+    told = [line.strip() for line in str(why).splitlines() if not _STACK.match(line)]
+    reason = told[0] if told else type(why).__name__
     warnings.warn(
         f"{what} could not be tried on made-up rows ({reason}): whether towers give the large "
         "batch's results is not known. Compare the gradients of the first batch: python "
