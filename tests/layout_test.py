@@ -1,4 +1,4 @@
-"""The house: folders that build on each other in one direction, a test file for every module."""
+"""The house: folders that build on each other in one direction, tests in the same places."""
 
 import ast
 from pathlib import Path
@@ -138,7 +138,7 @@ CROSS_CUTTING = {
 
 
 def mirrored():
-    """Each module's test file, without its ending: "step/tower_test"; a package's by its name."""
+    """Where a module's tests stand, without the ending: "step/tower_test"; a package's by name."""
     names = {}
     for path in FILES:
         module = path.relative_to(PACKAGE).with_suffix("").as_posix()
@@ -152,11 +152,6 @@ def mirrored():
 
 TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
          for path in (ROOT / "tests").rglob("*_test.py")}
-
-
-def test_every_module_has_a_test_file_in_the_mirrored_place():
-    modules = [name for name in mirrored() if not name.endswith("__init__")]
-    assert [name for name in modules if mirrored()[name] not in TESTS] == []
 
 
 def test_every_test_file_has_its_module_or_a_reason():

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.levels.lines import line_of_error
 from towers.machine import devices as devices_lib
-from towers.step import state as state_lib
+from towers.step import checks
 
 _STEPS = ("train_step", "test_step", "predict_step")
 

@@ -30,6 +30,7 @@ from towers.own_step import OwnStep
 from towers.parallel_check import check_model, explained, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep
+from towers.step import checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.metrics import one_row

@@ -3,9 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from towers.levels.cut import Piece
 from towers.machine import devices as devices_lib
-from towers.step.calls import run_on_devices, run_piece
+from towers.step.calls import call_on_devices
 
 
 @tf.function(autograph=False)
@@ -23,7 +22,7 @@ def test_each_tower_is_called_on_its_device_with_its_arguments(take_turns):
         number = tf.TensorSpec([])
         function = multiplied.get_concrete_function([number], number, number)
         others = [(tf.constant(float(t)), tf.constant(2.0)) for t in range(5)]
-        results = run_on_devices(
+        results = call_on_devices(
             function, [[parameter]] * 5, others, devices, take_turns=take_turns
         )
         calls = [op for op in tf.compat.v1.get_default_graph().get_operations()
@@ -35,11 +34,3 @@ def test_each_tower_is_called_on_its_device_with_its_arguments(take_turns):
     assert [float(loss) for loss in losses] == [0, 6, 12, 18, 24]
     assert graph_devices == [("tower_0", "CPU:1"), ("tower_1", "CPU:1"), ("tower_2", "CPU:1"),
                              ("tower_3", "CPU:2"), ("tower_4", "CPU:2")]
-
-
-def test_a_piece_gives_each_tower_its_own_results_by_their_names():
-    piece = Piece(["a", "b"], ["sum"], lambda tower: lambda a, b: [a + b])
-    numbers = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
-    towers = [{name: tf.constant(number) for name, number in each.items()} for each in numbers]
-    run_piece(piece, towers, ["/cpu:0", "/cpu:1"], take_turns=False)
-    assert [int(tower["sum"]) for tower in towers] == [3, 7]

@@ -1,4 +1,4 @@
-"""Each shard's weight makes its loss a part of Keras' own loss of the global batch."""
+"""A shard's part of the loss: its weight, its share, and the sum of share * factor * loss."""
 
 import keras
 import numpy as np
@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from towers.step import losses
+from towers.step.losses import SHARES_SPEC, Losses, ModelLoss, OutputLoss, Shares, tower_shares
+from towers.step.sharding import shard_batch
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 SIZES = (3, 1, 4)  # of the shards: with equal ones a wrong weight would not show
@@ -122,39 +124,6 @@ def test_a_loss_with_a_call_of_its_own_is_a_mean_over_examples():
     assert float(losses.shard_weight(loss, None, tf.constant(3))) == 3
 
 
-A_LIST, A_DICT = ["p", "q"], {"b": "q", "a": "p"}  # structures of outputs; dicts in sorted order
-
-
-@pytest.mark.parametrize("value, outputs, expected", [
-    (5, "one", [5]),
-    (None, A_LIST, [None, None]),
-    ([5, 6], A_LIST, [5, 6]),
-    ((5, 6), A_DICT, [5, 6]),
-    ({"first": 5, "second": 6}, A_LIST, [5, 6]),  # by the outputs' names
-    ({"second": 6}, A_LIST, [None, 6]),
-    ({"a": 5, "b": 6}, A_DICT, [5, 6]),
-    ({"b": 6}, A_DICT, [None, 6]),
-])
-def test_a_value_is_laid_beside_the_flattened_outputs(value, outputs, expected):
-    names = ["first", "second"] if outputs is A_LIST else None
-    assert losses.per_output(value, outputs, names, "y") == expected
-
-
-def test_one_value_stands_for_every_output_only_where_it_may():
-    assert losses.per_output(5, A_LIST, None, "loss", repeat=True) == [5, 5]
-    with pytest.raises(ValueError, match="y is one value, but the model has 2 outputs"):
-        losses.per_output(5, A_LIST, None, "y")
-
-
-@pytest.mark.parametrize("value, message", [
-    ([1, 2, 3], "y has 3 entries, but the model has 2 outputs"),
-    ({"first": 1, "third": 3}, r"y names \['third'\]; the outputs are \['first', 'second'\]"),
-])
-def test_what_does_not_match_the_outputs_is_refused_with_both(value, message):
-    with pytest.raises(ValueError, match=message):
-        losses.per_output(value, A_LIST, ["first", "second"], "y")
-
-
 def test_losses_are_resolved_from_names_functions_and_objects():
     def distance(y_true, y_pred):
         return keras.ops.sum(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -170,13 +139,185 @@ def test_losses_are_resolved_from_names_functions_and_objects():
 
 
 def test_one_loss_is_every_outputs_and_a_models_own_is_nones():
-    one, other = losses.resolve_losses("mse", None, A_LIST)
+    one, other = losses.resolve_losses("mse", None, [1, 2])
     y, y_pred = tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 4.0]])
     assert [float(each.loss(y, y_pred)) for each in (one, other)] == [7.5, 7.5]
-    assert losses.resolve_losses(losses.ModelLoss(print), None, A_LIST) == [None, None]
+    assert losses.resolve_losses(losses.ModelLoss(print), None, [1, 2]) == [None, None]
 
 
 @pytest.mark.parametrize("reduction", [None, "none"])
 def test_a_loss_that_is_no_one_number_is_refused(reduction):
     with pytest.raises(ValueError, match="must be one number. Use one of sum_over_batch_size"):
         losses.resolve_losses(squared_error(reduction), None, "one")
+
+
+# The shares of towers.
+
+MEAN = OutputLoss(keras.losses.MeanSquaredError(), 1.0)
+SUM = OutputLoss(keras.losses.MeanSquaredError(reduction="sum"), 1.0)
+
+
+def shares_of(losses, weights, num_examples=7, by_weights=None):
+    """Of T x O weights; the examples in 3 shards of 3, 2 and 2."""
+    shards = shard_batch(tf.range(num_examples), len(weights))
+    weights = [tf.constant(each, tf.float64) for each in weights]
+    return tower_shares(losses, weights, shards, by_weights or [False] * len(losses))
+
+
+def test_each_output_is_divided_by_the_sum_of_its_own_weights():
+    found = shares_of([MEAN, MEAN], [[3.0, 1.0], [1.0, 0.0], [4.0, 1.0]])
+    assert [each.outputs.numpy().tolist() for each in found] == [
+        [3 / 8, 1 / 2], [1 / 8, 0], [4 / 8, 1 / 2]
+    ]
+
+
+def test_a_plain_sum_counts_as_it_is():
+    found = shares_of([SUM, MEAN], [[1.0, 3.0], [1.0, 2.0], [0.0, 0.0]])  # the last shard is empty
+    assert [each.outputs.numpy().tolist() for each in found] == [[1, 0.6], [1, 0.4], [0, 0]]
+
+
+def test_sums_over_sample_weights_are_divided_by_all_weights_though_a_shards_are_zero():
+    weights = [[3.0, 3.0], [0.0, 0.0], [-1.0, -1.0]]
+    found = shares_of([MEAN, MEAN], weights, by_weights=[True, False])
+    assert [each.outputs.numpy().tolist() for each in found] == [
+        [0.5, 1.5], [0.5, 0], [0.5, -0.5]
+    ]
+
+
+def test_losses_of_layers_are_divided_by_examples_whatever_the_outputs_weigh():
+    found = shares_of([MEAN], [[1.0], [1.0], [100.0]])
+    assert [float(each.examples) for each in found] == [3 / 7, 2 / 7, 2 / 7]
+
+
+def test_weights_of_zero_and_an_output_without_a_loss_count_nothing_and_are_no_nan():
+    found = shares_of([MEAN, None], [[0.0, 0.0]] * 3)
+    assert [each.outputs.numpy().tolist() for each in found] == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
+def test_shares_add_up_to_one(num_towers):
+    weights = np.random.default_rng(num_towers).uniform(0.1, 9, (num_towers, 1))
+    found = shares_of([MEAN], weights.tolist(), num_examples=5)
+    # float64, one rounding a share
+    assert sum(float(each.outputs[0]) for each in found) == pytest.approx(1, rel=1e-15)
+    assert sum(float(each.examples) for each in found) == pytest.approx(1, rel=1e-15)
+
+
+def test_shares_fit_the_spec_that_towers_are_traced_for():
+    (found,) = shares_of([MEAN, SUM], [[1.0, 1.0]])
+    for spec, tensor in zip(SHARES_SPEC, found, strict=True):
+        assert spec.is_compatible_with(tensor)
+
+
+# A tower's part.
+
+Y = np.float32([[0.0], [0.0]])
+PREDICTIONS = [np.float32([[1.0], [3.0]]), np.float32([[2.0], [0.0]])]  # mse: 5 and 2; mae: 2 and 1
+
+
+def bound(loss, loss_weights=None, names=None, outputs=PREDICTIONS):
+    losses = Losses(loss, loss_weights, names)
+    losses.bind(outputs)
+    return losses
+
+
+def shares(*outputs, examples=0.5):
+    return Shares(tf.constant(outputs, tf.float64), tf.constant(examples, tf.float64))
+
+
+def test_the_total_is_the_sum_of_share_times_factor_times_loss():
+    losses = bound(["mse", "mae"], [10.0, 100.0])
+    total = losses.total([Y, Y], PREDICTIONS, None, [], shares(0.25, 0.5))
+    assert float(total) == 0.25 * 10 * 5 + 0.5 * 100 * 1
+
+
+def test_what_layers_add_comes_weighed():
+    losses = bound(["mse", None])
+    added = [tf.constant(7.0), tf.constant(9.0)]
+    total = losses.total([Y, Y], PREDICTIONS, None, added, shares(1.0, 0.0, examples=0.25))
+    assert float(total) == 5 + 7 + 9
+
+
+def test_sample_weights_enter_as_keras_has_them():
+    losses = bound(["mse", "mae"])
+    weights = [tf.constant([2.0, 0.0]), None]
+    total = losses.total([Y, Y], PREDICTIONS, weights, [], shares(1.0, 1.0))
+    assert float(total) == (2 * 1 + 0 * 9) / 2 + 1
+    one_for_all = losses.total([Y, Y], PREDICTIONS, tf.constant([2.0, 0.0]), [], shares(1.0, 1.0))
+    assert float(one_for_all) == (2 * 1 + 0 * 9) / 2 + (2 * 2 + 0 * 0) / 2
+
+
+def test_a_total_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="there is no loss: give a loss, or a layer that adds one"):
+        bound(None).total(None, PREDICTIONS, None, [], shares(1.0, 1.0))
+
+
+def test_labels_may_be_given_for_the_outputs_with_a_loss_alone():
+    for y in ([Y + 1], [None, Y + 1], {"b": Y + 1}):
+        losses = bound([None, "mse"], names=["a", "b"])
+        total = losses.total(y, PREDICTIONS, None, [], shares(0.0, 1.0))
+        assert float(total) == (1 + 1) / 2
+
+
+def test_dicts_are_matched_by_name_whatever_their_order():
+    outputs = {"b": PREDICTIONS[1], "a": PREDICTIONS[0]}
+    losses = bound({"b": "mae", "a": "mse"}, {"a": 10.0, "b": 100.0}, outputs=outputs)
+    y = {"b": Y, "a": Y + 1}
+    total = losses.total(y, tf.nest.flatten(outputs), None, [], shares(1.0, 1.0))
+    assert float(total) == 10 * (0 + 4) / 2 + 100 * 1
+
+
+def test_a_models_own_loss_is_beside_no_output():
+    losses = bound(ModelLoss(print))
+    assert losses.model_loss is not None and losses.each == [None, None]
+    assert losses.beside_outputs([Y, Y], "y") == [None, None]
+    total = losses.total(Y, PREDICTIONS, None, [tf.constant(8.0)], shares(0.0, 0.0, examples=0.5))
+    assert float(total) == 8
+
+
+def test_the_first_outputs_are_bound_for_good():
+    losses = bound("mse", outputs={"a": PREDICTIONS[0], "b": PREDICTIONS[1]})
+    losses.bind(PREDICTIONS[0])
+    assert losses.outputs == {"a": tf.float32, "b": tf.float32}
+    assert len(losses.each) == 2
+
+
+def test_each_output_weighs_its_own_examples_weights_or_valid_steps():
+    mean = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    losses = bound(["mse", mean, None, "mse"], outputs=PREDICTIONS * 2)
+    mask = tf.constant([[True, True, False], [True, False, False]])
+    weights = losses.weigh(tf.constant([0.5, 2.0]), tf.constant(2), [None, None, None, mask])
+    assert (weights.numpy().tolist(), weights.dtype) == ([2, 2.5, 0, 3], tf.float64)
+    assert losses.weigh(None, tf.constant(0)).numpy().tolist() == [0] * 4
+
+
+def masked_prediction():
+    """[2, 3, 1], of which the second example's last two steps are masked."""
+    values = np.array([[1, 2, 3], [4, 0, 0]], "float32")[..., np.newaxis]
+    return keras.layers.Masking()(values)
+
+
+def test_masks_are_those_of_the_outputs_and_of_their_losses():
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    classes = tf.fill([2, 3, 4], 0.25)
+    predictions = [masked_prediction(), classes, masked_prediction()]
+    losses = bound(["mse", ignoring, None], outputs=predictions)
+    labels = [tf.zeros([2, 3, 1]), tf.constant([[0, -1, 1], [-1, -1, 2]]), None]
+    first, second, third = losses.masks(labels, predictions)
+    assert first.numpy().tolist() == [[True] * 3, [True, False, False]]
+    assert second.numpy().tolist() == [[True, False, True], [False, False, True]]
+    assert third is None
+
+
+@pytest.mark.parametrize("loss, is_masked, expected", [
+    ("mse", False, False),
+    ("mse", True, True),
+    (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), False, True),
+    (None, True, False),  # nobody weighs it
+])
+def test_masks_matter_where_an_output_with_a_loss_has_one(loss, is_masked, expected):
+    prediction = tf.fill([2, 3, 4], 0.25)
+    losses = bound([loss], outputs=[prediction])
+    mask = tf.ones([2, 3], tf.bool) if is_masked else None
+    labels = tf.zeros([2, 3, 4] if loss == "mse" else [2, 3])
+    assert losses.have_masks([labels], [prediction], [mask]) is expected

@@ -262,11 +262,21 @@ def test_towers_of_different_devices_run_at_once(chosen, num_towers, tmp_path):
     step = towers.TowerStep(
         model, "adam", "mse", devices=["/cpu:1", "/cpu:2"], num_towers=num_towers, policy=chosen
     )
-    found = anatomy.measure(step, anatomy_test.make_batches(960), tmp_path, num_steps=8)
-    spans = {span.towers[0]: span for span in found.spans}
     here, there = range(num_towers // 2), range(num_towers // 2, num_towers)
-    assert spans[there[0]].begin < spans[here[0]].end
-    assert spans[here[0]].begin < spans[there[0]].end
+
+    def spans_of(attempt):
+        found = anatomy.measure(
+            step, anatomy_test.make_batches(960), tmp_path / str(attempt), num_steps=8
+        )
+        return {span.towers[0]: span for span in found.spans}
+
+    for attempt in range(3):  # cores may have been busy with something else
+        spans = spans_of(attempt)
+        first, second = spans[here[0]], spans[there[0]]
+        is_at_once = second.begin < first.end and first.begin < second.end
+        if is_at_once:
+            break
+    assert is_at_once
     if num_towers == 4:
         for first, second in (here, there):
             assert spans[first].end <= spans[second].begin

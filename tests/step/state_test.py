@@ -86,35 +86,6 @@ def test_a_towers_seed_depends_on_the_seed_and_on_its_index_alone():
     assert of([7, 40], 3) != of([7, 41], 3)  # another step
 
 
-def test_a_built_model_is_accepted_and_an_unbuilt_one_is_told_how_to_be_built():
-    state.check_model(model_with_state())
-    with pytest.raises(ValueError, match="'late' is not built.*keras.Input, or call it"):
-        state.check_model(keras.Sequential([L.Dense(1)], name="late"))
-
-
-def test_a_stateful_recurrent_layer_is_refused_by_its_name_also_inside_a_wrapper():
-    layer = L.GRU(1, stateful=True, name="remembers")
-    model = keras.Sequential([keras.Input((5, 6), batch_size=4), L.Bidirectional(layer)])
-    with pytest.raises(ValueError, match="remembers.* is stateful=True"):
-        state.check_model(model)
-    state.check_model(keras.Sequential([keras.Input((5, 6)), L.GRU(1)]))
-
-
-def test_float8_layers_are_refused_of_several_towers():
-    """Their history of largest numbers would be added up."""
-    model = keras.Sequential([L.Input((4,)), L.Dense(2, dtype="float8_from_float32")])
-    state.check_shared(model, 1)
-    with pytest.raises(ValueError, match="dense.*/inputs_.*mixed_bfloat16"):
-        state.check_shared(model, 2)
-
-
-def test_batch_norm_is_one_of_its_choices():
-    for choice in ("average", "synchronized", "tower0"):
-        state.check_batch_norm(choice)
-    with pytest.raises(ValueError, match=r"batch_norm \('mean'\) must be one of average, "):
-        state.check_batch_norm("mean")
-
-
 @pytest.mark.parametrize("device", ["/cpu:0", "/cpu:3"])
 def test_the_variables_device_is_where_they_were_made(device):
     with tf.device(device):

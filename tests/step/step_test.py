@@ -89,7 +89,7 @@ def test_dropout_differs_between_towers_and_between_steps():
     for _ in range(2):
         kept = []
         shards = step._split((tf.ones((3, 50)), tf.ones((3, 50)), None))
-        for output in step._run_towers("train", shards, tf.ones([])).outputs:
+        for output in step._run_towers("train", shards, tf.ones([])):
             kept.append(tuple(output.predictions[0].numpy().ravel() > 0))
         seen += kept
         step(np.ones((3, 50)), np.ones((3, 50)))

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 from towers.step.assigned import NOTHING
-from towers.step.losses import ModelLoss
-from towers.step.shares import SHARES_SPEC, Shares
-from towers.step.tower import LOSS_SCALE_SPEC, Tower, TowerInput
+from towers.step.losses import ModelLoss, Shares
+from towers.step.tower import Tower, TowerInput
 
 L = keras.layers
 
@@ -39,10 +38,9 @@ def run(tower, model, x, y, of_shares=None, *, method="train", sample_weight=Non
     state = values(model.non_trainable_variables)
     inputs = TowerInput(values(model.trainable_variables), state, x, y, sample_weight)
     is_train = method == "train"
-    options = (LOSS_SCALE_SPEC,) if is_train else ()
     given = (tf.constant(loss_scale),) if is_train else ()
     arguments = inputs, of_shares or shares(1.0, 1.0), *given
-    traced = tower.trace(method, inputs, SHARES_SPEC, *options)
+    traced, _ = tower.trace(method, (x, y, sample_weight))
     return traced.run([arguments], ["/cpu:0"], None, take_turns=False)[0]
 
 
@@ -103,7 +101,7 @@ def test_the_values_given_count_not_those_of_the_variables(float64):
     x, y = shard()
     zeros = [tf.zeros_like(v) for v in values(model.trainable_variables)]
     inputs = TowerInput(zeros, [], x, y, None)
-    tower = Tower(model, "mse", None).trace("test", inputs, SHARES_SPEC)
+    tower = Tower(model, "mse", None).trace("test", (x, y, None))[0]
     (output,) = tower.run([(inputs, shares(1.0, 1.0))], ["/cpu:0"], None, take_turns=False)
     np.testing.assert_allclose(output.loss, np.mean(y.numpy() ** 2), rtol=1e-14)
     assert not output.predictions[0].numpy().any()
@@ -209,7 +207,7 @@ def test_a_method_is_traced_once_whatever_the_number_of_examples():
 
     model = regression(Counts())
     traces.clear()
-    tower = Tower(model, "mse", None)
+    tower = Tower(model, "mse", None, is_alone=True)  # of several, the layer would be tried, too
     for size in (3, 1, 7):
         x, y = (tf.cast(v, tf.float32) for v in shard(size))
         assert run(tower, model, x, y).predictions[0].shape == (size, 2)
@@ -227,9 +225,8 @@ def test_the_weights_of_masks_follow_from_the_inputs_alone():
     tokens = tf.constant([[1, 2, 0, 0, 0], [3, 4, 5, 0, 0]])
     tower = Tower(model, "sparse_categorical_crossentropy", None)
     labels = tf.ones_like(tokens)
-    run(tower, model, tokens, labels)  # the outputs are known from now on
     inputs = TowerInput(values(model.trainable_variables), [], tokens, labels, None)
-    function = tower.trace("weigh_masked", inputs, tf.TensorSpec([], tf.int32)).function
+    function = tower.trace("train", (tokens, labels, None))[1].function
     assert function(inputs, tf.constant(2)).numpy().tolist() == [2 + 3]
     needed, left = set(), [*function.graph.control_outputs, *(t.op for t in function.graph.outputs)]
     while left:

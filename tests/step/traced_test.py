@@ -21,15 +21,15 @@ class Method:
 
 def test_a_structure_is_traced_once_whatever_the_number_of_rows():
     method, graphs = Method(), TracedGraphs(ALONE, lambda: None)
-    sums = [float(graphs.run(method.add, np.ones([n, 2], "float32"), None)) for n in (3, 1, 7)]
+    sums = [float(graphs.call(method.add, np.ones([n, 2], "float32"), None)) for n in (3, 1, 7)]
     assert (sums, method.traces) == ([6, 2, 14], 1)
-    assert float(graphs.run(method.add, np.ones([3, 2], "float32"), np.ones([3], "float32"))) == 9
+    assert float(graphs.call(method.add, np.ones([3, 2], "float32"), np.ones([3], "float32"))) == 9
     assert method.traces == 2
 
 
 def test_a_trace_is_prepared_with_the_specs_of_the_batch():
     seen = []
-    TracedGraphs(ALONE, lambda: None).run(
+    TracedGraphs(ALONE, lambda: None).call(
         Method().add, np.ones([3, 2], "float32"), None, prepare=lambda *specs: seen.append(specs)
     )
     assert seen == [(tf.TensorSpec([None, 2], tf.float32), None)]
@@ -40,21 +40,21 @@ def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_w
     graphs, method = TracedGraphs(ALONE, lambda: None), Method()
     with tf.device("/cpu:3"):  # a default device, as /gpu:0 is one
         placed = tf.identity(tf.ones([3], tf.float32))
-        graphs.run(method.add, np.ones([3, 2], "float32"), placed)
+        graphs.call(method.add, np.ones([3, 2], "float32"), placed)
         graphs.functions = dict.fromkeys(graphs.functions, lambda *tensors: tensors)
-        x, y = graphs.run(method.add, np.ones([3, 2], "float32"), placed)
+        x, y = graphs.call(method.add, np.ones([3, 2], "float32"), placed)
     assert [x.device[-5:], y.device[-5:]] == ["CPU:0", "CPU:3"]
 
 
 def test_a_batch_without_examples_is_an_error():
     with pytest.raises(ValueError, match="the global batch has no examples"):
-        TracedGraphs(ALONE, lambda: None).run(Method().add, np.ones([0, 2], "float32"), None)
+        TracedGraphs(ALONE, lambda: None).call(Method().add, np.ones([0, 2], "float32"), None)
 
 
 def test_a_graph_is_found_once_it_has_run():
     method, graphs = Method(), TracedGraphs(ALONE, lambda: None)
     assert graphs.find(method.add) is None
-    graphs.run(method.add, np.ones([3, 2], "float32"), None)
+    graphs.call(method.add, np.ones([3, 2], "float32"), None)
     assert any(node.op == "Sum" for node in graphs.find(method.add).node)
 
 
@@ -65,6 +65,6 @@ def test_what_comes_behind_the_batch_is_none_or_has_a_graph_of_its_own():
     graphs, x = TracedGraphs(ALONE, lambda: None), np.ones(2, "float32")
     for shards, expected in ([[1.0, 2.0], [3.0, 4.0]], [5, 7]), ([[1.0, 1.0], [0.0, 1.0]], [2, 3]):
         placed = [(tf.constant(values),) for values in shards]
-        assert graphs.run(add, x, behind=[placed]).numpy().tolist() == expected
-        assert graphs.run(add, x, behind=[None]).numpy().tolist() == [1, 1]
+        assert graphs.call(add, x, behind=[placed]).numpy().tolist() == expected
+        assert graphs.call(add, x, behind=[None]).numpy().tolist() == [1, 1]
     assert len(graphs.functions) == 2

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.levels.cut import Piece
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.step.traced_tower import trace_tower
+from towers.step.traced_tower import run_levels, trace_tower
 
 OPTIONS = {"experimental_attributes": KEEP_WHOLE}
 DEVICES = ["/cpu:0", "/cpu:0", "/cpu:1"]
@@ -72,3 +73,16 @@ def test_an_assertion_of_a_tower_holds():
     assert float(run(check, [VECTOR], [(tf.constant([1.0]),)] * 3)[0][0]) == 3
     with pytest.raises(tf.errors.OpError):
         run(check, [VECTOR], [(tf.constant([v]),) for v in (1.0, -1.0, 2.0)])
+
+
+def test_a_level_gives_each_tower_its_own_results_by_their_names_before_its_end():
+    piece = Piece(["a", "b"], ["sum"], lambda tower: lambda a, b: [a + b])
+    numbers = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    towers = [{name: tf.constant(number) for name, number in each.items()} for each in numbers]
+    ends = []
+    run_levels(
+        {1: piece}, 3, towers, ["/cpu:0", "/cpu:1"],
+        lambda level: ends.append((level, [int(tower.get("sum", 0)) for tower in towers])),
+        take_turns=False,
+    )
+    assert ends == [(0, [0, 0]), (1, [3, 7]), (2, [3, 7])]

@@ -14,12 +14,13 @@ def test_a_move_packs_the_tensors_of_a_dtype_and_keeps_every_value():
 
     @tf.function
     def moved():
-        return [v for v in move(values, "/cpu:0", "/cpu:1") if isinstance(v, tf.Tensor)]
+        arrived = move(values, "/cpu:0", "/cpu:1", packed=True)
+        return [v for v in arrived if isinstance(v, tf.Tensor)]
 
     for got, wanted in zip(moved(), [values[0], values[1], values[3]], strict=True):
         assert got.dtype == wanted.dtype and got.shape == wanted.shape
         np.testing.assert_array_equal(got, wanted)
-    assert move(values, "/cpu:0", "/cpu:1")[4] is slices
+    assert move(values, "/cpu:0", "/cpu:1", packed=True)[4] is slices
     operations = moved.get_concrete_function().graph.get_operations()
     assert sum(op.type == "ConcatV2" for op in operations) == 1  # of the two float32
 
@@ -34,7 +35,7 @@ def test_what_a_device_receives_is_one_tensor_a_dtype(packed, transfers):
         with tf.device("/cpu:1"):
             values = [x * n for n in (2.0, 3.0, 5.0)]
             values += [tf.cast(x, tf.int32) * n for n in (7, 11)]
-        moved = move(values, "/cpu:1", "/cpu:2") if packed else values
+        moved = move(values, "/cpu:1", "/cpu:2", packed=packed)
         with tf.device("/cpu:2"):
             return [v + 1 for v in moved]
 
@@ -49,14 +50,14 @@ def test_what_a_device_receives_is_one_tensor_a_dtype(packed, transfers):
 
 def test_not_a_number_negative_zero_and_the_smallest_numbers_keep_their_bits():
     bits = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1], np.uint32)  # NaN, -inf, -0, denormal
-    (moved,) = move([tf.constant(bits.view(np.float32))], "/cpu:0", "/cpu:1")
+    (moved,) = move([tf.constant(bits.view(np.float32))], "/cpu:0", "/cpu:1", packed=True)
     assert moved.numpy().view(np.uint32).tolist() == bits.tolist()
 
 
 def test_a_tensor_of_unknown_shape_goes_by_itself():
     @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([2])])
     def moved(ragged, fixed):
-        values = move([ragged, fixed], "/cpu:0", "/cpu:1")
+        values = move([ragged, fixed], "/cpu:0", "/cpu:1", packed=True)
         assert values[0] is ragged and values[1] is not fixed
         return values
 

@@ -19,7 +19,7 @@ from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.workers import join_workers
 from towers.own_step.meetings import Update
 from towers.own_step.trace import Trace, trace_step
-from towers.step import scopes, sharding
+from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.row_counts import checked_rows

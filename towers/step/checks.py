@@ -63,4 +63,5 @@ def check_compilable(model: keras.Model) -> None:
 def check_nonfinite(nonfinite: str) -> None:
     """Raises ValueError for what is none of `NONFINITE_CHOICES`."""
     if nonfinite not in NONFINITE_CHOICES:
-        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {', '.join(NONFINITE_CHOICES)}.")
+        choices = ", ".join(NONFINITE_CHOICES)
+        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {choices}.")

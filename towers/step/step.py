@@ -27,7 +27,6 @@ from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.calls import WholeTower
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.losses import Shares, tower_shares
@@ -38,6 +37,7 @@ from towers.step.sharding import BatchValues, Placed, Shard, Structure
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
+from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
 from towers.step.update import update
 
@@ -232,7 +232,7 @@ class TowerStep:
             ]
 
     def _shares(
-        self, weigh: WholeTower | None, inputs: list[TowerInput], shards: list[Shard]
+        self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
         """3. What each of the T towers' losses count; `weigh`: what computes it, see `Tower`."""
         losses = self._tower.losses
@@ -246,7 +246,7 @@ class TowerStep:
             return tower_shares(losses.each, weights, shards, by_weights)
 
     def _on_devices(
-        self, tower: WholeTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
+        self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
     ) -> list[Any]:
         arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
         return tower.run(

@@ -142,8 +142,9 @@ class Tower:
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
-            forward = self._forward(inputs, shares, training=True, sum_towers=sum_towers)
-            loss = self._loss(inputs, forward, shares)
+            facts = self._facts(inputs, shares)
+            forward = self._forward(inputs, facts, training=True, sum_towers=sum_towers)
+            loss = self._loss(inputs, forward, facts, shares)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
         for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
@@ -157,12 +158,14 @@ class Tower:
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        forward = self._forward(inputs, shares, training=False)
-        return _output(forward, self._loss(inputs, forward, shares))
+        facts = self._facts(inputs, shares)
+        forward = self._forward(inputs, facts, training=False)
+        return _output(forward, self._loss(inputs, forward, facts, shares))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        forward = self._forward(inputs, shares, training=False, compute_losses=False)
+        facts = self._facts(inputs, shares)
+        forward = self._forward(inputs, facts, training=False, compute_losses=False)
         return _output(forward, tf.zeros([]))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
@@ -237,7 +240,7 @@ class Tower:
     def _forward(
         self,
         inputs: TowerInput,
-        shares: Shares | None,
+        facts: ShardFacts | None,
         *,
         training: bool,
         compute_losses: bool = True,
@@ -245,12 +248,11 @@ class Tower:
     ) -> "_Forward":
         """What `model(x)` does at these values; without losses, where nobody asks for them.
 
-        Without `shares`, what it assigns is forgotten.
+        Without `facts`, what it assigns is forgotten.
         """
         values = [*inputs.parameters, *inputs.state]
         scope = TowerScope(zip([*self.trainable, *self.state], values, strict=True),
                            len(self.trainable))
-        facts = self._facts(inputs, shares) if shares else None
         with self._meeting(facts, sum_towers), scope, raw_variables_in(scope):
             outputs = self._model(inputs.x, training=training)
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
@@ -262,7 +264,7 @@ class Tower:
         elif facts:
             assigned = what_becomes_of(changed, scope, facts, self._averaged)
         self.losses.bind(outputs)
-        return _Forward(tf.nest.flatten(outputs), assigned, added, facts)
+        return _Forward(tf.nest.flatten(outputs), assigned, added)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
         """What is known of the trace's tensors, to begin with."""
@@ -288,11 +290,13 @@ class Tower:
         _check_trackers(trackers, scope)
         return [loss]
 
-    def _loss(self, inputs: TowerInput, forward: "_Forward", shares: Shares) -> tf.Tensor:
+    def _loss(
+        self, inputs: TowerInput, forward: "_Forward", facts: ShardFacts, shares: Shares
+    ) -> tf.Tensor:
         """The shard's part of the global batch's loss."""
-        added = [forward.facts.added_loss(value) for value in forward.added]
+        added = [facts.added_loss(value) for value in forward.added]
         if not self._is_alone:
-            forward.facts.rows.warn()
+            facts.rows.warn()
         _, y, sample_weight = inputs[2:]
         return self.losses.total(y, forward.predictions, sample_weight, added, shares)
 
@@ -303,17 +307,18 @@ class _Forward(NamedTuple):
     predictions: the flattened outputs.
     assigned: what it leaves in variables.
     added: the losses of the shard that layers, or a `compute_loss`, have added.
-    facts: of the trace; None where nobody asks for what it assigns or adds.
     """
 
     predictions: list[tf.Tensor]
     assigned: Assigned
     added: list[tf.Tensor]
-    facts: ShardFacts | None
 
 
 def _output(
-    forward: _Forward, loss: tf.Tensor, gradients: Values = (), finite: tf.Tensor | None = None
+    forward: _Forward,
+    loss: tf.Tensor,
+    gradients: Sequence[Any] = (),
+    finite: tf.Tensor | None = None,
 ) -> TowerOutput:
     masks = [keras_mask(y_pred) for y_pred in forward.predictions]
     return TowerOutput(loss, list(gradients), forward.assigned, forward.predictions, masks, finite)

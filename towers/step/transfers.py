@@ -6,13 +6,12 @@ Each transfer has a cost of its own, which many small tensors pay many times; pa
 byte once more at both ends. Which is faster depends on the model and on the machine's bus.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 
-def move(values: Sequence[Any], source: str, target: str, *, packed: bool) -> Sequence[Any]:
+def move(values: list[Any], source: str, target: str, *, packed: bool) -> list[Any]:
     """The same values, bit for bit, on the target, or to be sent there by TensorFlow one by one.
 
     Args:
