@@ -67,8 +67,11 @@ class Trainer(NamedTuple):
 class LimitStep(towers.TowerStep):
     """The same towers without averaging and without update: what no step can exceed."""
 
-    def _update(self, computed: Any) -> tf.Tensor:
-        outputs, touched = computed.outputs, []  # nobody needs the sums: the graph drops them
+    def _add_up(self, outputs: Any) -> Any:
+        return outputs
+
+    def _update(self, outputs: Any) -> tf.Tensor:
+        touched = []
         for output, device in zip(outputs, self.tower_devices, strict=True):
             with tf.device(device):  # else the graph drops the gradients, too
                 touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))

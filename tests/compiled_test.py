@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers import compiled
 from towers.compiled import CompiledMetrics
-from towers.step.losses import ModelLoss
+from towers.step.compute_loss import ModelLoss
 
 L = keras.layers
 

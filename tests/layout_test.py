@@ -1,6 +1,7 @@
 """The house: folders that build on each other in one direction, tests in the same places."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -156,3 +157,12 @@ TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
 
 def test_every_test_file_has_its_module_or_a_reason():
     assert TESTS - set(mirrored().values()) == set(CROSS_CUTTING)
+
+
+def test_the_hour_is_nine_files_of_at_most_1650_lines_that_readme_lists():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = readme[readme.index("The hour is for nine files"):].split("The rest of the folder")[0]
+    names = re.findall(r"`(\w+)`", listed)
+    assert len(names) == len(set(names)) == 9
+    files = [(PACKAGE / "step" / f"{name}.py").read_text(encoding="utf-8") for name in names]
+    assert sum(len(text.splitlines()) for text in files) <= 1650

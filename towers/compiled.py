@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from towers.machine import keras_internals
 from towers.overrides import overrides, own_loss
-from towers.step.losses import ModelLoss
-from towers.step.metrics import BatchMetrics, one_row
+from towers.step.compute_loss import ModelLoss
+from towers.step.metrics import BatchMetrics
 from towers.step.sharding import batch_size
 from towers.step.state import variables_device
+from towers.step.structures import one_row
 
 _STEPS = ("train_step", "test_step")
 

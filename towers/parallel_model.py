@@ -33,9 +33,8 @@ from towers.step import TowerStep
 from towers.step import checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.metrics import one_row
 from towers.step.row_counts import readable
-from towers.step.sharding import batch_specs, symbolic
+from towers.step.structures import batch_specs, one_row, symbolic
 
 
 def make_parallel(

@@ -21,7 +21,7 @@ from towers.models import ModelSource
 from towers.named import one_line
 from towers.objects import PYTHON, Objects
 from towers.step import TowerStep
-from towers.step.sharding import symbolic
+from towers.step.structures import symbolic
 
 _LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
 

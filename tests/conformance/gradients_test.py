@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.conformance.cases import BUILT_IN, ODD, Case
 from towers.machine import devices
 from towers.step import TowerStep
-from towers.step.sharding import as_tensor, map_tensors
+from towers.step.structures import as_tensor, map_tensors
 
 TOWERS = [1, 2, 3, 5, 8]
 BATCHES = [1, 7, 8, 9, 40]

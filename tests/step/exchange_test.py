@@ -78,7 +78,8 @@ def test_each_worker_needs_a_tower():
 def test_who_is_alone_hands_on_what_it_has():
     exchange = make_exchange(ALONE, 3)
     values = [tf.constant(1.0), None]
-    assert (exchange.mine, exchange.owner(2)) == (range(3), 0)
+    assert exchange.mine == range(3)
+    assert exchange.places(["/gpu:0", "/gpu:0", "/gpu:1"]) == ["/gpu:0", "/gpu:0", "/gpu:1"]
     assert exchange.of_tower_0(values) is values
     trees = [exchange.reduce([[1], [2]], ["/cpu:0"] * 2, add_on_devices=b) for b in (False, True)]
     assert trees == [([1], [2]), [3]]

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.step import losses
-from towers.step.losses import SHARES_SPEC, Losses, ModelLoss, OutputLoss, Shares, tower_shares
+from towers.step import loss_masks, losses, outputs
+from towers.step.compute_loss import ModelLoss
+from towers.step.losses import SHARES_SPEC, Losses, Shares, tower_shares
+from towers.step.outputs import OutputLoss
 from towers.step.sharding import shard_batch
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
@@ -53,7 +55,7 @@ def test_weighted_by_its_denominator_shards_give_keras_loss_of_all(
         predicted = with_mask(predicted) if is_masked else predicted
         weight = tf.constant(sample_weight[rows, :weighted_steps]) if weighted_steps else None
         labels = tf.constant(y[rows])
-        mask = losses.loss_mask(loss, labels, predicted)
+        mask = loss_masks.loss_mask(loss, labels, predicted)
         assert (mask is not None) is is_masked
         w = losses.shard_weight(loss, weight, tf.constant(len(y[rows])), mask)
         return float(loss(labels, predicted, weight)), float(w)
@@ -62,7 +64,7 @@ def test_weighted_by_its_denominator_shards_give_keras_loss_of_all(
     ends = np.cumsum(SIZES)
     parts = [of(slice(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
     total = sum(value * w for value, w in parts)
-    if not losses.is_sum(loss):
+    if not outputs.is_sum(loss):
         total /= sum(w for _, w in parts)
     assert total == pytest.approx(expected, rel=1e-12)  # rounding of another order of additions
 
@@ -98,12 +100,13 @@ def test_a_loss_masks_by_itself_and_with_its_outputs_mask():
     labels = tf.constant([[0, 9, 1, 9]])
     y_pred = tf.constant([[[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]])
     masked = keras.layers.Masking()(y_pred)
-    assert losses.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
-    both = losses.loss_mask(ignoring, labels, masked)
+    assert loss_masks.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
+    both = loss_masks.loss_mask(ignoring, labels, masked)
     assert both.numpy().tolist() == [[True, False, False, False]]
     plain = keras.losses.SparseCategoricalCrossentropy()
-    assert losses.loss_mask(plain, labels, y_pred) is None
-    assert [losses.makes_mask(loss, labels, y_pred) for loss in (ignoring, plain)] == [True, False]
+    assert loss_masks.loss_mask(plain, labels, y_pred) is None
+    assert loss_masks.makes_mask(ignoring, labels, y_pred)
+    assert not loss_masks.makes_mask(plain, labels, y_pred)
 
 
 def test_asking_whether_a_loss_masks_leaves_the_callers_graph_as_it_is():
@@ -112,43 +115,16 @@ def test_asking_whether_a_loss_masks_leaves_the_callers_graph_as_it_is():
         labels = tf.constant([0, 9])
         y_pred = tf.constant([[0.5, 0.5], [0.5, 0.5]])
         before = len(graph.get_operations())
-        assert losses.makes_mask(ignoring, labels, y_pred)
+        assert loss_masks.makes_mask(ignoring, labels, y_pred)
         assert len(graph.get_operations()) == before
 
 
 def test_a_loss_with_a_call_of_its_own_is_a_mean_over_examples():
     loss = AbsoluteError(reduction="sum")
-    assert losses.overrides_call(loss) and not losses.is_sum(loss)
-    assert losses.loss_reduction(loss) == "mean"
-    assert not losses.makes_mask(loss, tf.zeros([2, 1]), tf.zeros([2, 1]))
+    assert outputs.overrides_call(loss) and not outputs.is_sum(loss)
+    assert outputs.loss_reduction(loss) == "mean"
+    assert not loss_masks.makes_mask(loss, tf.zeros([2, 1]), tf.zeros([2, 1]))
     assert float(losses.shard_weight(loss, None, tf.constant(3))) == 3
-
-
-def test_losses_are_resolved_from_names_functions_and_objects():
-    def distance(y_true, y_pred):
-        return keras.ops.sum(keras.ops.abs(y_true - y_pred), axis=-1)
-
-    given = ["mse", distance, squared_error("sum"), None]
-    resolved = losses.resolve_losses(given, [1, 0.5, None, 3], [1, 2, 3, 4])
-    assert resolved[3] is None
-    assert resolved[2].loss is given[2]
-    assert [each.factor for each in resolved[:3]] == [1, 0.5, 1]
-    y, y_pred = tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    values = [float(each.loss(y, y_pred)) for each in resolved[:3]]
-    assert values == [7.5, 5.0, 15.0]  # (1+4+9+16)/4; the mean of 3 and 7; the sum of 2.5 and 12.5
-
-
-def test_one_loss_is_every_outputs_and_a_models_own_is_nones():
-    one, other = losses.resolve_losses("mse", None, [1, 2])
-    y, y_pred = tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    assert [float(each.loss(y, y_pred)) for each in (one, other)] == [7.5, 7.5]
-    assert losses.resolve_losses(losses.ModelLoss(print), None, [1, 2]) == [None, None]
-
-
-@pytest.mark.parametrize("reduction", [None, "none"])
-def test_a_loss_that_is_no_one_number_is_refused(reduction):
-    with pytest.raises(ValueError, match="must be one number. Use one of sum_over_batch_size"):
-        losses.resolve_losses(squared_error(reduction), None, "one")
 
 
 # The shares of towers.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
-from towers.step.losses import resolve_losses
+from towers.step.outputs import resolve_losses
 from towers.step.trials import NoMeanOverRows, check_is_mean, check_rows_apart, made_up
 
 L = keras.layers

@@ -17,7 +17,8 @@ from towers.machine.devices import HOST
 from towers.reporting.report import format_bytes, tower_range
 from towers.step import TowerStep
 from towers.step.averaging import partial_sums
-from towers.step.sharding import map_tensors, shard_sizes
+from towers.step.sharding import shard_sizes
+from towers.step.structures import map_tensors
 from towers.step.state import statistics as statistics_of
 
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 from towers.machine.keras_internals import all_layers
 from towers.machine.cluster import ALONE
 from towers.step import TowerStep
-from towers.step.state import seed_states
 from towers.step.synchronized import synchronized_layers
 
 # Float rounding: 2^-24 and 2^-8 or 2^-11 an operation, over the sums of a whole batch.
@@ -114,7 +113,7 @@ def _random_layers(model: keras.Model) -> list[str]:
 def _draws_itself(layer: keras.layers.Layer) -> bool:
     """Whether a layer holds a seed that none of the layers inside of it holds."""
     _, *inner = all_layers(layer)
-    return bool(seed_states(layer) - {state for each in inner for state in seed_states(each)})
+    return bool(_seed_states(layer) - {state for each in inner for state in _seed_states(each)})
 
 
 def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
@@ -125,3 +124,12 @@ def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
         for layer in all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized
     ]
+
+
+def _seed_states(layer: keras.layers.Layer) -> set[int]:
+    """The ids of the variables that are states of a `keras.random.SeedGenerator`.
+
+    Those in a model or layer and in all layers inside of it: what sets its `variables` apart from
+    its `weights`.
+    """
+    return set(map(id, layer.variables)) - set(map(id, layer.weights))

@@ -21,6 +21,7 @@ from towers.own_step.meetings import Update
 from towers.own_step.trace import Trace, trace_step
 from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
+from towers.step import structures
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.row_counts import checked_rows
 from towers.step.sharding import Shard
@@ -125,7 +126,7 @@ class OwnStep:
         Raises:
             ValueError: the batch holds ragged tensors.
         """
-        specs = sharding.batch_specs(data)
+        specs = structures.batch_specs(data)
         if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
             raise ValueError(
                 f"a {self._name} of the model's own takes no ragged tensors: pad the rows to one "

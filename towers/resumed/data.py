@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.datasets.batches import num_steps, prepare_ahead
-from towers.step.sharding import as_tensor, batch_specs, map_tensors
+from towers.step.structures import as_tensor, batch_specs, map_tensors
 
 _ENDLESS = tf.int64.max
 

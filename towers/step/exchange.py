@@ -97,9 +97,9 @@ class Exchange:
         """Args: T."""
         self.mine = range(num_towers)
 
-    def owner(self, tower: int) -> int:
-        """The worker of a tower."""
-        return 0
+    def places(self, devices: Sequence[str]) -> list[str]:
+        """Where each of the T towers is; `devices`: of this worker's towers."""
+        return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
         """What is still to be added of all T towers; arguments as for `partial_sums`.
@@ -147,8 +147,12 @@ class WorkersExchange(Exchange):
         self._mine = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
         self._collectives = Collectives(cluster.num_workers, cluster.index)
 
-    def owner(self, tower: int) -> int:
-        return next(s.worker for s in subtrees(self._plan) if tower in s.towers)
+    def places(self, devices: Sequence[str]) -> list[str]:
+        """The device, or another worker."""
+        counts = [len(self._towers_of(w)) for w in range(self._num_workers)]
+        found = [f"worker {w}" for w, count in enumerate(counts) for _ in range(count)]
+        found[self.mine.start: self.mine.stop] = devices
+        return found
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
         """All additions are made: V sums over all T towers."""

@@ -10,35 +10,23 @@ averaging of losses and gradients a plain sum.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import function_loss, keras_mask
-from towers.step.outputs import per_output
-from towers.step.sharding import Shard, Structure
-
-_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
-
-
-class OutputLoss(NamedTuple):
-    """The loss of one output of the model, and its factor in the total loss."""
-
-    loss: keras.losses.Loss
-    factor: float
-
-
-@dataclass(frozen=True)
-class ModelLoss:
-    """A model's own `compute_loss`, a batch mean, in place of one loss for each output.
-
-    compute: (x, y, y_pred, sample_weight, training) -> scalar.
-    """
-
-    compute: Callable
+from towers.step.compute_loss import ModelLoss
+from towers.step.loss_masks import loss_mask, makes_mask
+from towers.step.outputs import (
+    OutputLoss,
+    is_sum,
+    loss_reduction,
+    per_output,
+    resolve_losses,
+)
+from towers.step.sharding import Shard
+from towers.step.structures import Structure
 
 
 class Shares(NamedTuple):
@@ -271,45 +259,6 @@ def shard_weight(
     return tf.where(size > 0, weight, 0.0)
 
 
-def loss_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor | None:
-    """The mask that Keras applies: the output's own, and the loss's (such as `ignore_class`).
-
-    Args:
-        loss: the Keras loss.
-        y: [n, ...] labels.
-        y_pred: [n, ...] predictions, carrying the output's mask where it has one.
-
-    Returns:
-        [n, ...] of bool, or None.
-    """
-    mask = keras_mask(y_pred)
-    if not makes_mask(loss, y, y_pred):
-        return mask
-    own = keras_mask(_values(loss, y, y_pred))
-    return own if mask is None else mask & own
-
-
-def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool:
-    """Whether a loss masks by itself (such as by `ignore_class`).
-
-    Asks a graph that is thrown away: the loss may hold assertions, which would keep alive all that
-    they look at in the graph of the caller.
-
-    Args:
-        loss: the Keras loss.
-        y, y_pred: labels and predictions; only their dtypes and shapes count.
-    """
-    if overrides_call(loss):
-        return False
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (y, y_pred)]
-    masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
-    return masked.get_concrete_function(*specs).structured_outputs is not None
-
-
-def _values(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
-
-
 def divides_by_weights(loss: keras.losses.Loss, sample_weight: Any) -> bool:
     """Whether Keras divides the loss by the sum of the sample weights."""
     return loss_reduction(loss) == "mean_with_sample_weight" and sample_weight is not None
@@ -320,59 +269,3 @@ def summed(loss: keras.losses.Loss) -> keras.losses.Loss:
     found = copy.copy(loss)
     found.reduction = "sum"
     return found
-
-
-def overrides_call(loss: keras.losses.Loss) -> bool:
-    """Whether a loss replaces `Loss.__call__` and with it Keras' reduction."""
-    return type(loss).__call__ is not keras.losses.Loss.__call__
-
-
-def is_sum(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is a plain sum over examples, which nobody divides."""
-    return loss_reduction(loss) == "sum"
-
-
-def loss_reduction(loss: keras.losses.Loss) -> str:
-    """The reduction; a loss with a `__call__` of its own is taken for a mean over examples."""
-    return "mean" if overrides_call(loss) else loss.reduction
-
-
-def resolve_losses(
-    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
-) -> list[OutputLoss | None]:
-    """One entry for each output of the model, None for an output without a loss.
-
-    Args:
-        loss: a Keras loss, its name, a function (y_true, y_pred), or a list or dict of these; a
-            ModelLoss, which is no output's.
-        loss_weights: a number, or a list or dict of numbers; None means 1 everywhere.
-        outputs: the model's outputs, a structure.
-        names: the outputs' names, for a dict of losses beside a list of outputs.
-
-    Raises:
-        ValueError: the structures do not match, or a loss has no reduction.
-    """
-    if isinstance(loss, ModelLoss):
-        loss = None
-    losses = per_output(loss, outputs, names, "loss", repeat=True)
-    factors = per_output(loss_weights, outputs, names, "loss_weights", repeat=True)
-    resolved: list[OutputLoss | None] = []
-    for identifier, factor in zip(losses, factors, strict=True):
-        if identifier is None:
-            resolved.append(None)
-        else:
-            resolved.append(OutputLoss(_loss_object(identifier), 1.0 if factor is None else factor))
-    return resolved
-
-
-def _loss_object(identifier: Any) -> keras.losses.Loss:
-    """A Loss from a Keras loss, a name or a function; a function becomes a mean over examples."""
-    loss = keras.losses.get(identifier)
-    if not isinstance(loss, keras.losses.Loss):
-        loss = function_loss(loss)
-    if loss_reduction(loss) not in _REDUCTIONS:
-        raise ValueError(
-            f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
-            f"number. Use one of {', '.join(_REDUCTIONS)}."
-        )
-    return loss

@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import loss_tracker, set_keras_mask
-from towers.step.sharding import batch_size, map_tensors
+from towers.step.sharding import batch_size
+from towers.step.structures import one_row
 
 
 class BatchMetrics:
@@ -87,13 +88,6 @@ class BatchMetrics:
     def variables(self) -> list[keras.Variable]:
         """The running sums."""
         return self._holder.metrics_variables
-
-
-def one_row(batch: Any) -> Any:
-    """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
-    return map_tensors(
-        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
-    )
 
 
 def join_predictions(

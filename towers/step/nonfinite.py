@@ -48,6 +48,13 @@ def _at_least_float32(dtype: tf.DType) -> tf.DType:
     return dtype if dtype.size >= 4 else tf.float32
 
 
+def nonfinite_error(
+    finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
+) -> NonFiniteError:
+    """Names what is not finite; arguments as below."""
+    return NonFiniteError(f"{culprit(finite, places, variables)} is NaN or infinite.")
+
+
 def culprit(
     finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> str:

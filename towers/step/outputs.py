@@ -1,11 +1,67 @@
-"""One value for each output of a model, from whatever structure a user gives them in."""
+"""The loss, the factor, the labels and the weights of each output of a model.
+
+A user gives one for all, a list, or a dict by the outputs' names; here they are laid side by side.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from towers.step.sharding import Structure
+from towers.machine.keras_internals import function_loss
+from towers.step.compute_loss import ModelLoss
+from towers.step.structures import Structure
+
+_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
+
+
+class OutputLoss(NamedTuple):
+    """The loss of one output of the model, and its factor in the total loss."""
+
+    loss: keras.losses.Loss
+    factor: float
+
+
+def resolve_losses(
+    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
+) -> list[OutputLoss | None]:
+    """One entry for each output of the model, None for an output without a loss.
+
+    Args:
+        loss: a Keras loss, its name, a function (y_true, y_pred), or a list or dict of these; a
+            ModelLoss, which is no output's.
+        loss_weights: a number, or a list or dict of numbers; None means 1 everywhere.
+        outputs: the model's outputs, a structure.
+        names: the outputs' names, for a dict of losses beside a list of outputs.
+
+    Raises:
+        ValueError: the structures do not match, or a loss has no reduction.
+    """
+    if isinstance(loss, ModelLoss):
+        loss = None
+    losses = per_output(loss, outputs, names, "loss", repeat=True)
+    factors = per_output(loss_weights, outputs, names, "loss_weights", repeat=True)
+    resolved: list[OutputLoss | None] = []
+    for identifier, factor in zip(losses, factors, strict=True):
+        if identifier is None:
+            resolved.append(None)
+        else:
+            resolved.append(OutputLoss(_loss_object(identifier), 1.0 if factor is None else factor))
+    return resolved
+
+
+def _loss_object(identifier: Any) -> keras.losses.Loss:
+    """A Loss from a Keras loss, a name or a function; a function becomes a mean over examples."""
+    loss = keras.losses.get(identifier)
+    if not isinstance(loss, keras.losses.Loss):
+        loss = function_loss(loss)
+    if loss_reduction(loss) not in _REDUCTIONS:
+        raise ValueError(
+            f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
+            f"number. Use one of {', '.join(_REDUCTIONS)}."
+        )
+    return loss
 
 
 def per_output(
@@ -43,3 +99,18 @@ def per_output(
     if len(flat) != count:
         raise ValueError(f"{what} has {len(flat)} entries, but the model has {count} outputs.")
     return flat
+
+
+def overrides_call(loss: keras.losses.Loss) -> bool:
+    """Whether a loss replaces `Loss.__call__` and with it Keras' reduction."""
+    return type(loss).__call__ is not keras.losses.Loss.__call__
+
+
+def is_sum(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is a plain sum over examples, which nobody divides."""
+    return loss_reduction(loss) == "sum"
+
+
+def loss_reduction(loss: keras.losses.Loss) -> str:
+    """The reduction; a loss with a `__call__` of its own is taken for a mean over examples."""
+    return "mean" if overrides_call(loss) else loss.reduction

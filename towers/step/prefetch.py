@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from towers.machine.devices import HOST
 from towers.step.row_counts import check_rows
-from towers.step.sharding import BatchValues, Placed, map_tensors, shard_sizes
+from towers.step.sharding import BatchValues, Placed, shard_sizes
 from towers.step.step import TowerStep
+from towers.step.structures import map_tensors
 
 
 class Batch(NamedTuple):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.levels.dependence import Dependence
 from towers.rows.rows import Rows
-from towers.step.sharding import Structure
+from towers.step.structures import Structure
 from towers.step.synchronized import Sum
 
 

@@ -19,15 +19,6 @@ from towers.machine.keras_internals import all_layers
 _SEED = "seed_generator_state"  # the name that Keras gives the state of every SeedGenerator
 
 
-def seed_states(layer: keras.layers.Layer) -> set[int]:
-    """The ids of the variables that are states of a `keras.random.SeedGenerator`.
-
-    Those in a model or layer and in all layers inside of it: what sets its `variables` apart from
-    its `weights`.
-    """
-    return set(map(id, layer.variables)) - set(map(id, layer.weights))
-
-
 def is_seed(variable: Any) -> bool:
     """Whether a variable is the state of a `keras.random.SeedGenerator`, in a layer or not."""
     return variable.name == _SEED

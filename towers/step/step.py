@@ -31,9 +31,10 @@ from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.losses import Shares, tower_shares
 from towers.step.metrics import BatchMetrics, join_predictions
-from towers.step.nonfinite import NonFiniteError, checked, culprit
+from towers.step.nonfinite import checked, nonfinite_error
 from towers.step.row_counts import check_placed, check_rows, checked_rows
-from towers.step.sharding import BatchValues, Placed, Shard, Structure
+from towers.step.sharding import BatchValues, Placed, Shard
+from towers.step.structures import Structure
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
@@ -255,11 +256,7 @@ class TowerStep:
         )
 
     def reduce(self, values: list[Values]) -> Tree:
-        """4. What is still to be added of all towers, when this worker's devices have added theirs.
-
-        Args:
-            values: of each of this worker's towers, V values.
-        """
+        """4. What is still to be added of all towers; `values`: V of each of this worker's."""
         with tf.device(self.home):
             return self._exchange.reduce(
                 values, self.tower_devices, add_on_devices=self.policy.add_on_devices,
@@ -269,9 +266,8 @@ class TowerStep:
     def _add_up(self, outputs: list[TowerOutput]) -> _Sums:
         """4. Loss, gradients and state."""
         assigned = outputs[0].assigned
-        with tf.name_scope(scopes.SUM):
-            with tf.device(self.home):
-                same = self._exchange.of_tower_0(list(assigned.same.values()))
+        with tf.name_scope(scopes.SUM), tf.device(self.home):
+            same = self._exchange.of_tower_0(list(assigned.same.values()))
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
             tree = self.reduce(values)
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
@@ -334,11 +330,6 @@ class TowerStep:
         self._leave(sums, added)
         return loss, self._predictions(outputs, shards)
 
-    def _places(self) -> list[str]:
-        """Where each of the T towers is: its device, or another worker."""
-        own = dict(zip(self.mine, self.tower_devices, strict=True))
-        return [own.get(t) or f"worker {self._exchange.owner(t)}" for t in range(self.num_towers)]
-
     # The graphs, to be called in anybody's tf.function.
 
     def train_graph(
@@ -399,8 +390,8 @@ class TowerStep:
             prepare=partial(self.build_metrics, "train"),
         )
         if self._nonfinite == "stop" and not finite.numpy().all():
-            found = culprit(finite.numpy(), self._places(), self.trainable_variables)
-            raise NonFiniteError(f"{found} is NaN or infinite.")
+            places = self._exchange.places(self.tower_devices)
+            raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
         return logs
 
     def test_batch(

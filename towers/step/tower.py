@@ -17,12 +17,14 @@ from towers.step import state as state_lib
 from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
+from towers.step.compute_loss import trackers_kept_out
 from towers.step.gathering import gathered_by, refuse
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
 from towers.step.raw_variables import check_closed, raw_variables_in
 from towers.step.shard_facts import ShardFacts
-from towers.step.sharding import BatchValues, Structure, any_rows, map_tensors
+from towers.step.sharding import BatchValues
+from towers.step.structures import Structure, any_rows, map_tensors
 from towers.step.synchronized import Sum, synchronized
 from towers.step.traced_tower import TracedTower, trace_tower
 from towers.step.trials import Trials
@@ -281,14 +283,12 @@ class Tower:
         self, inputs: TowerInput, outputs: Any, scope: TowerScope, training: bool
     ) -> list[tf.Tensor]:
         """The losses of the shard that layers, or a `compute_loss`, add."""
-        if not self.losses.model_loss:
+        compute_loss = self.losses.model_loss
+        if compute_loss is None:
             return [tf.reduce_sum(value) for value in self._model.losses]
-        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in self._model.metrics_variables]
-        scope.state_mapping.update({id(v): zero for v, zero in trackers})
         x, y, sample_weight = inputs[2:]
-        loss = self.losses.model_loss.compute(x, y, outputs, sample_weight, training)
-        _check_trackers(trackers, scope)
-        return [loss]
+        with trackers_kept_out(self._model, scope):
+            return [compute_loss.compute(x, y, outputs, sample_weight, training)]
 
     def _loss(
         self, inputs: TowerInput, forward: "_Forward", facts: ShardFacts, shares: Shares
@@ -302,12 +302,7 @@ class Tower:
 
 
 class _Forward(NamedTuple):
-    """A forward pass.
-
-    predictions: the flattened outputs.
-    assigned: what it leaves in variables.
-    added: the losses of the shard that layers, or a `compute_loss`, have added.
-    """
+    """A forward pass: the flattened outputs, what it assigns, the shard's losses that it adds."""
 
     predictions: list[tf.Tensor]
     assigned: Assigned
@@ -331,17 +326,3 @@ def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
 
 def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-
-def _check_trackers(
-    trackers: Sequence[tuple[keras.Variable, tf.Tensor]], scope: keras.StatelessScope
-) -> None:
-    """What a compute_loss tracks is not a tower's to keep: Keras' loop runs it on all predictions.
-
-    Losses that layers add exist in the towers alone, and would be missing there.
-    """
-    if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
-        raise ValueError(
-            "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
-            "miss them. Update the metric in compute_metrics instead."
-        )

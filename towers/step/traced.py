@@ -9,7 +9,7 @@ from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
 from towers.step.row_counts import check_rows
-from towers.step.sharding import Structure, any_rows, as_tensor, map_tensors
+from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
 
 
 class TracedGraphs:

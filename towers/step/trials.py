@@ -25,8 +25,10 @@ from towers.machine.keras_internals import (
     stored_value,
 )
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.losses import Losses, is_sum, loss_mask, overrides_call, shard_weight
-from towers.step.sharding import Structure, map_tensors
+from towers.step.loss_masks import loss_mask
+from towers.step.losses import Losses, shard_weight
+from towers.step.outputs import is_sum, overrides_call
+from towers.step.structures import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3
 _OPEN = 32  # rows' own dimensions that are open: time steps, pixels

@@ -1,0 +1,63 @@
+"""Structures of tensors [n, ...], and the specs that stand for them whatever n is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, Union
+
+import keras
+import tensorflow as tf
+
+# A tensor, ragged ones among them, or what stands for one (its spec, its dtype); lists, tuples and
+# dicts of these, nested as `tf.nest` takes them; None for an absent one. A batch's tensors are
+# [n, ...], of one n.
+Structure: TypeAlias = Union[
+    tf.Tensor, tf.RaggedTensor, Sequence["Structure"], Mapping[str, "Structure"], None
+]
+
+
+def as_tensor(value: Any) -> Any:
+    """An array as a tensor; a tensor of any kind as it is."""
+    return value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)
+
+
+def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
+    """What Keras builds a layer for."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return keras.KerasTensor(
+            spec.shape, spec.dtype.name, ragged=True, ragged_rank=spec.ragged_rank,
+            row_splits_dtype=spec.row_splits_dtype,
+        )
+    return keras.KerasTensor(spec.shape, spec.dtype.name)
+
+
+def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
+    """Like `tf.nest.map_structure`, with None standing for an absent tensor."""
+    return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)
+
+
+def batch_specs(batch: Any) -> Any:
+    """The specs of a batch's tensors or arrays, or of their specs, for any number of examples.
+
+    None for what is absent, as in Keras' data.
+    """
+    return tf.nest.map_structure(_batch_spec, batch)
+
+
+def _batch_spec(value: Any) -> tf.TypeSpec | None:
+    return None if value is None or isinstance(value, tf.OptionalSpec) else any_rows(value)
+
+
+def any_rows(value: Any) -> tf.TypeSpec:
+    """The spec of an array, a tensor or a spec [n, ...], for any n."""
+    shape = [None, *tf.TensorShape(value.shape)[1:]]
+    if isinstance(value, tf.RaggedTensor):
+        value = tf.type_spec_from_value(value)
+    if isinstance(value, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits_dtype)
+    return tf.TensorSpec(shape, value.dtype)
+
+
+def one_row(batch: Any) -> Any:
+    """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
+    return map_tensors(
+        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
+    )
