@@ -181,6 +181,69 @@ def test_weights_that_are_frozen_in_between_stay_as_they_are(float64):
     assert_same_variables(ours.variables, theirs.variables)
 
 
+class Teaches(keras.Model):
+    """A distillation; its teacher, which it trains, too, is built by nothing but its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = keras.layers.Dense(3), keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((self.teacher(x) - y_pred) ** 2)
+
+
+class Attacks(keras.Model):
+    """Trains on examples moved along the sign of their own gradient; built by its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(self(x) ** 2)
+        moved = x + 0.1 * tf.sign(tape.gradient(loss, x))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(moved) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("model_class", [Teaches, Attacks])
+def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, float64):
+    x = np.random.default_rng(0).normal(size=(22, 4))
+    models = []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(3)
+        model = model_class()
+        if on_towers:
+            model = towers.make_parallel(model, 2, num_towers=3)
+        model.compile("adam", jit_compile=False)
+        model.fit(x, x[:, :3], batch_size=8, shuffle=False, verbose=0, epochs=2)
+        models.append(model)
+    assert_same_variables(models[1].variables, models[0].variables)
+
+
+def test_a_layer_that_a_loss_makes_anew_each_time_is_refused():
+    class Forgets(Teaches):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((keras.layers.Dense(3)(x) - y_pred) ** 2)
+
+    model = towers.make_parallel(Forgets(), 2)
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(ValueError, match="own_steps_test.py:.* makes variable .*kernel.* traced"):
+        model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
+
+
 @keras.saving.register_keras_serializable("tests")
 class Saved(keras.Sequential):
     """A step of its own in a model that Keras can write."""

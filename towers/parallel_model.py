@@ -27,14 +27,14 @@ from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
+from towers.parallel_build import build, build_loss, take_over
 from towers.parallel_check import check_model, explained, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
-from towers.step import TowerStep
-from towers.step import checks
+from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.row_counts import readable
-from towers.step.structures import batch_specs, one_row, symbolic
+from towers.step.structures import batch_specs, one_row
 
 
 def make_parallel(
@@ -225,7 +225,7 @@ def _share(model: keras.Model, towers: _Towers) -> ParallelModel:
         @functools.wraps(towers.base.build)
         def build(*args: Any, **kwargs: Any) -> None:
             towers.base.build(*args, **kwargs)
-            _take_over(parallel)
+            take_over(parallel)
 
         parallel.__dict__["build"] = build
     return parallel
@@ -308,10 +308,12 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
     """Traces the tower, for whose outputs the metrics are then made."""
-    step = _step(model, name, x)
-    step.check_agreement()
     if name == "predict":  # which has no metrics, and passes over labels
         y = sample_weight = None
+    else:
+        build_loss(model, x, y, sample_weight)
+    step = _step(model, name, x)
+    step.check_agreement()
     y_pred = step.trace_tower(name, x, y, sample_weight)
     metrics = None if name == "predict" else keras_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
@@ -327,7 +329,7 @@ def _step(model: ParallelModel, name: str, x: Any) -> TowerStep:
     step = model._towers.step
     if step is None or name == "train" and step.optimizer is not model.optimizer:
         with tf.init_scope():
-            _build(model, x)
+            build(model, x)
             step = model._towers.step = _make_step(model, name)
     return step
 
@@ -357,32 +359,6 @@ def _make_step(model: ParallelModel, name: str) -> TowerStep:
         num_towers=model._towers.num_towers,
         batch_norm=model._towers.batch_norm,
     )
-
-
-def _build(model: ParallelModel, x: Any) -> None:
-    """Builds a model that is not built yet, on the CPU.
-
-    Layers count, too: `build` of a subclassed model may leave its layers without variables.
-    """
-    base = model._towers.base
-    if not all(layer.built for layer in keras_internals.all_layers(base)):
-        with tf.device("/cpu:0"):
-            base(tf.nest.map_structure(symbolic, x))
-    if not model.built:
-        _take_over(model)
-
-
-def _take_over(model: ParallelModel) -> None:
-    """Takes the attributes that building has changed in the base, save those changed here, too."""
-    before, current = model._towers.unbuilt, vars(model)
-    changed = {
-        key: value
-        for key, value in vars(model._towers.base).items()
-        if before.get(key) is not value
-        and before.get(key) is current.get(key)
-        and not key.endswith("_function")
-    }
-    model.__dict__.update(changed, built=True)
 
 
 # What a step is made of beside the towers.

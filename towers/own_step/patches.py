@@ -70,7 +70,7 @@ class Patches:
         if self._is_in_jacobian or self._is_plain(flat, targets):
             return original(tape, target, sources, output_gradients, **options)
         if self._scope.is_unready:  # this trace only makes variables
-            gradients = [tf.zeros(s.shape, s.dtype) for s in flat]
+            gradients = [tf.zeros_like(tf.convert_to_tensor(source)) for source in flat]
         else:
             shared = self._are_shared(flat)
             seeds = _seeds(targets, output_gradients)

@@ -23,7 +23,7 @@ from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
 from towers.step import structures
 from towers.step.averaging import add_tree, partial_sums
-from towers.step.row_counts import checked_rows
+from towers.step.row_counts import checked_rows, gathered_rows_text
 from towers.step.sharding import Shard
 from towers.step.traced_tower import run_levels
 
@@ -257,9 +257,7 @@ class _Run:
         """Here, as of an assertion that fails on another device only the end is reported."""
         for (rows,), shard in zip(values, self._shards, strict=True):
             tf.debugging.assert_equal(
-                tf.shape(rows)[0], tf.maximum(shard.size, 1),
-                f"{line}: needs one row for each example of a shard. Gather two views of a batch "
-                "one by one, and concatenate them after that.",
+                tf.shape(rows)[0], tf.maximum(shard.size, 1), gathered_rows_text(line)
             )
 
     def _update(self, update: Update) -> None:

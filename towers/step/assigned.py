@@ -85,7 +85,7 @@ class TowerScope(keras.StatelessScope):
             self.state_mapping[id(variable)] = self._before[id(variable)] = value
         self._parameters = {id(v) for v in self._variables[:num_parameters]}
         self._lines: dict[int, str] = {}
-        self._made: list[str] = []
+        self._made: list[tuple[Any, str]] = []
         self.unknown: dict[int, Any] = {}
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
@@ -97,7 +97,7 @@ class TowerScope(keras.StatelessScope):
     def _meet(self, variable: Any) -> None:
         stored = variable_behind(variable)
         if stored is None:
-            self._made.append(f"{current_line()} makes variable {variable.path!r}")
+            self._made.append((variable, current_line()))
             return
         self.unknown[id(variable)] = variable
         with self._graph.as_default(), read_as_they_are():
@@ -127,17 +127,26 @@ class TowerScope(keras.StatelessScope):
         Raises:
             ValueError: variables were made.
         """
-        if self._made:
-            raise ValueError(
-                f"{self._made[0]} while the model is called. Make variables in __init__ or build, "
-                "or call the model on a batch first."
-            )
+        self.check_none_made(trainable=False)
         pairs = [(self._before[id(v)], self.state_mapping[id(v)]) for v in self._variables]
         return [
             (i, v, before, after)
             for i, (v, (before, after)) in enumerate(zip(self._variables, pairs, strict=True))
             if after is not before
         ]
+
+    def check_none_made(self, *, trainable: bool) -> None:
+        """Raises ValueError where variables were made: their values would be the graph's constants.
+
+        Args:
+            trainable: leave the others be, such as the means that a `compute_loss` tracks.
+        """
+        for variable, line in self._made:
+            if variable.trainable or not trainable:
+                raise ValueError(
+                    f"{line} makes variable {variable.path!r} while a step is traced. Make "
+                    "variables in __init__ or build, or call the layer on a batch first."
+                )
 
     def is_parameter(self, variable: Any) -> bool:
         """Whether a variable is trained."""

@@ -4,6 +4,7 @@ Where the numbers are known, a batch whose parts differ is a ValueError. Where o
 them, as of what a tf.data iterator yields, they are compared there, and the step waits for it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,14 @@ from towers.step.sharding import Placed, shard_sizes
 _PARTS = ("x", "y", "sample_weight")
 _BEGIN, _END = "the parts of a batch differ in their number of rows: ", " in every part."
 _WAY_OUT = ". Give one row for each example" + _END
+_GATHERED = (
+    " needs one row for each example of a shard. Gather two views of a batch one by one, and "
+    "concatenate them after that."
+)
+_SAID = re.compile(
+    f"{re.escape(_BEGIN)}.*?{re.escape(_END)}|towers\\.gather, [^ ]*:{re.escape(_GATHERED)}",
+    re.DOTALL,
+)
 _SCALAR = -1
 
 
@@ -51,16 +60,24 @@ def checked_rows(*batch: Any) -> Iterator[None]:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Makes the ValueError of `check_rows` of a graph that has failed because parts differ."""
+    """Makes one line, a ValueError, of a graph that has failed because rows differ in number."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        begin, end = error.message.find(_BEGIN), error.message.find(_END)
-        if min(begin, end) < 0:
+        found = _SAID.search(error.message)
+        if not found:
             raise
         # As TensorFlow shows what an assertion has: "[text] [16] [text] [20] [text]", escaped.
-        said = error.message[begin: end + len(_END)].replace("] [", "").replace("\\", "")
-        raise ValueError(said) from None
+        raise ValueError(found[0].replace("] [", "").replace("\\", "")) from None
+
+
+def gathered_rows_text(line: str) -> str:
+    """What an assertion says that compares the rows to be gathered with the shard's.
+
+    Args:
+        line: of the user's, "file.py:12".
+    """
+    return f"towers.gather, {line}:{_GATHERED}"
 
 
 def check_placed(placed: Placed, batch: Any, num_towers: int, mine: range) -> None:

@@ -259,6 +259,7 @@ class Tower:
             outputs = self._model(inputs.x, training=training)
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             added = self._added(inputs, outputs, scope, training) if compute_losses else []
+        scope.check_none_made(trainable=True)
         self._meet(scope.unknown)
         assigned = NOTHING
         if self._is_alone:
