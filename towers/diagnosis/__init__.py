@@ -1,1 +1,1 @@
-"""What one asks of a step: where everything is, whether it is right, where its time goes."""
+"""Answers about a step: where everything is, whether it is right, where its time goes."""

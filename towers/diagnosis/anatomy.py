@@ -30,7 +30,7 @@ _ADDITIONS = "additions"
 
 
 class Anatomy(NamedTuple):
-    """What was measured: means over the middle half of the steps, ordered by their length.
+    """The measured means, over the middle half of the steps ordered by their length.
 
     seconds: of each of `phases.PHASES`, in a step without the profiler: they add up to it. Phases
         are seen only under the profiler, which costs time for each event that it records: that is
@@ -168,7 +168,7 @@ def _means(values: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _record(function: Callable[[], Any], directory: Path) -> list[Event]:
-    """What runs while a function does."""
+    """The trace of all that runs while a function does."""
     with tf.profiler.experimental.Profile(str(directory)):
         function()
     return operations(read_events(directory))
@@ -212,7 +212,7 @@ def _compiled_additions(step: TowerStep) -> Callable[[], Any]:
 
 
 def _additions_seconds(additions: Callable[[], Any], count: int) -> list[float]:
-    """What they take, each of `count` times; [0] where there are none."""
+    """The seconds of each of `count` runs of the additions; [0] where there are none."""
     with tempfile.TemporaryDirectory() as scratch:
         events = _record(lambda: [additions() for _ in range(count + 1)], Path(scratch))
     return [e.end - e.begin for e in events if e.name.startswith(f"{_ADDITIONS}/")] or [0.0]

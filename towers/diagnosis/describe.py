@@ -1,4 +1,4 @@
-"""What a run says before its first step: where everything is placed, and what is checked first."""
+"""The lines before a run's first step: where everything is placed, and what is checked first."""
 
 import keras
 import tensorflow as tf

@@ -35,7 +35,7 @@ _VARIABLES = (  # of the environment; shown where they are set
 
 
 def device_report(config: TrainConfig) -> list[Text]:
-    """What there is to run on, line by line; what is absent is "none" or "not found".
+    """The machine's devices and libraries, line by line; what is absent is "none" or "not found".
 
     Starts TensorFlow with the devices of the configuration.
 
@@ -119,7 +119,7 @@ def _driver() -> list[Text]:
 
 
 def _cuda() -> list[Text]:
-    """What TensorFlow is built for, and where the libraries are."""
+    """The CUDA version that TensorFlow is built for, and where the libraries are."""
     build = tf.sysconfig.get_build_info()
     if not build.get("is_cuda_build"):
         return [labelled("CUDA", "TensorFlow is built without it")]

@@ -106,7 +106,7 @@ def tower_of(event: Event) -> int | None:
 def phase_seconds(
     intervals: Mapping[str, Sequence[Interval]], step: Interval
 ) -> dict[str, float]:
-    """What each phase costs of a step, in the order of PHASES; they add up to the step."""
+    """The seconds of each phase of a step, in the order of PHASES; they add up to the step."""
     return _each_phase(length, intervals, step)
 
 
@@ -271,7 +271,7 @@ def clip(intervals: Iterable[Interval], within: Interval) -> list[Interval]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same instants as intervals in order that do not touch."""
+    """Joins intervals that overlap or touch, and puts them in order."""
     result: list[Interval] = []
     for interval in sorted(intervals):
         if result and interval.begin <= result[-1].end:

@@ -1,4 +1,4 @@
-"""What a step would move between the parameters' device and the towers' devices.
+"""The bytes that a step would move between the parameters' device and the towers' devices.
 
     down, once a device: parameters, state; each tower's shard
     up: one sum of gradients for each subtree that lies on the device; predictions; tower 0's state
@@ -154,7 +154,7 @@ def _example_spec(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def _prediction_bytes(model: keras.Model, x: Any) -> int:
-    """Of one example's outputs."""
+    """The bytes of one example's outputs."""
     one = tf.nest.map_structure(lambda v: keras.KerasTensor((1, *v.shape), v.dtype.name), x)
     outputs: Any = model.compute_output_spec(one)
     return sum(_num_bytes(v.shape, tf.as_dtype(v.dtype)) for v in tf.nest.flatten(outputs))

@@ -1,4 +1,4 @@
-"""What TensorFlow's profiler has recorded: its file -> events -> a Chrome trace.
+"""A recording of TensorFlow's profiler: its file -> events -> a Chrome trace.
 
 The file is an XSpace: planes (the host, each GPU) of lines (threads, streams) of events.
 """

@@ -19,7 +19,7 @@ _NEGLIGIBLE = 1e-2
 
 
 class Verification(NamedTuple):
-    """What the comparison found.
+    """The result of the comparison.
 
     difference: max|a - b| / max|b| of the variable where it is largest; b: the large batch's.
         Where b is nearly zero, see `_NEGLIGIBLE`.

@@ -18,7 +18,7 @@ from towers.machine import nvidia
 
 
 def define_flags() -> None:
-    """Of the launcher alone; the script's own come behind --."""
+    """Defines the launcher's flags; the script's own come behind --."""
     flags.DEFINE_integer("workers", None, "Processes that train together, each with its share of "
                          "the towers. No default: every one needs cores and memory of its own.")
     flags.DEFINE_integer("gpus_per_worker", None, "GPUs that each worker sees, of those in "

@@ -1,4 +1,4 @@
-"""What a worker runs: a Python script; the same again, or `train.py --resume`, after a loss."""
+"""A worker's command: a Python script; the same again, or `train.py --resume`, after a loss."""
 
 import re
 import shlex
@@ -79,7 +79,7 @@ def resumes(words: Sequence[str]) -> bool:
 
 
 def again(words: Sequence[str], announced: str | None) -> list[str]:
-    """What goes on after a worker was lost.
+    """The command that goes on after a worker was lost.
 
     Of train.py, `--resume` of the run's directory in place of all other flags, which the run has
     recorded. Before there is such a run, of any other script, and where the command resumes a run

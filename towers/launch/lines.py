@@ -1,4 +1,4 @@
-"""What a worker says, line by line; its errors wait until it is known which was the first."""
+"""A worker's output, line by line; its errors wait until it is known which was the first."""
 
 import re
 from collections import deque
@@ -11,7 +11,7 @@ _ESCAPES = re.compile(rb"\x1b\[[\d;?]*[A-Za-z]")
 
 
 def without_escapes(text: bytes) -> bytes:
-    """What a terminal shows of a text, without colours and without what moves its cursor."""
+    """Strips a text of colours, and of all else that moves a terminal's cursor."""
     return _ESCAPES.sub(b"", text)
 
 
@@ -29,7 +29,7 @@ class Lines:
         return [line.removesuffix(b"\r") for line in lines]
 
     def take_rest(self) -> bytes:
-        """What has come of a line that has not ended."""
+        """Takes the beginning of a line that has not ended."""
         rest, self._rest = self._rest, b""
         return rest
 

@@ -83,7 +83,7 @@ def _restart_line(ended: Ended, why: End, words: Sequence[str], num_workers: int
 
 
 def _loss(ended: Ended, why: End) -> str:
-    """What was lost: as the system says, or as the worker says that has missed it."""
+    """Names the lost worker: as the system does, or as the worker does that has missed it."""
     said = [line for line in ended.errors[why.worker] if line.startswith(_ERROR)]
     if why.code < 0 or not said:
         return in_words(why)

@@ -1,4 +1,4 @@
-"""What is shown of all workers: whole lines, and below them the chief's moving one."""
+"""The screen of all workers: whole lines, and below them the chief's moving one."""
 
 import os
 

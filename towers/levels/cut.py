@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """What a piece is made of: its results, and operations that must run."""
+    """A level's results, and the operations that must run in it."""
 
     outputs: dict[str, tf.Tensor]
     effects: list[tf.Operation]
@@ -100,7 +100,7 @@ def effects_of(function: Any) -> list[tf.Operation]:
 def _reach(
     dependence: Dependence, level: _Level, index: int
 ) -> tuple[list[tf.Tensor], set[str]]:
-    """What a level takes from before it, and the names of its own operations.
+    """Finds a level's inputs, and the names of its operations.
 
     It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
     """

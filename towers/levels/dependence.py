@@ -1,4 +1,4 @@
-"""What each tensor of a traced step depends on: on a tower's shard, and on how many meetings.
+"""Tells which tensors of a traced step depend on a tower's shard, and on how many meetings.
 
     x (a shard)  --> loss, gradient               local, level 0
                               |

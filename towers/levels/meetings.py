@@ -20,7 +20,7 @@ from towers.levels.lines import current_line
 
 @dataclass
 class Meeting:
-    """What all towers have becomes one value, which `outputs` stand for.
+    """A place where the values of all towers become one, which `outputs` stand for.
 
     how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
         whatever they are; "first", tower 0's.
@@ -59,7 +59,7 @@ class Meetings:
     def meet(
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None
     ) -> list[tf.Tensor]:
-        """What stands for the outcome of a meeting.
+        """Adds a meeting; returns placeholders for its outcome.
 
         Args:
             how, values: see `Meeting`.

@@ -1,1 +1,1 @@
-"""What there is to run on: devices, GPUs, their policy, the environment, the terminal."""
+"""The machine: devices, GPUs, their policy, the environment, the terminal."""

@@ -54,7 +54,7 @@ class LostWorkerError(RuntimeError):
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """What the environment says; `ALONE` where it says nothing, or names one worker.
+    """The cluster that the environment names; `ALONE` where it names none, or one worker.
 
     Raises:
         ValueError: it makes no sense.
@@ -97,7 +97,7 @@ def _from_tf_config(text: str) -> Cluster:
 
 
 def _from_slurm() -> Cluster:
-    """What TensorFlow's resolver makes of Slurm's variables; GPUs are left to Slurm.
+    """The cluster that TensorFlow's resolver makes of Slurm's variables; GPUs are left to Slurm.
 
     It orders machines as text, Slurm by their numbers: node2 comes before node10.
     """

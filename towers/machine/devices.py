@@ -1,4 +1,4 @@
-"""What there is to run on, and which device runs each tower.
+"""The devices of this machine, and which of them runs each tower.
 
     tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device t * D // T
 """

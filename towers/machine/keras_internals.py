@@ -1,4 +1,4 @@
-"""What Keras has no public name for, and towers cannot do without. No other module knows it.
+"""Keras' private names that towers cannot do without. No other module knows them.
 
 Each part says which need it serves and why no public way does. "Since" is the oldest version of
 Keras that it was found in, among the sources of 3.0.5, 3.4.1, 3.10 and 3.15; TensorFlow 2.20 asks
@@ -140,7 +140,7 @@ def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: 
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """What computes the metrics that a model was compiled with; None where there are none.
+    """The object that computes a compiled model's metrics; None where there are none.
 
     It is one of `model.metrics`, where nothing tells it from the others; its `build(y, y_pred)`
     makes their variables without a batch. Since 3.0.5.

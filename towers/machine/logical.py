@@ -1,4 +1,4 @@
-"""What there is, split into logical devices before TensorFlow starts.
+"""Splits the machine's devices into logical ones, before TensorFlow starts.
 
     the CPU   ->  /cpu:0 ... /cpu:7     to rehearse without GPUs, and one tower beside the other
     the GPUs  ->  /gpu:0 ... /gpu:7     to rehearse with fewer: real kernels and copies
@@ -154,7 +154,7 @@ def logical_gpu_counts() -> list[int]:
 
 
 def shared_gpus() -> str | None:
-    """What a run says of logical GPUs; None where each GPU is one device."""
+    """A run's note on logical GPUs; None where each GPU is one device."""
     limits = _limits_mib(tf.config.get_visible_devices("GPU"))
     num_gpus, count = len(limits), sum(map(len, limits))
     if count <= num_gpus:

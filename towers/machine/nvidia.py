@@ -1,4 +1,4 @@
-"""What this machine has of NVIDIA's: GPUs, driver, CUDA libraries; and why TensorFlow sees no GPU.
+"""NVIDIA's GPUs, driver and CUDA libraries on this machine; and why TensorFlow sees no GPU.
 
 Nothing here raises because something is absent: it is None, or missing from the result.
 """
@@ -125,7 +125,7 @@ def pip_libraries() -> dict[str, Package]:
 
 
 def missing_libraries(found: Sequence[str]) -> list[str]:
-    """What TensorFlow needs of CUDA and is not among these names of files up to ".so"."""
+    """The CUDA libraries that TensorFlow needs and these file names, up to ".so", lack."""
     return [name for name in _TENSORFLOW_NEEDS if LIBRARIES[name] not in found]
 
 

@@ -20,7 +20,7 @@ def here() -> Path:
 
 
 def prefix(directory: Path) -> re.Pattern[str]:
-    """What a text need not say of a path below a directory: "/home/me/runs/x" -> "runs/x".
+    """The part that a text may leave out of paths below a directory: "/home/me/x" -> "x".
 
     Args:
         directory: that a process began in; in the root, nothing can be left out.

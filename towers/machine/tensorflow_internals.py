@@ -1,4 +1,4 @@
-"""What TensorFlow has no public name for, and towers cannot do without. No other module knows it.
+"""TensorFlow's private names that towers cannot do without. No other module knows them.
 
 Each part says which need it serves and why no public way does; all hold in TensorFlow 2.20 and
 2.21. The tests of this module name the part that a new version breaks.
@@ -260,7 +260,7 @@ def stream_number(line: str) -> int:
 
 
 def copy_direction(event: str) -> str | None:
-    """What a GPU's event copies: "H2D" to it, "D2H" from it, "P2P" between two; else None."""
+    """The direction of a GPU's copy: "H2D" to it, "D2H" from it, "P2P" between two; or None."""
     if not event.startswith("Memcpy"):
         return None
     return next((kind for kind in ("H2D", "D2H", "P2P") if kind in event), None)

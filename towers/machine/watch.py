@@ -115,7 +115,7 @@ def _watch(cluster: Cluster) -> "_Watch":
 
 
 class _Doing(NamedTuple):
-    """What the process does since when: it waits for others in a phase, or None: it does not.
+    """The phase in which the process waits for others, and since when; None: it does not.
 
     thread: in which it began.
     patience: how often the timeout others have to wait meanwhile.
@@ -175,12 +175,12 @@ class _Watch:
                 _end(text)
 
     def _loss(self, phase: str) -> str | None:
-        """Who has ended while nothing was on its way to him: no operation fails of it."""
+        """The worker that has ended while nothing was on its way to it: no operation fails."""
         lost = gone(self._cluster)
         return None if lost is None else _loss_text(self._cluster, lost, phase)
 
     def _verdict(self, phase: str, seconds: float) -> str | None:
-        """What is wrong, after so many seconds of one phase."""
+        """The fault, after so many seconds of one phase."""
         silent = _silent(self._cluster)
         if silent:
             return _silent_text(self._cluster, silent, phase, seconds)
@@ -263,7 +263,7 @@ def _late_text(cluster: Cluster, late: list[int], phase: str, seconds: float) ->
 
 
 def _own_text(doing: _Doing, seconds: float) -> str:
-    """Of the worker that hangs."""
+    """The message of the worker that hangs."""
     frame = sys._current_frames().get(doing.thread)
     where = ""
     if frame is not None:

@@ -1,4 +1,4 @@
-"""What the recurrent models share: recurrent layers, one dense layer, softmax."""
+"""The parts of the recurrent models: recurrent layers, one dense layer, softmax."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the residual networks share: convolutions with BatchNormalization, and the two ends."""
+"""The parts of the residual networks: convolutions with BatchNormalization, and the two ends."""
 
 import keras
 

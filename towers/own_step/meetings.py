@@ -115,7 +115,7 @@ class StepMeetings(Meetings):
         return self.meet("first", list(values))
 
     def of_batch(self, value: Any, what: str) -> Any:
-        """What towers have of their shards, as one value of the global batch.
+        """Joins the towers' values into one of the global batch.
 
         Rows are joined; else see `part`.
 
@@ -156,8 +156,8 @@ class StepMeetings(Meetings):
         return value * tf.cast(self._share, value.dtype)
 
     def weighted_if_real(self, value: tf.Tensor) -> tf.Tensor:
-        """The same, but for the row that stands for an empty shard: it stays what it is, as zeros
-        that the step divides by would become NaN."""
+        """value * n / N; of the row that stands for an empty shard the value, as zeros that the step
+        divides by would become NaN."""
         return value * tf.cast(tf.where(self.is_real, self._share, 1), value.dtype)
 
     def masked(self, value: tf.Tensor) -> tf.Tensor:

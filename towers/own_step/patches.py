@@ -156,7 +156,7 @@ class Patches:
     def _jacobian(
         self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
     ) -> Any:
-        """Of rows, it is made row by row: the gradients that it is made of are each a row's own."""
+        """Makes a jacobian row by row: the gradients that it is made of are each a row's own."""
         before, self._is_in_jacobian = self._is_in_jacobian, True
         try:
             slopes = original(tape, target, *args, **options)

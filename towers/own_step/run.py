@@ -85,7 +85,7 @@ class OwnStep:
         self._cuts: dict[str, _Cut] = {}
 
     def __call__(self, data: Any) -> Any:
-        """What the step returns for a global batch: means, and rows in order.
+        """Runs the step on a global batch; returns its logs: means, and rows in order.
 
         Args:
             data: a structure of tensors [N, ...]; None stays None.
@@ -268,7 +268,7 @@ class _Run:
             update.optimizer.apply(gradients, update.variables)
 
     def _at_home(self, value: Any) -> Any:
-        """At home, of what is a tensor in the trace."""
+        """The value, on the variables' device, of a traced tensor."""
         if isinstance(value, tf.IndexedSlices):
             shape = tf.constant(value.shape.as_list(), tf.int64)  # known while this is traced, too
             return tf.IndexedSlices(

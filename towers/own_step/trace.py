@@ -147,7 +147,7 @@ def _trace_once(
 
 
 def _of_batch(meetings: StepMeetings, logs: Any) -> Any:
-    """What the step returns, of the global batch."""
+    """The step's logs for the global batch."""
     if isinstance(logs, dict):
         return {
             key: tf.nest.map_structure(

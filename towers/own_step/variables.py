@@ -80,7 +80,7 @@ class VariableScope(keras.StatelessScope):
     # What Keras calls.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """What the step reads; None of a variable that does not exist yet."""
+        """The value that the step reads; None of a variable that does not exist yet."""
         if variable_behind(variable) is None:
             self.is_unready = True
             return None
@@ -101,7 +101,7 @@ class VariableScope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """What the step assigns."""
+        """Notes a value that the step assigns."""
         variable, value = update
         self._meetings.check_outermost(f"assigns {variable.path}")
         self._lines[id(variable)] = current_line()
@@ -138,7 +138,7 @@ class VariableScope(keras.StatelessScope):
     def take_assigned(
         self, variables: Iterable[keras.Variable]
     ) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What the step has given these variables so far, which is then forgotten here."""
+        """Takes out what the step has assigned to these variables so far."""
         return [
             (v, self._merged(v, self.state_mapping.pop(id(v))))
             for v in variables
@@ -146,12 +146,12 @@ class VariableScope(keras.StatelessScope):
         ]
 
     def updated(self, update: Update) -> None:
-        """What is read from now on of the update's variables is read after it."""
+        """Lets an update's variables be read after it from now on."""
         for variable in [*update.variables, *update.optimizer.variables]:
             self._latest[id(variable)] = update
 
     def take_all_assigned(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What the step leaves in variables, at its end."""
+        """Takes out all that the step has assigned, at its end."""
         if self.is_unready:
             return []
         if self._metrics:

@@ -120,7 +120,7 @@ def arrays_of(example: tuple[Any, Any], index: int, where: str) -> list[tuple[st
 
 
 def leaf_of(path: str, array: np.ndarray) -> Leaf:
-    """What an array looks like."""
+    """The shape and dtype of an array."""
     return Leaf(path, array.shape, array.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Who reads examples: a thread, or processes, each its share of every batch, in order.
+"""Readers of examples: a thread, or processes, each its share of every batch, in order.
 
     indices of a batch  ->  pieces  ->  piece k to reader k % N  ->  arrays of that batch
 
@@ -296,7 +296,7 @@ def _send(connection: Connection, number: int, answer: Arrays | str) -> None:
 
 
 def _receive(connection: Connection) -> tuple[int, Arrays | str]:
-    """What `_send` has sent."""
+    """Receives a message of `_send`."""
     number, answer = connection.recv()
     if isinstance(answer, str):
         return number, answer
@@ -311,7 +311,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 class _Unreadable:
-    """What stands for a source that a process cannot unpickle."""
+    """Stands for a source that a process cannot unpickle."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -1,4 +1,4 @@
-"""What a tensor of a traced graph is to the rows of a shard: rows, a mean, a sum, or neither.
+"""Tells what a tensor of a traced graph is to the rows of a shard: rows, a mean, a sum, or neither.
 
     rows.py     the question, and the walk through the graph that answers it
     facts.py    what is known of a tensor           rules.py  which operation makes what of that

@@ -1,4 +1,4 @@
-"""What a tensor of a tower is to the rows of its shard, and what arithmetic makes of that.
+"""Facts on what a tensor is to the rows of its shard, and what arithmetic makes of them.
 
     rows      a value for each row, which no other row has a part in
     value     no batch axis, and yet made of the rows' values:
@@ -86,7 +86,7 @@ def first_fault(facts: Sequence[Fact]) -> Fault | None:
 
 
 def joined(operation: tf.Operation, facts: Sequence[Fact]) -> Fact:
-    """Of what meets row by row, as operands do; its axis and its degree are for the caller to say.
+    """The fact of operands that meet row by row; axis and degree are for the caller to say.
     """
     fault = first_fault(facts)
     rows = [fact for fact in facts if fact.has_rows]
@@ -162,7 +162,7 @@ def uneven(operation: tf.Operation) -> Fault:
 
 
 def nonlinear(operation: tf.Operation, fact: Fact) -> Fact:
-    """What a function that is not linear makes of one value."""
+    """The fact of a function of one value that is not linear."""
     if fact.fault:
         return fact
     if fact.is_value:

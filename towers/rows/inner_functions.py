@@ -36,7 +36,7 @@ def called(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
 
 
 def _decided(operation: tf.Operation, facts: Inputs, results: list[Fact] | None) -> list[Fact]:
-    """What a tf.cond returns."""
+    """The fact of a tf.cond's result."""
     results = results or [row_by_row(operation, facts[1:], output) for output in operation.outputs]
     if facts[0].local:
         return [
@@ -71,6 +71,6 @@ def _looped(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
 
 
 def _merged(before: Fact, after: Fact) -> Fact:
-    """What is known of a loop's variable that was `before` a round and is `after` it."""
+    """The fact of a loop's variable that was `before` a round and is `after` it."""
     is_mean = before == SHARED and after.is_value and after.degree == 0
     return after if before.zero or is_mean or after.fault and not before.fault else before

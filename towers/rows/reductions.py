@@ -86,7 +86,7 @@ def along(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def decomposed(operation: tf.Operation, facts: Inputs) -> Fact:
-    """Of whole matrices: those that the last two axes make."""
+    """The fact of decompositions of whole matrices: those that the last two axes make."""
     fact, rank = row_by_row(operation, facts, operation.outputs[0]), operation.inputs[0].shape.rank
     if fact.has_rows and rank is not None and any(f.has_rows and f.axis >= rank - 2 for f in facts):
         return faulty(operation, fact, f"({operation.type}) {MIXES}")
@@ -94,7 +94,7 @@ def decomposed(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def entropies(operation: tf.Operation, facts: Inputs) -> Fact:
-    """Of each row of the logits' last axis."""
+    """The facts of the entropies of each row of the logits' last axis."""
     fact, rank = row_by_row(operation, facts, operation.outputs[0]), operation.inputs[0].shape.rank
     if rank is not None and facts[0].axis == rank - 1:
         return faulty(operation, fact, f"({operation.type}) {MIXES}")
@@ -141,7 +141,7 @@ def segments(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def product_of(operation: tf.Operation, parts: Inputs) -> Fact:
-    """Of sizes."""
+    """The product of sizes."""
     result = SHARED
     for part in parts:
         result = multiplied(operation, result, part)

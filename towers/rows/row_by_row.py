@@ -32,7 +32,7 @@ def faulty(operation: tf.Operation, fact: Fact, what: str, *remedy: str) -> Fact
 
 
 def row_by_row(operation: tf.Operation, facts: Inputs, output: tf.Tensor) -> Fact:
-    """What an operation without a rule of its own makes of rows: rows."""
+    """The rule of operations without one of their own: rows become rows."""
     # Integers of the batch say how many there are of something, such as the longest row's steps.
     floating = [f for f, v in zip(facts, operation.inputs) if f.has_rows or v.dtype.is_floating]
     fault = first_fault(floating)
@@ -66,13 +66,13 @@ def same(operation: tf.Operation, facts: Inputs) -> Fact:
 
 
 def linear(operation: tf.Operation, facts: Inputs) -> Fact:
-    """What picks elements of matrices."""
+    """The rule of operations that pick elements of matrices."""
     fact = facts[0]
     return fact if fact.is_value else row_by_row(operation, facts, operation.outputs[0])
 
 
 def moved(operation: tf.Operation, facts: Inputs) -> Fact:
-    """The same elements in another shape."""
+    """The rule of operations that give the same elements another shape."""
     fact = facts[0]
     if not fact.has_rows:
         return replace(fact, parts=())

@@ -20,7 +20,7 @@ from towers.rows.rules import infer
 
 
 class Kind(NamedTuple):
-    """What a tensor is of the batch.
+    """Tells what a tensor is of the batch.
 
     name: "mean", "sum", or "other". fault: of an "other".
     """
@@ -62,7 +62,7 @@ class Rows:
         self._fed[_name(tensor)] = fact
 
     def kind(self, tensor: tf.Tensor) -> Kind:
-        """What a tensor, or the sum over the rows of one with a batch axis, is of the batch."""
+        """The kind of a tensor, or of the sum over the rows of one with a batch axis."""
         fact = self.fact(tensor)
         if fact.fault:
             return Kind("other", fact.fault)
@@ -111,7 +111,7 @@ class Rows:
         return self._known[_key(tensor.op)][tensor.value_index]
 
     def _at_once(self, tensor: tf.Tensor) -> Fact | None:
-        """What is known without a walk."""
+        """The fact that is known without a walk."""
         if not tf.is_symbolic_tensor(tensor):
             return SHARED
         fed = self._fed.get(_name(tensor))
@@ -125,7 +125,7 @@ class Rows:
         return self._of_placeholder(tensor) if tensor.op.type == "Placeholder" else None
 
     def _of_placeholder(self, tensor: tf.Tensor) -> Fact:
-        """What a graph takes from outside: in a loop's that is being traced, its variables too."""
+        """The fact of a graph's input: in a loop's that is being traced, its variables too."""
         for outside, inside in getattr(tensor.graph, "captures", ()):
             if inside is tensor:
                 is_traced = tf.is_symbolic_tensor(outside) and outside.graph is not tensor.graph

@@ -1,4 +1,4 @@
-"""What each operation of TensorFlow makes of the rows of a shard: facts of inputs -> of outputs.
+"""The rules of TensorFlow's operations on the rows of a shard: facts of inputs -> of outputs.
 
 An operation without a rule of its own is taken to work row by row where its output has a batch
 axis, and for unknown where it has none. What Keras' own layers do with the rows of a batch

@@ -35,6 +35,6 @@ def check_agreement(
 
 
 def digest(variable: keras.Variable) -> str:
-    """Of a variable's bits and shape: 16 hexadecimal digits of their SHA-256."""
+    """A digest of a variable's bits and shape: 16 hexadecimal digits of their SHA-256."""
     value = variable.value.numpy()
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a tower's forward pass assigns to variables, and how the towers' values become one.
+"""Values that a tower's forward pass assigns to variables, and how the towers' become one.
 
 | the value                                     | after the step                            |
 | --------------------------------------------- | ----------------------------------------- |
@@ -36,7 +36,7 @@ _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
 
 
 class Assigned(NamedTuple):
-    """What a tower hands back for its variables, by their index.
+    """A tower's new values of variables, by their index.
 
     same: what all towers have, or tower 0's is taken for.
     parts: what the towers' sum is added to it of.
@@ -89,7 +89,7 @@ class TowerScope(keras.StatelessScope):
         self.unknown: dict[int, Any] = {}
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """What the tower reads; None of a variable that is made in the trace."""
+        """The value that the tower reads; None of a variable that is made in the trace."""
         if id(variable) not in self.state_mapping:
             self._meet(variable)
         return self.state_mapping.get(id(variable))
@@ -105,7 +105,7 @@ class TowerScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = self._before[id(variable)] = value
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
-        """What the tower assigns: read again, it has no gradient, as in Keras."""
+        """Notes a value that the tower assigns: read again, it has no gradient, as in Keras."""
         variable, value = update
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(
@@ -215,7 +215,7 @@ def what_becomes_of(
 def _split(
     variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """What enters a new value once, and the tower's parts of what is added to it."""
+    """Splits a new value into terms that enter once, and the tower's parts of the others."""
     same, own = terms_of(after, shard.dependence.local)
     parts = [shard.part(term) for term in own]
     known = [part for part in parts if part is not None]

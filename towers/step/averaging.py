@@ -29,7 +29,7 @@ def partial_sums(
     add_on_devices: bool,
     leave: Callable[[Values, str], Values] = lambda sums, device: sums,
 ) -> Tree:
-    """What leaves the devices of the towers, as the tree of all that is still to be added.
+    """Adds on the towers' devices what may be; returns the tree of all that is still to be added.
 
     Args:
         values: of each of T towers: T x V.

@@ -31,7 +31,7 @@ class WholeTower:
         take_turns: bool,
         first: int = 0,
     ) -> list[Any]:
-        """What the function returns for each tower.
+        """Calls the function for each tower; returns its results.
 
         Args:
             arguments: of each of this worker's towers: a TowerInput, and what else it takes.

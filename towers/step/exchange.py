@@ -1,4 +1,4 @@
-"""What workers tell each other in a step; what one process computes needs none of it.
+"""The exchange between workers in a step; a process that is alone needs none of it.
 
     tower:     0   1   2   3   4   5            6 towers on 3 workers
                worker 0  worker 1  worker 2
@@ -88,7 +88,7 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
 
 
 class Exchange:
-    """Of a process that is alone: there is nothing to exchange.
+    """The exchange of a process that is alone: it hands on what it has.
 
     mine: the towers of this worker.
     """
@@ -102,7 +102,7 @@ class Exchange:
         return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
-        """What is still to be added of all T towers; arguments as for `partial_sums`.
+        """The tree of all that is still to be added of T towers; arguments as for `partial_sums`.
 
         Args:
             values: V of each tower of this worker.
@@ -120,7 +120,7 @@ class Exchange:
         return concat_shards(values, shards)
 
     def one_a_tower(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """What each of the T towers has, of one shape.
+        """The values of all T towers, of one shape.
 
         Args:
             values: of each tower of this worker.
@@ -273,7 +273,7 @@ _LARGE = 2 * 10**6  # bytes
 
 
 def _packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
-    """What travels together: which values, and their shapes.
+    """The packages that values travel in: which values, and their shapes.
 
     Each large tensor by itself, the others of one dtype as one.
     """

@@ -127,7 +127,7 @@ class Losses:
         ])
 
     def divided_by_weights(self, sample_weight: Structure) -> list[bool]:
-        """Of which outputs `total` takes a sum, for it counts 1 / sum(w): see `tower_shares`."""
+        """The outputs whose `total` is a sum that counts 1 / sum(w): see `tower_shares`."""
         weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
         return [
             output is not None and divides_by_weights(output.loss, weight)
@@ -135,7 +135,7 @@ class Losses:
         ]
 
     def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """What Keras masks in each output's loss on a shard; None where nothing is."""
+        """The masks of each output's loss on a shard; None where nothing is masked."""
         return [
             loss_mask(output.loss, label, y_pred) if output else None
             for output, label, y_pred in zip(
@@ -265,7 +265,7 @@ def divides_by_weights(loss: keras.losses.Loss, sample_weight: Any) -> bool:
 
 
 def summed(loss: keras.losses.Loss) -> keras.losses.Loss:
-    """The same loss, which nobody divides."""
+    """A copy of a loss which nobody divides."""
     found = copy.copy(loss)
     found.reduction = "sum"
     return found

@@ -17,7 +17,7 @@ class NonFiniteError(ValueError):
 
 
 def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:
-    """What of a tower must be finite; float16's overflow is left to the loss scale."""
+    """The parts of a tower that must be finite; float16's overflow is left to the loss scale."""
     if nonfinite == "apply":
         return ()
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -72,7 +72,7 @@ def readable() -> Iterator[None]:
 
 
 def gathered_rows_text(line: str) -> str:
-    """What an assertion says that compares the rows to be gathered with the shard's.
+    """The text of an assertion that compares the rows to be gathered with the shard's.
 
     Args:
         line: of the user's, "file.py:12".
@@ -106,7 +106,7 @@ def _listed(rows: Sequence[set]) -> str:
 
 
 def _assertions(batch: Sequence[Any]) -> list[tf.Operation]:
-    """What compares the rows in the graph; nothing where all are known to be equal."""
+    """Assertions that compare the rows in the graph; none where all are known to be equal."""
     check_rows(*batch)
     named = _named_parts(batch)
     if len(named) < 2 or all(_rows(part) is not None for _, part in named):

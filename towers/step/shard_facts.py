@@ -1,4 +1,4 @@
-"""What is known of the tensors of a tower's trace: which depend on its shard, and how."""
+"""Facts on the tensors of a tower's trace: which depend on its shard, and how."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class ShardFacts(NamedTuple):
     def of_trace(
         cls, shard: Structure, others: Iterable[tf.Tensor], weight: tf.Tensor
     ) -> "ShardFacts":
-        """Of a trace that begins.
+        """The facts of a trace that begins.
 
         Args:
             shard: its symbolic x, y and sample_weight.
@@ -64,7 +64,7 @@ class ShardFacts(NamedTuple):
         return self.masked(value) if kind.name == "sum" else self.weighted(value)
 
     def declared(self, sum_towers: Sum) -> Sum:
-        """The same, and it is known from now on that all towers have the sums."""
+        """Makes of `sum_towers` one after which it is known that all towers have the sums."""
 
         def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = sum_towers(values)

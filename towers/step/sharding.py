@@ -59,7 +59,7 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(num_examples: tf.Tensor, num_towers: int) -> _Bounds:
-    """Of all shards in few operations: each takes a millisecond to be traced."""
+    """The bounds of all shards in few operations: each takes a millisecond to be traced."""
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
     tower = tf.range(num_towers)
     sizes = quotient + tf.cast(tower < remainder, tf.int32)

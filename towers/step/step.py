@@ -44,7 +44,7 @@ from towers.step.update import update
 
 
 class _Sums(NamedTuple):
-    """What the towers' outputs add up to.
+    """The sums of the towers' outputs.
 
     tree: of [loss, gradients ..., what the towers assign and is added up ...].
     added: the indices of the variables that these last are assigned to.
@@ -439,7 +439,7 @@ class TowerStep:
 
     @property
     def met_variables(self) -> list[Any]:
-        """What towers read or assign and Keras does not list; known once a step was traced."""
+        """The variables that towers met and Keras does not list; known once a step was traced."""
         return self._tower.met
 
     def update_graph(self) -> tf.compat.v1.GraphDef | None:

@@ -20,7 +20,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
-    """What Keras builds a layer for."""
+    """The symbolic tensor that Keras builds a layer for."""
     if isinstance(spec, tf.RaggedTensorSpec):
         return keras.KerasTensor(
             spec.shape, spec.dtype.name, ragged=True, ragged_rank=spec.ragged_rank,

@@ -31,7 +31,7 @@ from towers.step.trials import Trials
 
 
 class TowerInput(NamedTuple):
-    """What one tower is fed, but for what its losses count.
+    """The inputs of one tower, but for what its losses count.
 
     parameters: the values of the V trainable variables.
     state: the values of the tower's other variables.
@@ -46,7 +46,7 @@ class TowerInput(NamedTuple):
 
 
 class TowerOutput(NamedTuple):
-    """What one tower hands back.
+    """The results of one tower.
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
     gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
@@ -248,7 +248,7 @@ class Tower:
         compute_losses: bool = True,
         sum_towers: Sum | None = None,
     ) -> "_Forward":
-        """What `model(x)` does at these values; without losses, where nobody asks for them.
+        """Does what `model(x)` does, at these values; without losses, where nobody asks for them.
 
         Without `facts`, what it assigns is forgotten.
         """
@@ -270,7 +270,7 @@ class Tower:
         return _Forward(tf.nest.flatten(outputs), assigned, added)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
-        """What is known of the trace's tensors, to begin with."""
+        """The facts on the trace's tensors, to begin with."""
         shard = [inputs.x, inputs.y, inputs.sample_weight]
         seeds = [inputs.state[i] for i in self.seeds]
         return ShardFacts.of_trace(shard, [*shares, *seeds], shares.examples)

@@ -31,7 +31,7 @@ class TracedGraphs:
         behind: Sequence[Structure] = (),
         prepare: Callable[..., None] | None = None,
     ) -> Any:
-        """What `method(*batch, *behind)` returns.
+        """Returns `method(*batch, *behind)`, computed by its graph.
 
         Args:
             method: a bound method; it runs in Python only to be traced.

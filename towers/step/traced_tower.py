@@ -69,7 +69,7 @@ class CutTower:
         take_turns: bool,
         first: int = 0,
     ) -> list[Any]:
-        """As `WholeTower.run`."""
+        """Runs as `WholeTower.run` does."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         run_levels(
             self._pieces, self._num_levels, towers, devices,

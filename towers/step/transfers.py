@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def move(values: list[Any], source: str, target: str, *, packed: bool) -> list[Any]:
-    """The same values, bit for bit, on the target, or to be sent there by TensorFlow one by one.
+    """Sends values to the target, bit for bit; unpacked, TensorFlow does so one by one.
 
     Args:
         values: tensors of fixed shapes, on the source; what is none of these (IndexedSlices, None,

@@ -1,4 +1,4 @@
-"""What a user wrote, tried on a few made-up rows: is it the large batch's when towers share it?
+"""Trials of a loss and of layers on a few made-up rows: do towers give the large batch's result?
 
     loss of 5 rows            =    3/5 * loss of the first 3 + 2/5 * loss of the last 2 ?
     output of rows 0 ... 2    =    the same after rows 3 and 4 were changed ?
@@ -41,7 +41,7 @@ class NoMeanOverRows(NeedsOtherTowers):
 
 
 class Trials:
-    """What a model and its losses are tried for, each once, as soon as enough is known."""
+    """The trials of a model and its losses, each made once, as soon as enough is known."""
 
     def __init__(self, model: keras.Model, losses: Losses) -> None:
         self._model, self._losses = model, losses
@@ -231,7 +231,7 @@ def _run(model: keras.Model, batches: Sequence[Structure]) -> list[list[np.ndarr
 
 
 def _moments_of(layer: keras.layers.BatchNormalization) -> Callable:
-    """What stands for a batch's mean and variance: the same for any batch."""
+    """A function in place of a batch's mean and variance: the same for any batch."""
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
         del mask

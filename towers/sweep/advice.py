@@ -29,7 +29,7 @@ def advice(rows: Sequence[Row], machine: Machine) -> str:
 
 
 def _clause(rows: Sequence[Row], machine: Machine) -> str:
-    """What is to be said of one model."""
+    """The advice on one model."""
     best = max(rows, key=lambda row: row.examples_per_second or 0.0)
     figures = f"{best.examples_per_second:,.0f} examples/s"
     if best.num_gpus > 1 and best.speedup is not None:

@@ -36,7 +36,7 @@ def main(script: str, run_dir: str, flags: list[str]) -> None:
 
 
 def measured() -> dict[str, object]:
-    """What the process that trained knows of itself and its machine.
+    """The measurements that the training process makes of itself and its machine.
 
     host_memory_mb: the peak of the process, in 10^6 bytes.
     device_memory_mb: the peak of what TensorFlow took on one GPU, the fullest; None without GPUs.

@@ -1,4 +1,4 @@
-"""What a sweep's cells ran on, in words."""
+"""The machine that a sweep's cells ran on, in words."""
 
 from typing import NamedTuple
 

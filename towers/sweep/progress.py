@@ -1,4 +1,4 @@
-"""What a sweep shows: a line for each cell, and on a terminal a bar while one runs."""
+"""A sweep's progress: a line for each cell, and on a terminal a bar while one runs."""
 
 import os
 import sys

@@ -181,7 +181,7 @@ def _note(shared: TrainConfig, machine: Machine) -> str:
 
 
 def _machines(out_dir: Path, rows: Sequence[Row]) -> list[Machine]:
-    """What the cells that are done ran on: one machine, unless the directory has moved."""
+    """The machines that the done cells ran on: one, unless the directory has moved."""
     found = []
     for row in rows:
         try:

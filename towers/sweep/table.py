@@ -49,12 +49,12 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What no two rows share."""
+        """The columns that no two rows share."""
         return self.model, self.batch_size, self.num_gpus
 
 
 def empty_row(cell: Cell, num_towers: int | None) -> Row:
-    """What is known of a cell before it runs; None towers are one for each GPU."""
+    """The row of a cell before it runs; None towers are one for each GPU."""
     towers = num_towers or cell.num_gpus
     per_tower = -(-cell.batch_size // towers)
     return Row(cell.label, cell.batch_size, per_tower, cell.num_gpus, towers)
