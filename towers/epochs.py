@@ -110,12 +110,12 @@ class Epochs:
             The signal, which ends all workers; 0 where none has come.
         """
         position, model = self._position, self._run.step.model
-        signal, stop, stopped = self._run.workers.most(
+        signal, stop, stopped = self._run.workers.all_reduce_max(
             self._pending.number or 0, int(model.stop_training), int(position.stopped)
         )
         model.stop_training, position.stopped = bool(stop), bool(stopped)
         if signal:
-            self._run.workers.part()
+            self._run.workers.barrier()
         return signal
 
     def _check(self) -> None:
@@ -130,7 +130,7 @@ class Epochs:
             logs = run.step.train_batch(**batch._asdict())
         except NonFiniteError:  # in every worker
             position.in_step = False  # nothing has changed
-            run.workers.part()
+            run.workers.barrier()
             raise
         position.add_step(logs)
         self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])

@@ -146,7 +146,7 @@ def _run(
             history, model = position.history, directory / run_dir.FINAL
         else:
             history = _train(run, position, directory, out, callbacks, saver)
-        run.workers.part()
+        run.workers.barrier()
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, str(begun / config.export)))
         return history

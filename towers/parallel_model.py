@@ -140,7 +140,7 @@ class ParallelModel(keras.Model):
         """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
             history = super().fit(*args, **kwargs)
-            self._towers.workers.part()
+            self._towers.workers.barrier()
             return history
         made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
         prepare = functools.partial(_prepare_training, self)
@@ -150,13 +150,13 @@ class ParallelModel(keras.Model):
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.evaluate`."""
         values = super().evaluate(*args, **kwargs)
-        self._towers.workers.part()
+        self._towers.workers.barrier()
         return values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.predict`."""
         outputs = super().predict(*args, **kwargs)
-        self._towers.workers.part()
+        self._towers.workers.barrier()
         return outputs
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

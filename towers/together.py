@@ -58,7 +58,7 @@ def directory(run: Run, make: Callable[[TrainConfig], Path], begun: Path = Path(
     """
     cluster = run.workers.cluster
     path = make(run.config) if cluster.is_chief else Path()
-    path = begun / os.fsdecode(run.workers.chiefs(os.fsencode(path)))
+    path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(path)))
     if not cluster.is_chief and not (path / run_dir.CONFIG).exists():
         path.mkdir(parents=True, exist_ok=True)
         run_dir.write_config(path, dataclasses.replace(run.config, resume=None).to_json())

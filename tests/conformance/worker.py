@@ -32,7 +32,7 @@ def main(argv):
         if name in FLAGS.kinds
     }
     Path(FLAGS.out, f"worker-{cluster.index}.json").write_text(json.dumps(digests))
-    workers.Workers(cluster).part()
+    workers.Workers(cluster).barrier()
 
 
 def kinds(num_towers):

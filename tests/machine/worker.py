@@ -23,9 +23,9 @@ def collectives(cluster):
         own = tf.range(count) + 100 * cluster.index
         row = tf.range(cluster.num_workers, dtype=tf.int64) + 100 * cluster.index
         return {
-            "gather": made.gather(tf.cast(own, tf.float64), varies=count),
-            "bool": made.gather(tf.constant([cluster.index == 0])),
-            "bfloat16": tf.cast(made.gather(tf.constant(0.5, tf.bfloat16)), tf.float32),
+            "gather": made.all_gather(tf.cast(own, tf.float64), varies=count),
+            "bool": made.all_gather(tf.constant([cluster.index == 0])),
+            "bfloat16": tf.cast(made.all_gather(tf.constant(0.5, tf.bfloat16)), tf.float32),
             "all_to_all": made.all_to_all(row),
             "broadcast": made.broadcast(tf.constant([cluster.index + 0.5])),
         }
@@ -41,9 +41,11 @@ def between_steps(cluster):
     told = workers.Workers(cluster)
     data = b"\xff" * cluster.index + bytes([cluster.index])
     say({
-        "most": [told.most(0, 7), told.most(cluster.index, 3 - cluster.index)],
-        "everyones": [list(row) for row in told.everyones(data)],
-        "chiefs": list(told.chiefs(bytes(range(9 + cluster.index)))),
+        "all_reduce_max": [
+            told.all_reduce_max(0, 7), told.all_reduce_max(cluster.index, 3 - cluster.index),
+        ],
+        "all_gather": [list(row) for row in told.all_gather(data)],
+        "broadcast": list(told.broadcast(bytes(range(9 + cluster.index)))),
         "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
         "is_gone": tensorflow_internals.is_gone(1 - cluster.index, 3.0),
     })
@@ -54,7 +56,7 @@ def steps(cluster):
     watch.set_timeout(float(os.environ.get("TIMEOUT", "60")))
     told = workers.Workers(cluster)
     for count in range(10**9):
-        told.most(0)
+        told.all_reduce_max(0)
         if count == 20:
             say("begun")
             if "LATER" in os.environ:
@@ -75,11 +77,11 @@ def differ(cluster):
 def part(cluster):
     """Worker 0 comes a second late; prints when it came, and when the other had parted."""
     told = workers.Workers(cluster)
-    told.most(0)
+    told.all_reduce_max(0)
     if cluster.index == 0:
         time.sleep(1)
         say(time.monotonic())
-    told.part()
+    told.barrier()
     if cluster.index == 1:
         say(time.monotonic())
 
@@ -88,9 +90,9 @@ def part_once(cluster):
     """Worker 1 comes to the first of the two meetings alone."""
     told = workers.Workers(cluster)
     if cluster.index == 1:
-        told.most(0)
+        told.all_reduce_max(0)
         os._exit(0)
-    told.part()
+    told.barrier()
     os._exit(0)
 
 
@@ -107,11 +109,11 @@ def hang_wholly(cluster):
 def _hang(cluster, sleep):
     watch.set_timeout(1.0)
     told = workers.Workers(cluster)
-    told.most(0)
+    told.all_reduce_max(0)
     say("begun")
     if cluster.index == 1:
         sleep()
-    told.most(0)
+    told.all_reduce_max(0)
 
 
 def sleep_for_long():
@@ -125,17 +127,17 @@ def pause(cluster):
     """
     watch.set_timeout(2.0)
     told = workers.Workers(cluster)
-    told.everyones(b"")
+    told.all_gather(b"")
     if cluster.index == 1:
         time.sleep(6)  # as if it read its data: nothing has been trained yet
-    told.chiefs(b"")
+    told.broadcast(b"")
     for seconds in (0, 3 if cluster.index == 1 else 2, 0, 4, 0, 4):
         time.sleep(seconds)
-        told.most(0)
+        told.all_reduce_max(0)
     if cluster.index == 1:
         with watch.at_work():
             time.sleep(6)
-    told.most(0)
+    told.all_reduce_max(0)
     say("came")
 
 
@@ -148,7 +150,7 @@ def main(what):
     try:
         cluster = workers.join_workers()
         what(cluster)
-        workers.Workers(cluster).part()
+        workers.Workers(cluster).barrier()
     except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(LOST_WORKER)

@@ -17,9 +17,9 @@ def test_workers_tell_each_other_flags_and_bytes():
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
     for _, said, _ in ended:
         assert json.loads(said) == {
-            "most": [[0, 7], [1, 3]],
-            "everyones": [[0], [255, 1]],
-            "chiefs": list(range(9)),
+            "all_reduce_max": [[0, 7], [1, 3]],
+            "all_gather": [[0], [255, 1]],
+            "broadcast": list(range(9)),
             "answers": True,
             "is_gone": False,
         }
@@ -27,10 +27,10 @@ def test_workers_tell_each_other_flags_and_bytes():
 
 def test_who_is_alone_hears_itself():
     told = workers.Workers(ALONE)
-    assert told.most(3, 0) == (3, 0)
+    assert told.all_reduce_max(3, 0) == (3, 0)
     told.check_same({"seed": 1})
-    told.part()
-    assert (told.everyones(b"x"), told.chiefs(b"y")) == ([b"x"], b"y")
+    told.barrier()
+    assert (told.all_gather(b"x"), told.broadcast(b"y")) == ([b"x"], b"y")
 
 
 def test_what_differs_from_the_chief_is_told_everywhere():

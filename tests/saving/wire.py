@@ -13,7 +13,7 @@ class Wire:
     def turn(self):
         self.cluster = Cluster(("a:1", "b:1"), 1)
 
-    def chiefs(self, data):
+    def broadcast(self, data):
         if self.cluster.is_chief:
             self.told.append(data)
             return data

@@ -42,7 +42,7 @@ class Collectives:
         names = sorted(range(num_workers), key=str)
         self._positions = [names.index(worker) for worker in range(num_workers)]
 
-    def gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
+    def all_gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
         """[n, ...] of the same shape in every worker -> [W, n, ...], in the workers' order.
 
         Args:

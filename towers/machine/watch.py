@@ -140,7 +140,7 @@ class _Watch:
         self._has_stepped = False  # before, one may read its data for longer than another
         self._doing = _Doing(None, time.monotonic(), threading.get_ident())
         calls = Collectives(cluster.num_workers, cluster.index)
-        self._gather = tf.function(calls.gather, autograph=False)
+        self._gather = tf.function(calls.all_gather, autograph=False)
         self._last_call, self._is_calling = 0.0, False
         _Watch.running = self
         threading.Thread(target=self._run, daemon=True, name="towers-watch").start()

@@ -63,7 +63,7 @@ def _check_port(address: str) -> None:
 
 
 class Workers:
-    """What the workers tell each other between steps. Every worker makes the same calls.
+    """The collectives between steps, of bytes and of numbers. Every worker makes the same calls.
 
     cluster: who they are.
     """
@@ -74,11 +74,11 @@ class Workers:
         if not self._is_alone:
             self._collectives = Collectives(cluster.num_workers, cluster.index)
             self._largest = tf.function(
-                lambda row: tf.reduce_max(self._collectives.gather(row), axis=0), autograph=False
+                lambda row: tf.reduce_max(self._collectives.all_gather(row), 0), autograph=False
             )
             self._partings = Collectives(cluster.num_workers, cluster.index)
 
-    def most(self, *values: int) -> tuple[int, ...]:
+    def all_reduce_max(self, *values: int) -> tuple[int, ...]:
         """The largest that any worker gives, of each value from 0 to 2^31 - 1."""
         if self._is_alone:
             return values
@@ -93,7 +93,7 @@ class Workers:
         """
         if self._is_alone:
             return
-        chiefs, *others = map(json.loads, self.everyones(json.dumps(what).encode()))
+        chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode()))
         for worker, theirs in enumerate(others, start=1):
             differ = [name for name in {**chiefs, **theirs} if chiefs.get(name) != theirs.get(name)]
             if differ:
@@ -102,25 +102,25 @@ class Workers:
                     for name in differ[:_MOST_LISTED]
                 )
                 more = f" and {len(differ) - _MOST_LISTED} more" if differ[_MOST_LISTED:] else ""
-                self.part()
+                self.barrier()
                 raise ValueError(
                     f"worker {worker} ({self.cluster.addresses[worker]}) differs from the chief in "
                     f"{listed}{more}. All workers must be given the same."
                 )
 
-    def everyones(self, data: bytes) -> list[bytes]:
-        """What each worker gives, in order."""
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """The bytes of every worker, in order."""
         if self._is_alone:
             return [data]
         with watched(self.cluster, START), tf.device(HOST):
-            sizes = self._collectives.gather(tf.constant(len(data), tf.int64)).numpy()
+            sizes = self._collectives.all_gather(tf.constant(len(data), tf.int64)).numpy()
             padded = np.zeros(max(1, *sizes), np.int32)  # TensorFlow dies of gathering nothing
             padded[: len(data)] = np.frombuffer(data, np.uint8)
-            rows = self._collectives.gather(tf.constant(padded)).numpy().astype(np.uint8)
+            rows = self._collectives.all_gather(tf.constant(padded)).numpy().astype(np.uint8)
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
-    def chiefs(self, data: bytes) -> bytes:
-        """What the chief gives, in every worker."""
+    def broadcast(self, data: bytes) -> bytes:
+        """The chief's bytes, in every worker."""
         if self._is_alone:
             return data
         with watched(self.cluster, START), tf.device(HOST):
@@ -130,7 +130,7 @@ class Workers:
                 words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
             return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
 
-    def part(self) -> None:
+    def barrier(self) -> None:
         """Returns when this worker may end, or go on: the others have had all that it told them.
 
         An operation is done when its last message is on its way, and a process that ends there may
@@ -139,7 +139,7 @@ class Workers:
         """
         if self._is_alone:
             return
-        self.most(0)
+        self.all_reduce_max(0)
         second = threading.Thread(target=self._meet_again, daemon=True, name="towers-parting")
         second.start()
         until = time.monotonic() + watch.timeout()
@@ -148,4 +148,4 @@ class Workers:
 
     def _meet_again(self) -> None:
         with suppress(tf.errors.OpError), tf.device(HOST):
-            self._partings.gather(tf.constant(0))
+            self._partings.all_gather(tf.constant(0))

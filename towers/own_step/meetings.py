@@ -156,7 +156,7 @@ class StepMeetings(Meetings):
         return value * tf.cast(self._share, value.dtype)
 
     def weighted_if_real(self, value: tf.Tensor) -> tf.Tensor:
-        """value * n / N; of the row that stands for an empty shard the value, as zeros that the step
+        """value * n / N; of an empty shard's row the value itself, as zeros that the step
         divides by would become NaN."""
         return value * tf.cast(tf.where(self.is_real, self._share, 1), value.dtype)
 

@@ -35,16 +35,16 @@ def tell(workers: Workers, heard: Heard) -> None:
     said: dict[str, Any] = {"finished": heard.finished_step}
     if found is not None:
         said |= {"path": str(found.path), "damaged": found.damaged}
-    workers.chiefs(json.dumps(said).encode())
+    workers.broadcast(json.dumps(said).encode())
     if found is not None:
-        workers.chiefs(checkpoints.to_bytes(found.checkpoint))
+        workers.broadcast(checkpoints.to_bytes(found.checkpoint))
 
 
 def hear(workers: Workers) -> Heard:
     """By every other worker."""
-    said = json.loads(workers.chiefs(b""))
+    said = json.loads(workers.broadcast(b""))
     found = None
     if "path" in said:
-        checkpoint = checkpoints.from_bytes(workers.chiefs(b""))
+        checkpoint = checkpoints.from_bytes(workers.broadcast(b""))
         found = Found(Path(said["path"]), checkpoint, said["damaged"])
     return Heard(found, said["finished"])

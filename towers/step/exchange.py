@@ -191,7 +191,7 @@ class WorkersExchange(Exchange):
         return received
 
     def check_same_batch(self, batch: BatchValues) -> None:
-        found = self._collectives.gather(fingerprint(batch))
+        found = self._collectives.all_gather(fingerprint(batch))
         tf.debugging.assert_equal(
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
@@ -209,14 +209,14 @@ class WorkersExchange(Exchange):
         slices = tf.reshape(padded, [most, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
         total = _add_plan(self._plan, lambda subtree: received[subtree.worker, subtree.slot])
-        return tf.reshape(self._collectives.gather(total), [-1])
+        return tf.reshape(self._collectives.all_gather(total), [-1])
 
     def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
         """Gradients of embeddings, joined in the order of the towers, as `averaging.add` does."""
         own = values[0]
         for value in values[1:]:
             own = add(own, value)
-        sizes = self._collectives.gather(tf.shape(own.indices)[0])
+        sizes = self._collectives.all_gather(tf.shape(own.indices)[0])
         return tf.IndexedSlices(
             self._join(own.values, sizes), self._join(own.indices, sizes), own.dense_shape
         )
@@ -224,13 +224,13 @@ class WorkersExchange(Exchange):
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """[n_w, ...] of each worker -> [sum(n_w), ...] in the workers' order; sizes: n_w, int32."""
         if isinstance(value, tf.RaggedTensor):
-            counts = self._collectives.gather(batch_size(value.values))
+            counts = self._collectives.all_gather(batch_size(value.values))
             lengths = self._join(value.row_lengths(), sizes)
             return tf.RaggedTensor.from_row_lengths(self._join(value.values, counts), lengths)
         most = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow dies of gathering nothing
         missing = most - tf.shape(value)[0]
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
-        gathered = self._collectives.gather(padded, varies=most)
+        gathered = self._collectives.all_gather(padded, varies=most)
         return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
 
 
