@@ -30,6 +30,7 @@ import tensorflow as tf
 from towers.levels.dependence import Dependence
 from towers.levels.lines import current_line, is_of_keras
 from towers.rows.rows import Rows
+from towers.step.lookups import are_shared
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.state import is_seed
 
@@ -176,6 +177,10 @@ class ShardFacts(NamedTuple):
     dependence: Dependence
     rows: Rows
     weight: tf.Tensor
+
+    def are_shared(self, indices: tf.Tensor) -> bool:
+        """See `lookups`."""
+        return are_shared(indices, self.rows, self.dependence)
 
     def part(self, value: tf.Tensor) -> tf.Tensor | None:
         """A tower's part of a sum, or of a mean, over the batch's rows; None of anything else."""

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
-Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | None]"  # V of them, of one tower or a sum
+# V of them, of one tower or a sum; a tuple of IndexedSlices: see `lookups.apart`.
+Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | tuple | None]"
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -59,9 +60,16 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; IndexedSlices (gradients of embeddings) are joined, None stays None."""
+    """left + right; IndexedSlices (gradients of embeddings) are joined, None stays None.
+
+    Without a dense_shape they are of the same indices, and their values are added.
+    """
     if left is None:
         return None
+    if isinstance(left, tuple):
+        return tuple(map(add, left, right))
+    if isinstance(left, tf.IndexedSlices) and left.dense_shape is None:
+        return tf.IndexedSlices(left.values + right.values, left.indices)
     if isinstance(left, tf.IndexedSlices):
         return tf.IndexedSlices(
             tf.concat([left.values, right.values], axis=0),

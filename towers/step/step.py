@@ -29,6 +29,7 @@ from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree, partial_sums
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
+from towers.step.lookups import whole
 from towers.step.metrics import BatchMetrics
 from towers.step.nonfinite import NonFiniteError, check_choice, checked, culprit
 from towers.step.sharding import BatchValues, Placed, Shard, Structure
@@ -198,8 +199,8 @@ class TowerStep:
         self, x: Structure, y: Structure, sample_weight: Structure
     ) -> tuple[tf.Tensor, Values]:
         computed = self._compute((x, y, sample_weight), scale_loss=False)
-        loss, *gradients = self._add(computed.tree)
-        return loss, gradients[: len(self.trainable_variables)]
+        loss, *sums = self._add(computed.tree)
+        return loss, [whole(g, v.shape) for g, v in zip(sums, self.trainable_variables)]
 
     # The diagram, an arrow each.
 

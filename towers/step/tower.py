@@ -27,6 +27,7 @@ from towers.step.assigned import (
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.gathering import gathered_by, refuse
+from towers.step.lookups import apart
 from towers.step.nonfinite import are_finite
 from towers.step.output_losses import OutputLosses
 from towers.step.raw_variables import check_closed, raw_variables_in
@@ -55,7 +56,8 @@ class TowerOutput(NamedTuple):
     """What one tower hands back.
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
-    gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
+    gradients: one for each trainable variable: a tensor, slices as `lookups.apart` has them, or
+        None.
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
@@ -163,6 +165,8 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
+        if not self._is_alone:
+            gradients = [apart(g, facts.are_shared) for g in gradients]
         return TowerOutput(loss, gradients, assigned, predictions, _masks(predictions), finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
