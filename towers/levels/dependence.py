@@ -15,6 +15,7 @@ import tensorflow as tf
 
 # Stateful, and yet without a value of their own.
 _CARRIERS = ("ReadVariableOp", "Placeholder")
+_SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # what no value has a part in
 
 
 class Fact(NamedTuple):
@@ -41,9 +42,25 @@ class Dependence:
         """Whether `feed` was told of the tensor."""
         return _key(tensor) in self._fed
 
-    def local(self, tensor: tf.Tensor) -> bool:
-        """Whether towers have different values of it."""
-        return self._fact(tensor).local
+    def local(self, tensor: tf.Tensor, *, but_sizes: bool = False) -> bool:
+        """Whether towers have different values of it.
+
+        Args:
+            tensor: of the graph.
+            but_sizes: pass over what follows from the shape of a shard alone.
+        """
+        if not but_sizes or not self._fact(tensor).local:
+            return self._fact(tensor).local
+        waiting, seen = [tensor], set()
+        while waiting:
+            last = waiting.pop()
+            fed = self._fed.get(_key(last))
+            if fed.local if fed else _draws(last.op):
+                return True
+            if fed is None and last.op.type not in _SIZES and _key(last) not in seen:
+                seen.add(_key(last))
+                waiting += last.op.inputs
+        return False
 
     def level(self, tensor: tf.Tensor) -> int:
         """The meetings and updates before it."""
@@ -77,11 +94,14 @@ class Dependence:
 
     def _follows(self, operation: tf.Operation) -> Fact:
         facts = [self._fed.get(_key(v)) or self._operations[_key(v.op)] for v in operation.inputs]
-        draws = operation.op_def.is_stateful and operation.type not in _CARRIERS
         return Fact(
-            draws or any(fact.local for fact in facts),
+            _draws(operation) or any(fact.local for fact in facts),
             max((fact.level for fact in facts), default=0),
         )
+
+
+def _draws(operation: tf.Operation) -> bool:
+    return operation.op_def.is_stateful and operation.type not in _CARRIERS
 
 
 def _key(named: tf.Tensor | tf.Operation) -> tuple[int, str]:

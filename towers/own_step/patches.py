@@ -24,6 +24,7 @@ from towers.machine.keras_internals import keras_mask, optimized_variables, set_
 from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
 from towers.rows.facts import Fact
+from towers.step.lookups import apart, are_shared, whole
 from towers.step.trials import NoMeanOverRows, check_is_mean
 
 _VARIABLES = (keras.Variable, tf.Variable)
@@ -144,14 +145,23 @@ class Patches:
         sums = iter(self._meetings.sum(dense) if dense else [])
         return [
             g if g is None
-            else self._join(g, source) if isinstance(g, tf.IndexedSlices)
+            else self._sum_slices(g, source) if isinstance(g, tf.IndexedSlices)
             else next(sums)
             for g, source in zip(gradients, sources, strict=True)
         ]
 
-    def _join(self, slices: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
-        values, indices = self._meetings.join([slices.values, slices.indices])
-        return tf.IndexedSlices(values, indices, tf.constant(list(source.shape), tf.int64))
+    def _sum_slices(self, gradient: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
+        meetings = self._meetings
+
+        def add(part: tf.IndexedSlices) -> tf.IndexedSlices:
+            if part.dense_shape is None:
+                (values,), (indices,) = meetings.sum([part.values]), meetings.first([part.indices])
+                return tf.IndexedSlices(values, indices)
+            return tf.IndexedSlices(*meetings.join([part.values, part.indices]), part.dense_shape)
+
+        parts = apart(gradient, lambda i: are_shared(i, meetings.rows, meetings.dependence))
+        added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
+        return whole(added, source.shape)
 
     def _jacobian(
         self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
@@ -286,7 +296,7 @@ class Patches:
         if not tf.is_symbolic_tensor(value) or value.graph is not self._meetings.graph:
             return False
         is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
-        return is_fixed and self._meetings.dependence.local(value)
+        return is_fixed and self._meetings.dependence.local(value, but_sizes=True)
 
 
 def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:

@@ -18,7 +18,10 @@ from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
-Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | None]"  # V of them, of one tower or a sum
+from towers.step.lookups import add_slices
+
+# V of them, of one tower or a sum; a tuple of IndexedSlices: see `lookups.apart`.
+Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | tuple | None]"
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -59,16 +62,11 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; IndexedSlices (gradients of embeddings) are joined, None stays None."""
+    """left + right; None stays None."""
     if left is None:
         return None
-    if isinstance(left, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.concat([left.values, right.values], axis=0),
-            tf.concat([left.indices, right.indices], axis=0),
-            left.dense_shape,
-        )
-    return left + right
+    is_sparse = isinstance(left, tf.IndexedSlices | tuple)
+    return add_slices(left, right) if is_sparse else left + right
 
 
 def _tree(values: Sequence[Values]) -> Tree:

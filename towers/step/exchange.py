@@ -160,8 +160,8 @@ class WorkersExchange(Exchange):
         added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in own]
         sums = list(added[0])
         for i, value in enumerate(added[0]):
-            if isinstance(value, tf.IndexedSlices):
-                sums[i] = self._join_slices([values[i] for values in added])
+            if isinstance(value, (tf.IndexedSlices, tuple)):
+                sums[i] = self._add_slices([values[i] for values in added])
         for chosen, shapes in _packages(added[0]):
             packed = [_pack([values[i] for i in chosen], self._num_workers) for values in added]
             total = self._sum_packed(tf.stack(packed))
@@ -211,8 +211,24 @@ class WorkersExchange(Exchange):
         total = _add_plan(self._plan, lambda subtree: received[subtree.worker, subtree.slot])
         return tf.reshape(self._collectives.all_gather(total), [-1])
 
+    def _add_slices(self, values: Sequence[Any]) -> Any:
+        """Gradients of embeddings of this worker's K subtrees, as `averaging.add` does."""
+        if isinstance(values[0], tuple):
+            return tuple(map(self._add_slices, zip(*values, strict=True)))
+        if values[0].dense_shape is None:
+            added = self._sum_lookups([v.values for v in values])
+            return tf.IndexedSlices(added, values[0].indices)
+        return self._join_slices(values)
+
+    def _sum_lookups(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """K times [k, ...], k known as the step runs -> [k, ...], summed over all subtrees."""
+        most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
+        padded = tf.stack([*values, *[tf.zeros_like(values[0])] * (most - len(values))])
+        gathered = self._collectives.all_gather(padded, varies=tf.shape(values[0])[0])
+        return _add_plan(self._plan, lambda subtree: gathered[subtree.worker, subtree.slot])
+
     def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-        """Gradients of embeddings, joined in the order of the towers, as `averaging.add` does."""
+        """Slices joined in the order of the towers."""
         own = values[0]
         for value in values[1:]:
             own = add(own, value)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.levels.dependence import Dependence
 from towers.rows.rows import Rows
+from towers.step.lookups import are_shared
 from towers.step.structures import Structure
 from towers.step.synchronized import Sum
 
@@ -62,6 +63,10 @@ class ShardFacts(NamedTuple):
         """
         kind = self.rows.check(value, "a loss that a layer, or compute_loss, adds")
         return self.masked(value) if kind.name == "sum" else self.weighted(value)
+
+    def are_shared(self, indices: tf.Tensor) -> bool:
+        """Whether all towers look up these rows of a table, see `lookups`."""
+        return are_shared(indices, self.rows, self.dependence)
 
     def declared(self, sum_towers: Sum) -> Sum:
         """Makes of `sum_towers` one after which it is known that all towers have the sums."""

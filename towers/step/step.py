@@ -29,6 +29,7 @@ from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
+from towers.step.lookups import whole
 from towers.step.losses import Shares, tower_shares
 from towers.step.metrics import BatchMetrics, join_predictions
 from towers.step.nonfinite import checked, nonfinite_error
@@ -496,5 +497,5 @@ class TowerStep:
     ) -> tuple[tf.Tensor, Values]:
         shards = self._split((x, y, sample_weight))
         sums = self._add_up(self._run_towers("train", shards, tf.ones([])))
-        loss, *gradients = self._added(sums.tree)
-        return loss, gradients[: len(self.trainable_variables)]
+        loss, *added = self._added(sums.tree)
+        return loss, [whole(g, v.shape) for g, v in zip(added, self.trainable_variables)]

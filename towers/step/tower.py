@@ -19,6 +19,7 @@ from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.compute_loss import trackers_kept_out
 from towers.step.gathering import gathered_by, refuse
+from towers.step.lookups import apart
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
 from towers.step.raw_variables import check_closed, raw_variables_in
@@ -49,7 +50,8 @@ class TowerOutput(NamedTuple):
     """The results of one tower.
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
-    gradients: one for each trainable variable: a tensor, an IndexedSlices, or None.
+    gradients: one for each trainable variable: a tensor, slices as `lookups.apart` has them, or
+        None.
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.
@@ -156,6 +158,8 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
+        if not self._is_alone:
+            gradients = [apart(gradient, facts.are_shared) for gradient in gradients]
         return _output(forward, loss, gradients, finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:

@@ -10,6 +10,7 @@ from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes
 from towers.step.averaging import Tree, Values, add_tree
+from towers.step.lookups import whole
 
 
 def update(
@@ -38,16 +39,14 @@ def update(
 
     def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
         loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
+        gradients = [whole(g, v.shape) for g, v in zip(gradients, variables, strict=True)]
         optimizer.apply(gradients, variables)
         return loss, statistics
 
     def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
         return update_program(sum_program(tree))
 
-    is_dense = not any(
-        isinstance(value, tf.IndexedSlices)
-        for value in tf.nest.flatten(tree)
-    )
+    is_dense = not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree))
     with custom_gradients_forgotten():
         if in_one:
             return _compiled(sum_and_update_program, is_dense)(tree)

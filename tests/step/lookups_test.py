@@ -1,0 +1,85 @@
+"""Tables of which all towers look up the same rows: Keras' optimizers square each lookup apart."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.levels.dependence import Dependence
+from towers.rows.rows import Rows
+from towers.step.lookups import are_shared
+
+L = keras.layers
+
+
+class Positions(L.Layer):
+    """Tokens, and what all rows of the batch look up alike."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.tokens = L.Embedding(9, 4)
+        self.places = self.tokens if kind == "one table" else L.Embedding(9, 4)
+
+    def call(self, x):
+        twice = self.kind == "twice"
+        return self.tokens(x) + self.places(
+            tf.constant([0, 3, 3, 1, 0]) if twice else tf.range(tf.shape(x)[1]))
+
+
+def trained(kind, own_step=False, num_towers=None, num_devices=2):
+    """(logs, variables) after 2 epochs; by Keras where no towers are asked for."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((5,), dtype="int32"), Positions(kind), L.Flatten(), L.Dense(2)]
+    model = (OwnStep if own_step else keras.Sequential)(layers)
+    if num_towers:
+        model = towers.make_parallel(model, num_devices, num_towers=num_towers)
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.3), "mse", jit_compile=False)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 9, (22, 5)), rng.normal(size=(22, 2))
+    logs = model.fit(*rows, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return logs["loss"], [v.numpy() for v in model.variables]
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.parametrize("kind", ["two tables", "one table", "twice"])
+def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind, own_step, float64):
+    loss, variables = trained(kind, own_step)
+    ours, found = trained(kind, own_step, 3)
+    np.testing.assert_allclose(ours, loss, rtol=1e-10)
+    for a, b in zip(found, variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_shared_lookup_has_the_same_bits_on_any_number_of_devices():
+    loss, variables = trained("one table", False, 4, 1)
+    ours, found = trained("one table", False, 4, 4)
+    assert ours == loss
+    for a, b in zip(found, variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("indices, expected", [
+    (lambda x: tf.constant([1, 1]), True),
+    (lambda x: tf.range(tf.shape(x)[1]), True),
+    (lambda x: tf.range(tf.shape(x)[0]), False),
+    (lambda x: tf.range(3) + tf.reduce_max(x), False),
+    (lambda x: tf.random.uniform([2], maxval=9, dtype=tf.int32), False),
+], ids=["constant", "positions", "rows", "values", "noise"])
+def test_towers_share_what_neither_rows_nor_noise_have_a_part_in(indices, expected):
+    with tf.Graph().as_default():
+        shard, dependence = tf.compat.v1.placeholder(tf.int32, [None, 5]), Dependence()
+        dependence.feed(shard, local=True, level=0)
+        found = are_shared(indices(shard), Rows.of_shard([shard]), dependence)
+    assert found == expected
