@@ -21,11 +21,10 @@ from towers.machine.workers import join_workers
 from towers.objects import PYTHON
 from towers.pace import Pace
 from towers.parallel_model import parallel_on
+from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import (
     Report,
     devices_line,
-    format_loss,
-    format_seconds,
     labelled,
     share_line,
 )
