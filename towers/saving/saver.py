@@ -107,7 +107,7 @@ class Saver:
     def begin(self, position: Position) -> None:
         """Puts what `load` has read in place; without it, writes the checkpoint of step 0.
 
-        Callbacks have begun before: they remember what they remembered then. A larger --epochs is
+        Callbacks have begun before: they remember what they remembered then. Another --epochs is
         the run's own from now on.
 
         Raises:
