@@ -11,6 +11,7 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import tensorflow as tf
 from towers.machine import devices as devices_lib
 from towers.machine import workers
 from towers.machine.cluster import Cluster
+from towers.machine.logical import undivided_cpu
 from towers.machine.policy import Policy, policy_of
 from towers.step import scopes, sharding
 from towers.step import state as state_lib
@@ -134,6 +136,9 @@ class TowerStep:
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
         self.tower_devices = devices_lib.place_towers(len(self.mine), self.devices)
+        shared = undivided_cpu(len(self.mine)) if devices is None else None
+        if shared is not None:
+            warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
