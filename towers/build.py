@@ -51,6 +51,7 @@ class Run(NamedTuple):
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
     notes: what to tell the user of the model and its training, in lines.
+    class_names: of the data, by label; () where they have none.
     """
 
     config: TrainConfig
@@ -66,6 +67,7 @@ class Run(NamedTuple):
     own_task: bool
     first_iteration: int
     notes: Sequence[str]
+    class_names: Sequence[str]
 
     @property
     def columns(self) -> list[str]:
@@ -135,6 +137,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         own_task=own_task,
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
+        class_names=dataset.class_names,
     )
 
 
