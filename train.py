@@ -129,6 +129,9 @@ def _define_training_flags(define: Callable[..., None]) -> None:
            "updates, which final.keras holds in the variable's place. Default: none.")
     define(number, "label_smoothing", "The part of each label that is spread over all classes, "
            "such as 0.1. Default: none.")
+    define(string, "class_weight", "What an example of each class counts in the loss, as in "
+           "Keras' fit: 0:1,1:5, a class that is not named 1; or balanced, so that each class "
+           "counts as much as any other. Default: all count 1.")
     define(number, "dropout", "Rate of every Dropout layer, 0 for none. Default: the "
            "model's own rates.")
     define(choice, "batch_norm", ["average", "synchronized", "tower0"], "How the towers' "
@@ -159,7 +162,8 @@ def _define_run_flags(define: Callable[..., None]) -> None:
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
            "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
            "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
-           "--histograms, --export, or a larger --epochs, --max_steps or --early_stopping.")
+           "--histograms, --export, an --epochs or --max_steps that is not reached yet, or a "
+           "larger --early_stopping.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(string, "monitor", "The column of results.csv that makes an epoch the best, whose model "
@@ -203,7 +207,8 @@ def _define_flags_after_training(define: Callable[..., None]) -> None:
                             "batch are those of the run in whose directory the file lies, unless "
                             "they are given.")
     flags.DEFINE_string("out", None, "With --predict, a new file: .npz for all outputs, .csv for "
-                        "label and probability. Neither takes memory for more than a batch.")
+                        "label and probability, beside the names of image files and of classes. "
+                        "Neither takes memory for more than a batch.")
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:

@@ -225,3 +225,19 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
     assert stdout in done.stdout and stderr in done.stderr
     assert bool(done.stdout) is bool(stdout)
     assert done.stderr.count("\n") == bool(stderr)
+
+
+@pytest.mark.parametrize("where, code, stderr", [
+    (">/dev/full", 2, "error: --help: stdout cannot be written: No space left on device.\n"),
+    (">&-", 0, ""),
+    ("| true", 0, ""),
+])
+def test_a_help_that_cannot_be_written_is_one_line_and_one_that_nobody_reads_none(
+    where, code, stderr
+):
+    command = f'set -o pipefail; "$0" -c "$1" --help {where}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, PROGRAM], capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (code, stderr)

@@ -108,13 +108,25 @@ def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("limit", [{"epochs": 2}, {"max_steps": 7}, {"max_steps": 6}])
+def test_a_run_goes_on_to_a_smaller_limit_as_if_it_had_been_given_first(limit):
+    whole = towers.train(config(run_dir="whole", **{"epochs": 4, **limit}))
+    interrupted(epochs=4)
+    assert towers.train(TrainConfig(resume="run", **limit)) == whole
+    for name in ("results.csv", "final.keras"):
+        assert (RUN / name).exists()
+    assert json.loads((RUN / "config.json").read_text()).items() >= limit.items()
+    refused("epochs.* is reached already: the run has done ", epochs=1)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
         ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
-        ({"epochs": 1}, r"epochs \(1, the run has 2\).* larger `epochs`, `max_steps`, "),
-        ({"max_steps": 5}, r" max_steps \(5, the run has None\)"),
+        ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
+        ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
+        ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
         ({"model": "cnn_"}, r" model \(cnn_, "),
         ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
         ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),

@@ -57,7 +57,7 @@ def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, expec
     run = forked.run("-c", FRESH, when, cwd=ROOT)
     assert (run.returncode, run.stdout.strip()) == expected
     if run.returncode:
-        assert "Call towers.logical_cpus(3) before the model is made" in run.stderr
+        assert "Call towers.logical_cpus(3) before anything else uses TensorFlow" in run.stderr
 
 
 @pytest.mark.parametrize("gpus, num_towers", [(1, None), (1, 4), (3, 4), ([6, 1], 5)])

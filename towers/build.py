@@ -13,6 +13,7 @@ from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.datasets.dataset import Dataset, num_examples
 from towers.datasets.options import InputOptions
+from towers.datasets.weighting import weighed
 from towers.recipe.freezing import freeze
 from towers.recipe.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
@@ -50,6 +51,7 @@ class Run(NamedTuple):
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
     notes: what to tell the user of the model and its training, in lines.
+    class_names: of the data, by label; () where they have none.
     """
 
     config: TrainConfig
@@ -65,6 +67,7 @@ class Run(NamedTuple):
     own_task: bool
     first_iteration: int
     notes: Sequence[str]
+    class_names: Sequence[str]
 
     @property
     def columns(self) -> list[str]:
@@ -97,8 +100,11 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     own_task = model.compiled
     with tf.device(home):
         build_layers(model, train_examples)
+        train_examples, weights = weighed(
+            train_examples, config.class_weight, model, dataset.num_classes
+        )
         notes = _prepare(model, config)
-        notes += _give_optimizer(model, config, source, length)
+        notes += [*weights, *_give_optimizer(model, config, source, length)]
         metrics = CompiledMetrics(model)
         make_step = _step_maker(config, model, metrics, devices)
         step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
@@ -131,6 +137,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         own_task=own_task,
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
+        class_names=dataset.class_names,
     )
 
 

@@ -1,12 +1,14 @@
 """The frame of a command: its flags, one `error:` line, its signals and its exit code."""
 
+import io
 import logging
+import os
 import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -28,18 +30,34 @@ def parse_flags(argv: list[str]) -> bool:
         argv: the command and its arguments; its flags are defined already.
 
     Raises:
-        ValueError: a flag is unknown, a value has another type, or something is no flag.
+        ValueError: a flag is unknown, a value has another type, something is no flag, or the help
+            cannot be written.
     """
     app.define_help_flags()
+    help = io.StringIO()
     try:
-        rest = flags.FLAGS(argv)[1:]
+        with redirect_stdout(help):
+            rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except SystemExit:  # absl's way to end a --help, with 1
+        _print_help(help.getvalue())
         return False
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     return True
+
+
+def _print_help(text: str) -> None:
+    """Prints it as far as somebody reads it; raises ValueError where it cannot be written."""
+    if sys.stdout is None:
+        return
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # else Python fails at its exit, too
+        if not isinstance(error, BrokenPipeError):
+            raise ValueError(f"--help: stdout cannot be written: {error.strerror}.") from None
 
 
 def DEFINE_count_or_auto(name: str, default: int | str | None, help: str) -> None:

@@ -8,6 +8,8 @@ import reprlib
 import sys
 from typing import Any
 
+from towers.class_weight import as_text
+
 DEFAULT_BATCH_SIZE = 128
 LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
 
@@ -98,6 +100,8 @@ class TrainConfig:
     ema: the momentum of the average of each trainable variable over the updates, which takes the
         variable's place at the end; None means no average.
     label_smoothing: the part of a label that is spread evenly over all classes.
+    class_weight: what an example of each class counts in the loss, as in Keras' fit: "0:1,1:5", or
+        {0: 1, 1: 5}, or "balanced"; of a class that is not named, 1.
     freeze: a regular expression; the variables in whose path it is found stay as they are.
     init_from: a .keras file whose values the variables of the same names and shapes begin with.
     dropout: the rate of every Dropout layer; None means the model's own rates.
@@ -159,6 +163,7 @@ class TrainConfig:
     clip_norm: float | None = None
     ema: float | None = None
     label_smoothing: float | None = None
+    class_weight: str | None = None
     freeze: str | None = None
     init_from: str | None = None
     dropout: float | None = None
@@ -216,6 +221,7 @@ class TrainConfig:
         for name, example in _PARTS.items():
             _check_part(name, getattr(self, name), example)
         step_epochs(self.schedule)
+        object.__setattr__(self, "class_weight", as_text(self.class_weight))
         self._check_together()
 
     def global_batch_size(self, num_devices: int) -> int:

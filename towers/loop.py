@@ -126,6 +126,8 @@ def _run(
         loaded = saver.load(resume=config.resume is not None)
         if loaded is None:
             starting_values.check_file(config)
+        else:
+            _check_limit(run, loaded.position)
         _open_log(log, out, noise)
         describe(run, out, f"run: {directory}")
         if unread is not None:
@@ -216,6 +218,18 @@ def _open_log(path: Path, out: Report, noise: Noise | None) -> None:
     if noise is not None:
         with suppress(OSError):  # the report warns of it, at its next line
             noise.move_to(path)
+
+
+def _check_limit(run: Run, position: Position) -> None:
+    """Raises ValueError where a run that goes on is past the end that it would have now."""
+    if position.step > num_steps(run):
+        config = run.config
+        name = "epochs" if config.epochs * run.steps_an_epoch < position.step else "max_steps"
+        done = outcome.amount(position.step, run.steps_an_epoch)
+        raise ValueError(
+            f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
+            "left as it is. Give a larger one, or leave it out to go on as far as before."
+        )
 
 
 def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:

@@ -5,12 +5,15 @@ import io
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import towers
 from tests.loop_test import small_data
 from towers.after_training import predicting
 from towers.config import TrainConfig
 from towers.after_training.predicting import evaluate_file, predict_file
 from towers.reporting.report import Report
+from towers.saving.model_files import file_config, find_file
 
 (_, _), (X, Y) = small_data()
 
@@ -83,6 +86,61 @@ def test_predict_is_keras_predict_and_shows_how_far_it_is(model, file, out, tmp_
     rows = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
     np.testing.assert_array_equal(rows[:, 0], expected.argmax(axis=1))
     np.testing.assert_allclose(rows[:, 1], expected.max(axis=1), rtol=1e-5)
+
+
+def picture(path, value, shape=(4, 5, 1)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tf.io.encode_png(np.full(shape, value, np.uint8)).numpy())
+
+
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory):
+    """A run of two classes of images, bright cats and dark dogs."""
+    folder = tmp_path_factory.mktemp("images")
+    for index in range(8):
+        for part in ("train", "val"):
+            picture(folder / part / "cat" / f"{index}.png", 255 - index)
+            picture(folder / part / "dog" / f"{index}.png", index)
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    config = TrainConfig(dataset="image_folder", data_dir=str(folder), run_dir=str(directory),
+                         model="mlp", num_gpus=2, batch_size=4, epochs=3, device="cpu")
+    towers.train(config)
+    return directory
+
+
+def rows_of(run, out, tmp_path, **given):
+    file = find_file(str(run), "predict")
+    predict_file(file_config(file, {"num_gpus": 2, **given}), file, str(tmp_path / "p.csv"), out)
+    return [line.split(",")[:-1] for line in (tmp_path / "p.csv").read_text().splitlines()]
+
+
+def test_images_without_labels_get_their_classes_names(run, out, tmp_path):
+    """Of another size and in color; the folder holds nothing else."""
+    for name, value in (("b", 250), ("a", 3), ("c", 240)):
+        picture(tmp_path / "photos" / f"{name}.png", value, (8, 9, 3))
+    rows = rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
+    assert rows == [["file", "label", "class"], ["a.png", "1", "dog"], ["b.png", "0", "cat"],
+                    ["c.png", "0", "cat"]]
+    file = find_file(str(run), "evaluate")
+    with pytest.raises(ValueError, match="photos holds no folder, one for each class"):
+        evaluate_file(file_config(file, {"data_dir": str(tmp_path / "photos")}), file, out)
+
+
+def test_images_with_classes_have_their_paths_and_older_runs_no_names(run, out, tmp_path):
+    rows = rows_of(run, out, tmp_path)
+    assert rows[0] == ["file", "label", "class"] and rows[1] == ["val/cat/0.png", "0", "cat"]
+    (run / "classes.json").rename(run / "away.json")
+    (tmp_path / "p.csv").unlink()
+    assert rows_of(run, out, tmp_path)[:2] == [["file", "label"], ["val/cat/0.png", "0"]]
+    (run / "away.json").rename(run / "classes.json")
+
+
+def test_an_image_that_cannot_be_decoded_is_named_and_nothing_is_left(run, out, tmp_path):
+    picture(tmp_path / "photos" / "a.png", 3)
+    (tmp_path / "photos" / "b.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"b.png cannot be decoded: .* Convert it to PNG, or remo"):
+        rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, tmp_path):

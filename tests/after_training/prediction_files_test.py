@@ -29,6 +29,20 @@ def test_csv_holds_the_most_probable_label_and_its_probability(tmp_path):
     assert path.read_text() == "label,probability\n1,0.9\n0,0.75\n0,0.5\n"
 
 
+@pytest.mark.parametrize("files, classes, rows", [
+    (["a.png", 'b,"c.png'], [], ["file,label,probability", "a.png,1,0.9", '"b,""c.png",0,0.75']),
+    ([], ["cat"], ["label,class,probability", "1,,0.9", "0,cat,0.75"]),  # two outputs, one class
+    (["a", "\udcff"], ["cat", "dog"], ["file,label,class,probability", "a,1,dog,0.9",
+                                       "\udcff,0,cat,0.75"]),  # a name that is no UTF-8
+])
+def test_csv_names_files_and_classes_where_they_are_known(files, classes, rows, tmp_path):
+    path = tmp_path / "p.csv"
+    with prediction_file(str(path), ["predictions"], 2, files, classes) as file:
+        for row in ([0.1, 0.9], [0.75, 0.25]):
+            file.add([np.array([row])])
+    assert path.read_text(errors="surrogateescape").splitlines() == rows
+
+
 @pytest.mark.parametrize("outputs", [
     [np.array([[2.0, -1.0]])],
     [np.array([[0.3, 0.3]])],

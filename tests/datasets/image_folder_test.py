@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 
 from towers import datasets
+from towers.datasets.image_files import decode_all
+from towers.datasets.image_folder import load_flat
 
 
 def load(path):
@@ -48,6 +50,32 @@ def test_images_come_by_class_then_by_name(split_folder):
     assert numbers(dataset.train) == [(5, 0), (1, 0), (0, 0), (4, 1), (3, 1), (2, 1)]
     assert numbers(dataset.test) == [(6, 0), (7, 1)]
     assert (dataset.input_shape, dataset.num_classes) == ((4, 5, 1), 2)
+
+
+def test_classes_and_test_examples_have_the_names_of_their_folders_and_files(split_folder):
+    dataset = load(split_folder)
+    assert dataset.class_names == ["a", "b"]
+    assert dataset.test_names == ["test/a/k.png", "test/b/k.png"]
+
+
+@pytest.mark.parametrize("shape, expected", [
+    ((8, 9, 3), (8, 9, 3)), ((None, None, 1), (4, 5, 1)), ((8, None, None), (8, 5, 1)),
+    ((), (4, 5, 1)),
+])
+def test_a_flat_folder_is_read_by_name_in_the_models_size(shape, expected, tmp_path):
+    for index, name in enumerate(("z", "b", "a")):
+        write(tmp_path / f"{name}.png", index)
+    (tmp_path / "notes.txt").write_text("no image")
+    dataset = load_flat(str(tmp_path), shape)
+    assert dataset.test_names == ["a.png", "b.png", "z.png"] and dataset.class_names == ()
+    assert dataset.input_shape == dataset.test.shape == expected
+    assert numbers((decode_all(dataset.test), dataset.test.labels)) == [(2, 0), (1, 0), (0, 0)]
+
+
+def test_a_folder_with_classes_is_not_flat_and_a_flat_one_trains_nothing(split_folder):
+    assert load_flat(str(split_folder), ()) is None
+    assert load_flat(str(split_folder / "train"), ()) is None
+    assert "holds no folder, one for each class" in refusal(split_folder / "train" / "a")
 
 
 def test_val_is_taken_where_both_are_there(split_folder):

@@ -77,6 +77,37 @@ def test_logical_cpus_after_the_start_are_refused_unless_they_are_there():
         towers.logical_cpus(4)
 
 
+STEP = "towers.TowerStep(model, 'sgd', 'mse', {})"
+RUN = "towers.train(towers.TrainConfig(plan=True, {}), model=model, train=(x, x))"
+LATE = """
+import keras, numpy as np, towers
+{before}
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+model.compile("sgd", "mse")
+x = np.zeros((8, 3), "float32")
+{made}
+"""
+
+
+@pytest.mark.skipif(devices.has_gpus(), reason="this machine has a GPU")
+@pytest.mark.parametrize("before, made, warned", [
+    ("", STEP.format("num_towers=2"), True),
+    ("", RUN.format("num_towers=2"), True),
+    ("", STEP.format("num_towers=2, devices=['/cpu:0']"), False),
+    ("", RUN.format("num_towers=2, num_gpus=1"), False),
+    ("", RUN.format("accumulate=2"), False),
+    ("", STEP.format("num_towers=1"), False),
+    ("towers.logical_cpus(1)", STEP.format("num_towers=2"), False),
+])
+def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warned):
+    """As in a notebook, where a model was made before the devices."""
+    done = forked.run("-c", LATE.format(before=before, made=made), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert ("all 2 towers share /cpu:0" in said) is warned
+    assert ("restart the kernel, call it first); or use fewer towers" in said) is warned
+
+
 def test_a_rehearsal_of_gpus_leaves_the_threads_to_tensorflow(monkeypatch):
     monkeypatch.setenv("TOWERS_REHEARSE_GPUS", "1")
     assert devices_and_threads("towers.logical_cpus(4)") == (4, 0, 0)

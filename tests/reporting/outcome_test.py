@@ -24,13 +24,13 @@ def test_a_resumed_run_says_from_where():
 
 
 def test_a_stopped_run_says_how_to_go_on():
-    assert outcome.stopped_line(Path("a run"), 1502, True) == (
+    assert outcome.stopped_line(Path("a run"), 1502, True).plain == (
         "saved at step 1502. Resume: python train.py --resume='a run'"
     )
-    assert outcome.stopped_line(Path("run"), 4, False) == (
+    assert outcome.stopped_line(Path("run"), 4, False).plain == (
         "the last checkpoint is that of step 4. Resume: python train.py --resume=run"
     )
-    assert outcome.stopped_line(Path("run"), 4, True, is_python=True) == (
+    assert outcome.stopped_line(Path("run"), 4, True, is_python=True).plain == (
         "saved at step 4. Resume: the same script, with towers.TrainConfig(resume='run')"
     )
 

@@ -76,3 +76,13 @@ def test_updates_that_this_epoch_has_left_out_are_warned_of_before_its_lines(str
         "Warning   2 updates left out in this epoch: a NaN or infinite loss or gradient; the loss "
         "scale is 16,384 now.\n"
     )
+
+
+def test_what_takes_a_while_without_a_step_is_said(stream, monkeypatch):
+    _, _, lines = lines_of(stream, run_of(6))
+    said = []
+    monkeypatch.setattr(Report, "waiting", lambda self, what: said.append(what))
+    lines.begin()
+    lines.begin_epoch()
+    lines.begin_validation()
+    assert said == ["Epoch  2/12  preparing the first step", "Epoch  2/12  validating"]

@@ -4,11 +4,12 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from towers.reporting import report
+from towers.reporting import outcome, report
 from towers.reporting.report import Progress, Report
 
 PROGRESS = Progress(3, 12, 273, 469, {"loss": 0.0812, "accuracy": 0.9763}, 3912.3, 41.2)
@@ -86,35 +87,12 @@ def test_the_other_lines_have_the_documented_form():
     )
     assert model.plain == "Model     cnn, 1,199,882 parameters; adam, learning rate 0.001; seed 0"
     assert half.plain.endswith("; sgd, learning rate 0.1; seed 7; mixed_bfloat16")
-    assert report.progress_line(PROGRESS, with_bar=True).plain == (
-        "Epoch  3/12  [======      ]  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"
+    assert report.progress_line(PROGRESS).plain == (
+        "Epoch  3/12  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"
     )
     assert report.validation_line(VALIDATION, True, 13).plain == (
         "             val_loss 0.0460  val_accuracy 0.985  (best)"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(0, "0:00"), (59.6, "1:00"), (186, "3:06"), (3723, "1:02:03")]
-)
-def test_seconds_become_minutes_and_hours(seconds, expected):
-    assert report.format_seconds(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "0 bytes"), (999, "999 bytes"), (4799528, "4.8 MB"), (2.5e12, "2500.0 GB")],
-)
-def test_bytes_get_a_unit(count, expected):
-    assert report.format_bytes(count) == expected
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [(0.08123, "0.0812"), (3e-5, "3.000e-05"), (0, "0.0000"), (1e7, "1.000e+07")],
-)
-def test_a_tiny_loss_does_not_look_like_zero(loss, expected):
-    assert report.format_loss(loss) == expected
 
 
 def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
@@ -144,6 +122,52 @@ def test_a_terminal_gets_colour_and_a_bar_and_the_log_neither(terminal, tmp_path
     assert "\x1b[32m======" in terminal.getvalue()
     assert "\x1b" not in (tmp_path / "log.txt").read_text()
     assert (tmp_path / "log.txt").read_text().startswith("Epoch  3/12  loss 0.0812")
+
+
+@pytest.mark.parametrize(("width", "expected"), [
+    (120, "Epoch  3/12  [======      ]  58%  step 273/469  loss 0.0812  accuracy 0.976 | "
+          "3,912 examples/s | 0:41 left"),
+    (90, "Epoch  3/12  [======      ]  58%  step 273/469  loss 0.0812  accuracy 0.976 | 0:41 left"),
+    (80, "Epoch  3/12  58%  step 273/469  loss 0.0812  accuracy 0.976 | 0:41 left"),
+])
+def test_the_bar_has_share_and_step_and_as_much_more_as_the_terminal_is_wide(width, expected):
+    line = report.moving_line(PROGRESS, width)
+    assert line.plain == expected
+    assert len(report.moving_line(PROGRESS._replace(step=9), width)) == len(line)  # it stands still
+
+
+def test_a_terminal_breaks_lines_between_words_and_never_a_command(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Report(terminal)
+    out.line(report.labelled("Models", "final.keras holds the weights after 60 steps", style=""))
+    out.line(outcome.stopped_line(Path("runs/cnn-mnist-001"), 1502, True))
+    assert terminal.getvalue().splitlines() == [
+        "Models    final.keras holds the weights",
+        "          after 60 steps",
+        "saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001",
+    ]
+
+
+def test_a_terminal_shows_how_long_one_waits_until_there_is_progress(terminal, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
+    out = Report(terminal)
+    out.waiting("Epoch  1/12  preparing the first step")
+    now[0] += 3
+    out.line("Warning")  # comes above
+    for _ in range(500):
+        if "first step ... 0:03" in terminal.getvalue().split("Warning")[1]:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("no second moves")
+    assert out.is_due()
+    out.progress(PROGRESS)
+    assert "step 273/469" in terminal.getvalue()
+    now[0] += 3
+    time.sleep(0.6)  # the wait is over: nothing writes any more
+    assert "0:06" not in terminal.getvalue()
+    out.close()
 
 
 def test_closing_gives_the_terminal_its_cursor_back(terminal):

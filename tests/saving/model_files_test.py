@@ -3,7 +3,8 @@
 import pytest
 
 from towers.config import TrainConfig
-from towers.saving.model_files import file_config, find_file
+from towers.saving.run_dir import write_class_names
+from towers.saving.model_files import class_names, file_config, find_file
 
 
 @pytest.fixture(name="run")
@@ -39,6 +40,16 @@ def test_the_runs_data_and_batch_are_brought_and_not_its_machine(run):
 def test_what_is_given_wins(run):
     config = file_config(run / "final.keras", {"dataset": "mnist", "batch_size_per_gpu": 4})
     assert config == TrainConfig(dataset="mnist", batch_size_per_gpu=4)
+
+
+def test_the_names_of_the_runs_classes_are_found_beside_the_file(run):
+    assert class_names(run / "final.keras") == []
+    write_class_names(run, ["cat", "\udcff", "dog"])
+    assert class_names(run / "final.keras") == ["cat", "\udcff", "dog"]
+    for damaged in ("{}", "[1]", '["cat"', "[" * 100_000):
+        (run / "classes.json").write_text(damaged)
+        with pytest.raises(ValueError, match="classes.json is no list of the classes' names; rem"):
+            class_names(run / "final.keras")
 
 
 def test_a_file_without_a_run_beside_it_has_what_is_given(tmp_path):

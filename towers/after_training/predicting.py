@@ -1,7 +1,7 @@
 """--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from towers import datasets, models, named
 from towers.after_training import prediction_files
 from towers.build import find_devices
 from towers.config import TrainConfig
+from towers.datasets import image_folder
 from towers.datasets.batches import Examples, load_examples, num_steps, ordered_batches
 from towers.datasets.dataset import Dataset
 from towers.datasets.options import InputOptions
@@ -21,15 +22,15 @@ from towers.machine.workers import join_workers
 from towers.objects import PYTHON
 from towers.pace import Pace
 from towers.parallel_model import parallel_on
+from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import (
     Report,
     devices_line,
-    format_loss,
-    format_seconds,
     labelled,
     share_line,
 )
 from towers.recipe.starting_values import load
+from towers.saving.model_files import class_names
 
 _HOME = "/cpu:0"
 
@@ -45,7 +46,7 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     Raises:
         ValueError: the file, the data or the devices cannot be used, or the model has no loss.
     """
-    parallel, examples, batch_size = _prepare(config, file, out, "evaluate", compile=True)
+    parallel, examples, _, batch_size = _prepare(config, file, out, "evaluate", compile=True)
     if not parallel.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
@@ -76,14 +77,15 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
         ValueError: the files, the data or the devices cannot be used.
     """
     prediction_files.check(path)
-    parallel, examples, batch_size = _prepare(config, file, out, "predict", compile=False)
-    names = _output_names(parallel)
-    with prediction_files.prediction_file(path, names, examples.num_examples) as predictions:
+    classes = class_names(file)
+    parallel, examples, files, batch_size = _prepare(config, file, out, "predict", compile=False)
+    outputs, count = _output_names(parallel), examples.num_examples
+    with prediction_files.prediction_file(path, outputs, count, files, classes) as predictions:
 
         def predict(batch: Any) -> None:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            outputs = tf.nest.flatten(parallel.predict_on_batch(x))
-            predictions.add([_plain(output) for output in outputs])
+            values = tf.nest.flatten(parallel.predict_on_batch(x))
+            predictions.add([_plain(value) for value in values])
 
         _for_each_batch(predict, examples, batch_size, "Predict", out)
     out.line(labelled("Predict", f"{examples.num_examples:,} examples: {path}"))
@@ -91,8 +93,8 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
 
 def _prepare(
     config: TrainConfig, file: Path, out: Report, argument: str, *, compile: bool
-) -> tuple[keras.Model, Examples, int]:
-    """The model on towers, the test examples and the global batch."""
+) -> tuple[keras.Model, Examples, Sequence[str], int]:
+    """The model on towers, the test examples, their names if they have any, the global batch."""
     workers = join_workers().num_workers
     if workers > 1:
         raise ValueError(
@@ -104,21 +106,26 @@ def _prepare(
         named.import_module(config.model, "model")
     with tf.device(_HOME):
         model = load(file, argument, compile)
-    examples = _test_examples(config, model, file, argument)
+    examples, names = _test_examples(config, model, file, argument)
     num_towers = config.num_towers_on(len(devices))
     out.line(devices_line(_HOME, place_towers(num_towers, devices)))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
     batch_size = config.global_batch_size(len(devices))
-    return parallel_on(model, devices, num_towers), examples, batch_size
+    return parallel_on(model, devices, num_towers), examples, names, batch_size
 
 
 def _test_examples(
     config: TrainConfig, model: keras.Model, file: Path, argument: str
-) -> Examples:
+) -> tuple[Examples, Sequence[str]]:
+    """The examples and, where they have any, their names."""
     shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
     shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
-    dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
+    dataset = None
+    if argument == "predict" and config.dataset == "image_folder":
+        dataset = image_folder.load_flat(config.data_dir, shape or ())
+    if dataset is None:
+        dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
     if dataset.test is None:
         raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
     found = dataset.input_shape
@@ -128,7 +135,8 @@ def _test_examples(
             f"{found}."
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
-    return load_examples(dataset.test, datasets.num_examples(dataset.test), options)
+    examples = load_examples(dataset.test, datasets.num_examples(dataset.test), options)
+    return examples, dataset.test_names
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:

@@ -3,6 +3,7 @@
 A file is there when it is complete: until then its parts lie in a temporary directory beside it.
 """
 
+import csv
 import os
 import shutil
 import tempfile
@@ -38,14 +39,20 @@ def check(path: str) -> None:
 
 @contextmanager
 def prediction_file(
-    path: str, names: Sequence[str], num_examples: int
+    path: str,
+    names: Sequence[str],
+    num_examples: int,
+    files: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> Iterator[PredictionFile]:
     """A file of predictions; an exception leaves nothing behind.
 
     Args:
-        path: ending in .npz: arrays [N, ...]; in .csv: label and probability, a row an example.
+        path: ending in .npz: arrays [N, ...]; in .csv: a row an example, see `_Csv`.
         names: of the model's outputs, the arrays' names.
         num_examples: N.
+        files: the examples' names, N; () for none. They stand in a .csv file alone.
+        class_names: by label; () for none. The same.
 
     Raises:
         ValueError: the file cannot be written, or the predictions do not suit it.
@@ -56,7 +63,9 @@ def prediction_file(
         target.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         file: PredictionFile = (
-            _Npz(directory, names, num_examples) if target.suffix == ".npz" else _Csv(directory)
+            _Npz(directory, names, num_examples)
+            if target.suffix == ".npz"
+            else _Csv(directory, files, class_names)
         )
         yield file
         os.replace(file.close(), target)
@@ -103,12 +112,24 @@ class _Npz:
 
 
 class _Csv:
-    """"label,probability": the most probable class of each example."""
+    """"label,probability": the most probable class of each example.
 
-    def __init__(self, directory: Path) -> None:
+    With the examples' names, "file" comes first; with the classes' names, "class" after the label:
+    "file,label,class,probability".
+    """
+
+    def __init__(self, directory: Path, files: Sequence[str], class_names: Sequence[str]) -> None:
         self._path = directory / "predictions.csv"
-        self._file = self._path.open("w", encoding="utf-8")
-        self._file.write("label,probability\n")
+        self._files, self._class_names, self._done = files, class_names, 0
+        # A file's name may be no text: its bytes stay.
+        self._file = self._path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._write("file", "label", "class", "probability")
+
+    def _write(self, file: str, label: object, class_name: str, probability: str) -> None:
+        before = [file] if self._files else []
+        between = [class_name] if self._class_names else []
+        self._rows.writerow([*before, label, *between, probability])
 
     def add(self, outputs: Sequence[np.ndarray]) -> None:
         """Args: one output, [n, classes]."""
@@ -121,8 +142,12 @@ class _Csv:
             )
         labels = probabilities.argmax(axis=1)
         highest = probabilities.max(axis=1)
-        rows = (f"{a},{b:.6g}\n" for a, b in zip(labels, highest, strict=True))
-        self._file.write("".join(rows))
+        for label, probability in zip(labels, highest, strict=True):
+            file = self._files[self._done] if self._files else ""
+            # A model may have more outputs than there were classes.
+            name = self._class_names[label] if label < len(self._class_names) else ""
+            self._write(file, label, name, f"{probability:.6g}")
+            self._done += 1
 
     def close(self) -> Path:
         """Writes what is left."""

@@ -12,7 +12,7 @@ can only be streamed is shuffled within a buffer, in an order of the same seed a
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -40,6 +40,7 @@ _PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only tak
 # AutoGraph would rewrite a function of tf.data's for 0.05 s, in every process anew.
 _as_written = tf.autograph.experimental.do_not_convert
 
+Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
 _Change = Callable[[tf.Tensor, Any], Any]  # (index, x) -> x
 Batches: TypeAlias = "tf.data.Dataset | DecodedBatches | ReadBatches | StreamedBatches"
 
@@ -54,6 +55,7 @@ class Examples(NamedTuple):
     augment: what changes an example in training, if anything does.
     readers: of a random-access source.
     shuffle_buffer: examples among which a streamed tf.data.Dataset is shuffled.
+    weigh: what makes sample weights of the labels of a batch, if anything does.
     """
 
     source: "tuple[Any, ...] | tf.data.Dataset | ImageFiles | RandomAccess | Streamed"
@@ -61,6 +63,7 @@ class Examples(NamedTuple):
     augment: Augment | None = None
     readers: Readers | None = None
     shuffle_buffer: int = 1
+    weigh: Weigh | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -212,15 +215,29 @@ def shuffled_batches(
 
     change = None if examples.augment is None else _seeded(examples.augment, key)
     if isinstance(examples.source, tf.data.Dataset | Streamed):
-        return _streamed(examples, batch_size, start_step, order, key, change)
-    return _indexed(examples, batch_size, start_step, order(examples.num_examples), change)
+        batches = _streamed(examples, batch_size, start_step, order, key, change)
+    else:
+        ordered = order(examples.num_examples)
+        batches = _indexed(examples, batch_size, start_step, ordered, change)
+    return _weighed(batches, examples.weigh)
 
 
 def ordered_batches(examples: Examples, batch_size: int) -> Batches:
     """The global batches of a split in its own order: (x [B, ...], y [B]), the last shorter."""
     if isinstance(examples.source, tf.data.Dataset | Streamed):
-        return _streamed(examples, batch_size, 0, lambda count: lambda positions: positions)
-    return _indexed(examples, batch_size, 0, lambda positions: positions)
+        batches = _streamed(examples, batch_size, 0, lambda count: lambda positions: positions)
+    else:
+        batches = _indexed(examples, batch_size, 0, lambda positions: positions)
+    return _weighed(batches, examples.weigh)
+
+
+def _weighed(batches: Batches, weigh: Weigh | None) -> Batches:
+    """Batches of (x, y) with what each example counts; None: as they are."""
+    if weigh is None:
+        return batches
+    if isinstance(batches, tf.data.Dataset):
+        return batches.map(weigh)
+    return replace(batches, batches=batches.batches.map(weigh))
 
 
 def _indexed(

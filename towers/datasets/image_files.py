@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.machine.devices import count_cores
 
-_AT_THE_START = "Convert it to PNG, or remove it."
+AT_THE_START = "Convert it to PNG, or remove it."
 _IN_ITS_TURN = (
     "Convert it to PNG or remove it, and start a new run; `resume` takes only the file as it was."
 )
@@ -25,12 +25,14 @@ class ImageFiles:
     names: their paths below it.
     labels: int32 [N].
     shape: (height, width, channels) that each of them gets.
+    way_out: what to do with a file that turns out to be no image.
     """
 
     directory: Path
     names: list[str]
     labels: np.ndarray
     shape: tuple[int, int, int]
+    way_out: str = _IN_ITS_TURN
 
     @property
     def paths(self) -> list[bytes]:
@@ -43,7 +45,7 @@ class ImageFiles:
             try:
                 yield os.path.getsize(path)
             except OSError as error:
-                raise _undecodable(path, error, _AT_THE_START) from None
+                raise _undecodable(path, error, AT_THE_START) from None
 
 
 def image_shape(path: Path) -> tuple[int, int, int]:
@@ -55,7 +57,7 @@ def image_shape(path: Path) -> tuple[int, int, int]:
     try:
         image = tf.io.decode_image(path.read_bytes(), expand_animations=False)
     except (OSError, tf.errors.OpError) as error:
-        raise _undecodable(os.fsencode(path), error, _AT_THE_START) from None
+        raise _undecodable(os.fsencode(path), error, AT_THE_START) from None
     height, width, channels = image.shape
     return height, width, 1 if channels <= 2 else 3  # 2 and 4: the last one is transparency
 
@@ -89,7 +91,7 @@ def decode_all(files: ImageFiles) -> np.ndarray:
         try:
             x[index] = next(images)
         except tf.errors.OpError as error:
-            raise _undecodable(path, error, _AT_THE_START) from None
+            raise _undecodable(path, error, AT_THE_START) from None
     return x
 
 
@@ -104,7 +106,7 @@ def check_decodable(files: ImageFiles, indices: Iterable[int]) -> None:
         try:
             decode(tf.constant(paths[index]), files.shape)
         except tf.errors.OpError as error:
-            raise _undecodable(paths[index], error, _IN_ITS_TURN) from None
+            raise _undecodable(paths[index], error, files.way_out) from None
 
 
 def _undecodable(path: bytes, error: Exception, way_out: str) -> ValueError:

@@ -2,20 +2,22 @@
 
     DIR/train/CLASS/*.png and DIR/val/CLASS/*.png (or DIR/test): a split of one's own
     DIR/CLASS/*.png: 4 of 5 images train, by a hash of CLASS/FILE
+    DIR/*.png: no classes, for a trained model to predict
 """
 
 import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
-from towers.datasets.image_files import ImageFiles, decode_all, image_shape
+from towers.datasets.image_files import AT_THE_START, ImageFiles, decode_all, image_shape
 from towers.datasets.memory_share import MEMORY_SHARE, fits
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
@@ -66,15 +68,46 @@ def load(data_dir: str | None) -> Dataset:
         ImageFiles(directory, split.names, np.array(split.labels, np.int32), shape)
         for split in (train, test)
     )
+    names: dict[str, Any] = {"class_names": classes, "test_names": test.names}
     if not _fit_into_memory(train_files, test_files):
-        return Dataset("image_folder", train_files, test_files, len(classes), shape)
-    return from_arrays(
+        return Dataset("image_folder", train_files, test_files, len(classes), shape, **names)
+    dataset = from_arrays(
         "image_folder",
         (decode_all(train_files), train_files.labels),
         (decode_all(test_files), test_files.labels),
         (f"{directory} (train)", f"{directory} (test)"),
         len(classes),
     )
+    return replace(dataset, **names)
+
+
+def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
+    """Images without classes, as the test examples: in the order of their names, labels 0.
+
+    Args:
+        data_dir: the directory.
+        shape: (height, width, channels) that the model takes; what it leaves open (None), and any
+            other number of channels than 1 and 3, is as in the first image.
+
+    Returns:
+        None for a directory that holds folders, or no image.
+
+    Raises:
+        ValueError: it cannot be read, or the first image cannot be decoded.
+    """
+    directory = Path(data_dir or "")
+    if data_dir is None or any(entry.is_dir() for entry in _entries(directory)):
+        return None
+    names = _images(directory)
+    if not names:
+        return None
+    found = image_shape(directory / names[0])
+    if len(shape) == 3:
+        height, width = (size or first for size, first in zip(shape[:2], found, strict=False))
+        found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
+    labels = np.zeros(len(names), np.int32)
+    files = ImageFiles(directory, names, labels, found, AT_THE_START)
+    return Dataset("image_folder", files, files, 1, found, test_names=names)
 
 
 # Which images
@@ -125,11 +158,7 @@ def _all_images(directory: Path, part: str, classes: Sequence[str]) -> _Split:
     split = _Split([], [])
     for label, name in enumerate(classes):
         folder = directory / (part + name)
-        names = [
-            f"{part}{name}/{entry.name}"
-            for entry in _entries(folder)
-            if entry.name.lower().endswith(SUFFIXES) and entry.is_file()
-        ]
+        names = [f"{part}{name}/{image}" for image in _images(folder)]
         if not names:
             raise ValueError(
                 f"{folder} holds no image ({', '.join(SUFFIXES)}); add some, or remove the folder."
@@ -137,6 +166,15 @@ def _all_images(directory: Path, part: str, classes: Sequence[str]) -> _Split:
         split.names.extend(names)
         split.labels.extend([label] * len(names))
     return split
+
+
+def _images(directory: Path) -> list[str]:
+    """The names of its images, sorted."""
+    return [
+        entry.name
+        for entry in _entries(directory)
+        if entry.name.lower().endswith(SUFFIXES) and entry.is_file()
+    ]
 
 
 def _folders(directory: Path) -> list[str]:

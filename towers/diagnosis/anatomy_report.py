@@ -21,7 +21,8 @@ from towers.diagnosis.phases import (
     union,
 )
 from towers.machine.devices import count_cores, is_gpu
-from towers.reporting.report import Report, format_bytes, labelled
+from towers.reporting.formats import format_bytes
+from towers.reporting.report import Report, labelled
 
 _BAR_WIDTH = 30
 _WORTH_A_WORD = 0.15  # a phase's share of the step, from which it is named beside the towers

@@ -9,7 +9,7 @@ from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
 from towers.diagnosis.verify import verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
-from towers.machine.logical import shared_gpus
+from towers.machine.logical import shared_gpus, undivided_cpu
 from towers.machine.policy import REHEARSAL, is_rehearsal
 from towers.recipe.optimizer import given, shown_rate
 from towers.reporting import report
@@ -52,9 +52,11 @@ def describe(run: Run, out: Report, what: str) -> None:
         out.line(report.task_line(run.metrics, [*given(config), *smoothing]))
     for note in run.notes:
         out.line(report.labelled("", note))
-    warning = report.split_warning(run.batch_size, step.num_towers)
-    if warning is not None:
-        out.warn(warning)
+    is_placed = config.num_gpus is not None or config.accumulate is not None
+    shared = None if is_placed else undivided_cpu(len(step.mine))
+    for warning in (shared, report.split_warning(run.batch_size, step.num_towers)):
+        if warning is not None:
+            out.warn(warning)
 
 
 def show_plan(run: Run, out: Report) -> None:

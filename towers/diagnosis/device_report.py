@@ -18,7 +18,8 @@ from towers.config import TrainConfig
 from towers.machine import nvidia, tensorflow_internals
 from towers.machine.devices import count_cores, intra_op_threads, is_gpu, place_towers
 from towers.machine.logical import shared_gpus
-from towers.reporting.report import devices_line, format_bytes, labelled
+from towers.reporting.formats import format_bytes
+from towers.reporting.report import devices_line, labelled
 
 _COLUMNS = 90  # of a line, beside its label
 _CPU_INFO = Path("/proc/cpuinfo")

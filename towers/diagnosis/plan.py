@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.reporting.report import format_bytes, tower_range
+from towers.reporting.formats import format_bytes
+from towers.reporting.report import tower_range
 from towers.step import TowerStep
 from towers.step.averaging import partial_sums
 from towers.step.sharding import shard_sizes

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 HOST = "/cpu:0"  # whose memory holds the global batches
+# When devices are made: of a notebook's cells, any that makes a model is too early for another.
+FIRST = "before anything else uses TensorFlow (in a notebook: restart the kernel, call it first)"
 DEVICE_CHOICES = ("auto", "gpu", "cpu")
 
 
@@ -150,8 +152,7 @@ def _too_many(num_gpus: int, kind: str, present: list[str]) -> str:
     if kind == "cpu":
         return (
             f"num_gpus ({num_gpus}) is more than the logical CPU devices here: {has}. "
-            f"Call towers.logical_cpus({num_gpus}) before TensorFlow starts, or ask for "
-            f"{len(present)}."
+            f"Call towers.logical_cpus({num_gpus}) {FIRST}, or ask for {len(present)}."
         )
     return (
         f"num_gpus ({num_gpus}) is more than this machine has: {has}. Use "

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.devices import device_names, has_gpus
+from towers.machine.devices import FIRST, device_names, has_gpus
 from towers.machine.logical import logical_cpus
 from towers.machine.workers import join_workers
 
@@ -82,8 +82,8 @@ def _too_many(gpus: Any, indices: list[int], kind: str, present: list[str]) -> s
         )
     return (
         f"gpus ({gpus!r}) is more than this machine has: no GPU, and {count} logical CPU devices "
-        f"({', '.join(present)}). Call towers.logical_cpus({max(indices) + 1}) before the model is "
-        f"made and TensorFlow starts, or use {instead}."
+        f"({', '.join(present)}). Call towers.logical_cpus({max(indices) + 1}) {FIRST}, or use "
+        f"{instead}."
     )
 
 

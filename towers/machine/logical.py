@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine import nvidia, workers
-from towers.machine.devices import HOST, cpu_threads, has_started
+from towers.machine.devices import FIRST, HOST, cpu_threads, has_gpus, has_started
 from towers.machine.policy import policy_of
 from towers.machine.words import plural
 
@@ -51,7 +51,7 @@ def logical_cpus(
         if present != count:
             raise ValueError(
                 f"logical_cpus: TensorFlow has already started with {present} CPU device(s). "
-                f"Call towers.logical_cpus({count}) before anything else uses TensorFlow."
+                f"Call towers.logical_cpus({count}) {FIRST}."
             )
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -60,6 +60,26 @@ def logical_cpus(
     )
     if set_threads and policy_of([HOST]).divide_cores:
         _set_cpu_threads(num_towers or count * cluster.num_workers)
+
+
+def undivided_cpu(num_towers: int) -> str | None:
+    """The warning where towers share the one CPU device that TensorFlow has started with.
+
+    Args:
+        num_towers: of this process, where nobody has said how many devices they are for.
+
+    Returns:
+        None where there is a GPU, or the CPU's devices are somebody's choice.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    is_chosen = tf.config.get_logical_device_configuration(cpu) is not None
+    if num_towers < 2 or has_gpus() or is_chosen:
+        return None
+    return (
+        f"all {num_towers} towers share {HOST}: TensorFlow had started with it alone, such as for "
+        "a model that was made before. The results are the same. For a device each, call "
+        f"towers.logical_cpus({num_towers}) {FIRST}; or use fewer towers."
+    )
 
 
 def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
@@ -96,7 +116,7 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
     if is_late and present != count:
         raise ValueError(
             f"{name} ({count}): TensorFlow has already started with {present} GPU(s). Call "
-            f"towers.logical_gpus({count}) before anything else uses TensorFlow."
+            f"towers.logical_gpus({count}) {FIRST}."
         )
     if is_late or present == count and memory_mib is None:
         return

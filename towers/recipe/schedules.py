@@ -73,7 +73,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
     Args:
         config: its `schedule` and `warmup_steps`.
         rate: the largest learning rate.
-        length: of the run; a larger `epochs` or `max_steps` makes a cosine or a line longer.
+        length: of the run; another `epochs` or `max_steps` stretches a cosine or a line.
 
     Raises:
         ValueError: the warm-up takes the whole run.

@@ -10,7 +10,8 @@ from towers.best import Monitor
 from towers.build import Run
 from towers.datasets.batches import num_steps
 from towers.machine.words import plural
-from towers.reporting.report import Report, format_loss, format_seconds, labelled
+from towers.reporting.formats import format_loss, format_seconds
+from towers.reporting.report import Report, labelled
 from towers.saving.position import Position
 from towers.saving.run_dir import BEST, FINAL
 from towers.saving.saver import Loaded
@@ -87,7 +88,7 @@ def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None
     return f"python train.py --resume={name}"
 
 
-def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> str:
+def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> Text:
     """"saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001".
 
     Args:
@@ -97,7 +98,8 @@ def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = F
         is_python: see `resume_words`.
     """
     what = "saved at" if is_saved else "the last checkpoint is that of"
-    return f"{what} step {step}. Resume: {resume_words(directory, is_python)}"
+    text = f"{what} step {step}. Resume: {resume_words(directory, is_python)}"
+    return Text(text, no_wrap=True)  # a command that is broken would be another one
 
 
 def skipped_warning(count: int, loss_scale: float | None) -> str:

@@ -4,7 +4,7 @@ from towers.build import Run
 from towers.listener import Listener
 from towers.pace import Pace
 from towers.reporting.outcome import num_skipped, skipped_warning
-from towers.reporting.report import Progress, Report
+from towers.reporting.report import Progress, Report, epoch_label
 from towers.saving.position import Position
 from towers.saving.run_dir import Result
 
@@ -27,6 +27,9 @@ class ProgressLines(Listener):
         self._skipped_before = 0
         self._trained: Progress | None = None
 
+    def begin(self) -> None:
+        self._out.waiting(f"{self._epoch()}  preparing the first step")
+
     def begin_epoch(self) -> None:
         self._skipped_before = num_skipped(self._run, self._position)
 
@@ -37,6 +40,7 @@ class ProgressLines(Listener):
     def begin_validation(self) -> None:
         """Warns of the epoch's updates that were left out."""
         self._trained = self._progress()
+        self._out.waiting(f"{self._epoch()}  validating")
         count = num_skipped(self._run, self._position) - self._skipped_before
         if count > 0:
             scale = getattr(self._run.step.optimizer, "dynamic_scale", None)
@@ -49,6 +53,9 @@ class ProgressLines(Listener):
         names = self._run.metrics
         validation = {k: value for k, value in result.values.items() if k not in names}
         self._out.end_epoch(progress, validation, self._position.is_best)
+
+    def _epoch(self) -> str:
+        return epoch_label(self._position.epoch + 1, self._run.config.epochs)
 
     def _progress(self) -> Progress:
         position = self._position

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -15,6 +16,8 @@ from rich.text import Text
 from towers.machine import places
 from towers.machine.cluster import Cluster
 from towers.machine.words import plural
+from towers.reporting.formats import format_seconds, format_values
+from towers.reporting.wrapped import wrapped
 from towers.step.sharding import shard_sizes
 
 _LABEL_WIDTH = 10
@@ -64,8 +67,7 @@ class Report:
         self._log = path
 
     def line(self, text: Text | str) -> None:
-        """Shows one line."""
-        self._stop_live()
+        """Shows one line; on a terminal, above what moves there."""
         text = self._shortened(Text(text) if isinstance(text, str) else text)
         self._show(text)
         self._write_log(text.plain)
@@ -81,9 +83,25 @@ class Report:
 
     def progress(self, progress: Progress) -> None:
         """Shows where an epoch stands: a bar that moves, or a line."""
-        self.ongoing(
-            progress_line(progress, with_steps=True), progress_line(progress, with_bar=True)
-        )
+        width = self._console.width if self._console else 0
+        self.ongoing(progress_line(progress, with_steps=True), moving_line(progress, width))
+
+    def waiting(self, what: str) -> None:
+        """Shows on a terminal what takes a while, and for how long, until there is progress."""
+        if self._console is None:
+            return
+        self._stop_live()
+        began = time.monotonic()
+        self._shown_at = began - _SECONDS_BETWEEN_REFRESHES  # what comes next is due at once
+
+        def text() -> Text:
+            return self._cropped(Text(f"{what} ... {format_seconds(time.monotonic() - began)}"))
+
+        with self._stream_may_end():
+            self._live = Live(
+                console=self._console, get_renderable=text, refresh_per_second=2, transient=True
+            )
+            self._live.start()
 
     def ongoing(self, line: Text, text: Text) -> None:
         """Shows how far something is: `text` in place of the one before, or a `line` each time."""
@@ -91,16 +109,13 @@ class Report:
         if self._console is None:
             self.line(line)
             return
-        try:
-            text = self._encodable(text)
-            text.no_wrap = True
-            text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
+        if self._live is not None and self._live.auto_refresh:  # of `waiting`
+            self._stop_live()
+        with self._stream_may_end():
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(text, refresh=True)
-        except (OSError, ValueError):
-            self._leave_stream()
+            self._live.update(self._cropped(text), refresh=True)
 
     def end_epoch(
         self, progress: Progress, validation: Mapping[str, float], is_best: bool
@@ -113,12 +128,8 @@ class Report:
             is_best: whether it is the best so far.
         """
         self._stop_live()
-        if self._console:
-            self._show(progress_line(progress, with_bar=True))
-        else:
-            self._show(progress_line(progress))
-        self._write_log(progress_line(progress).plain)
-        indent = len(_epoch(progress.epoch, progress.epochs)) + 2
+        self.line(progress_line(progress))
+        indent = len(epoch_label(progress.epoch, progress.epochs)) + 2
         if validation or is_best:
             self.line(validation_line(validation, is_best, indent))
         self._shown_at = time.monotonic()
@@ -139,15 +150,29 @@ class Report:
         plain = text.plain.encode(encoding, "backslashreplace").decode(encoding)
         return text if plain == text.plain else Text(plain)
 
+    def _cropped(self, text: Text) -> Text:
+        """The text as one line of the terminal."""
+        text = self._encodable(text)
+        text.no_wrap = True
+        ascii_only = self._console is not None and self._console.options.ascii_only
+        text.overflow = "crop" if ascii_only else "ellipsis"
+        return text
+
     def _show(self, text: Text) -> None:
         text = self._encodable(text)
-        try:
+        with self._stream_may_end():
             if self._console:
-                self._console.print(text)
+                self._console.print(wrapped(text, self._console.width, _LABEL_WIDTH))
             elif self._stream is not None:
                 self._stream.write(text.plain + "\n")
                 self._stream.flush()
-        except (OSError, ValueError):  # a broken pipe; a stream that was closed
+
+    @contextmanager
+    def _stream_may_end(self) -> Iterator[None]:
+        """A broken pipe, or a stream that was closed, ends the output alone."""
+        try:
+            yield
+        except (OSError, ValueError):
             self._leave_stream()
 
     def _leave_stream(self) -> None:
@@ -159,10 +184,8 @@ class Report:
     def _stop_live(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            try:
+            with self._stream_may_end():
                 live.stop()
-            except (OSError, ValueError):
-                self._leave_stream()
 
     def _write_log(self, line: str) -> None:
         if self._log is None:
@@ -270,17 +293,36 @@ def model_line(
     return labelled("Model", text if precision == "float32" else f"{text}; {precision}")
 
 
-def progress_line(progress: Progress, with_bar: bool = False, with_steps: bool = False) -> Text:
-    """"Epoch  3/12  [=======     ]  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"."""
-    line = Text.assemble((_epoch(progress.epoch, progress.epochs), "bold"))
-    if with_bar:
-        line.append(_bar(progress.step, progress.num_steps))
+def progress_line(
+    progress: Progress, *, with_steps: bool = False, with_speed: bool = True
+) -> Text:
+    """"Epoch  3/12  step 273/469  loss 0.0812  accuracy 0.976 | 3,912 examples/s | 0:41 left"."""
+    line = Text.assemble((epoch_label(progress.epoch, progress.epochs), "bold"))
     if with_steps:
-        line.append(f"  step {progress.step:,}/{progress.num_steps:,}")
+        total = f"{progress.num_steps:,}"
+        line.append(f"  step {progress.step:>{len(total)},}/{total}")
     line.append(f"  {format_values(progress.values)}")
-    line.append(f" | {progress.examples_per_second:,.0f} examples/s")
+    if with_speed:
+        line.append(f" | {progress.examples_per_second:,.0f} examples/s")
     if progress.seconds_left is not None:
         line.append(f" | {format_seconds(progress.seconds_left)} left")
+    return line
+
+
+def moving_line(progress: Progress, width: int) -> Text:
+    """"Epoch  3/12  [======      ]  58%  step 273/469  loss 0.0812 ..." in a terminal's width.
+
+    Where it is too narrow the speed is left out, and then the bar.
+    """
+    share = f" {100 * progress.step // max(1, progress.num_steps):>3}%"
+    bar = _bar(progress.step, progress.num_steps)
+    line = Text()
+    for with_speed, begin in ((True, bar + share), (False, bar + share), (False, Text(share))):
+        line = progress_line(progress, with_steps=True, with_speed=with_speed)
+        label = len(epoch_label(progress.epoch, progress.epochs))
+        line = line[:label] + begin + line[label:]
+        if line.cell_len < width:
+            break
     return line
 
 
@@ -308,35 +350,6 @@ def validation_line(values: Mapping[str, float], is_best: bool, indent: int = 0)
     return Text.assemble(" " * indent, format_values(values), best if is_best else "")
 
 
-def format_seconds(seconds: float) -> str:
-    """41.2 -> "0:41", 3723 -> "1:02:03"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def format_values(values: Mapping[str, float]) -> str:
-    """"loss 0.0812  accuracy 0.976": three decimals for a share of the examples."""
-    return "  ".join(
-        f"{name} {f'{value:.3f}' if 'accuracy' in name else format_loss(value)}"
-        for name, value in values.items()
-    )
-
-
-def format_loss(loss: float) -> str:
-    """Four decimals, or four digits of what they do not show."""
-    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
-
-
-def format_bytes(count: float) -> str:
-    """4799528 -> "4.8 MB"; in powers of 1000."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def tower_range(first: int, last: int) -> str:
     """"0-7", or "3" for a single tower."""
     return f"{first}-{last}" if last > first else f"{first}"
@@ -347,7 +360,8 @@ def _bar(done: int, total: int) -> Text:
     return Text.assemble("  [", ("=" * filled, "green"), " " * (_BAR_WIDTH - filled) + "]")
 
 
-def _epoch(epoch: int, epochs: int) -> str:
+def epoch_label(epoch: int, epochs: int) -> str:
+    """"Epoch  3/12"."""
     return f"Epoch {epoch:>{len(str(epochs))}}/{epochs}"
 
 

@@ -6,7 +6,8 @@ from rich.text import Text
 
 from towers.build import Run
 from towers.listener import Listener
-from towers.reporting.report import Report, format_seconds, labelled
+from towers.reporting.formats import format_seconds
+from towers.reporting.report import Report, labelled
 from towers.saving.position import Position
 
 

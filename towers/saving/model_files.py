@@ -1,5 +1,6 @@
 """A trained model's file, and the run in whose directory it lies; without TensorFlow."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,27 @@ def find_file(path: str, argument: str) -> Path:
         f"{argument} ({path}) is neither a .keras file nor the directory of a run with a "
         f"{run_dir.BEST}."
     )
+
+
+def class_names(file: Path) -> list[str]:
+    """The names of a model's classes, by label, of the run in whose directory its file lies.
+
+    Returns:
+        [] where there is no run, or it has kept none.
+
+    Raises:
+        ValueError: the run's file holds no names.
+    """
+    path = file.parent / run_dir.CLASSES
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path} is no list of the classes' names; remove it to do without.")
+    return names
 
 
 def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:

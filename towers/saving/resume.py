@@ -14,7 +14,8 @@ _FREE = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
     "tensorboard", "histograms", "worker_timeout", "export", "data_workers", "data_timeout",
 )
-_LARGER = ("epochs", "max_steps", "early_stopping")  # limits
+_LIMITS = ("epochs", "max_steps")  # `train` refuses one that the run is past
+_LARGER = ("early_stopping",)
 _NOT_OF_THE_RUN = (  # not done again
     "plan", "profile", "verify_gradients", "run_dir", "resume", "export",
 )
@@ -50,7 +51,8 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
         raise ValueError(
             f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            f"`resume` give only {_listed(_FREE)}, or a larger {_listed(_LARGER)}."
+            f"`resume` give only {_listed(_FREE)}, other {_listed(_LIMITS)}, or a larger "
+            f"{_listed(_LARGER)}."
         )
     if "device" in changed:  # the old numbers were of other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
@@ -71,7 +73,7 @@ def given_fields(config: TrainConfig) -> dict[str, Any]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that define the bits of a run's results."""
-    skipped = (*_FREE, *_LARGER, *_NOT_OF_THE_RUN)
+    skipped = (*_FREE, *_LIMITS, *_LARGER, *_NOT_OF_THE_RUN)
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
 
 
@@ -91,7 +93,7 @@ def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
     if name in _LARGER:
         before = getattr(saved, name)
         return before is not None and value is not None and value > before
-    return name in _FREE
+    return name in (*_FREE, *_LIMITS)
 
 
 def _listed(names: Iterable[str]) -> str:

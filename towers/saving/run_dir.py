@@ -2,6 +2,7 @@
 
     runs/cnn-mnist-001/
         config.json   every field of TrainConfig
+        classes.json  the names of the classes, by label, where the data have names for them
         results.csv   one row an epoch
         results.png   the same as curves
         best.keras    the model of the epoch with the best --monitor
@@ -13,6 +14,7 @@
 """
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from typing import NamedTuple, TextIO
 
 RUNS = Path("runs")
 CONFIG = "config.json"
+CLASSES = "classes.json"
 RESULTS = "results.csv"
 BEST = "best.keras"
 FINAL = "final.keras"
@@ -126,6 +129,18 @@ def write_config(path: Path, config: str) -> None:
     """
     with _explained(path):
         write_atomically(path / CONFIG, lambda file: file.write_text(config, encoding="utf-8"))
+
+
+def write_class_names(path: Path, names: Sequence[str]) -> None:
+    """Writes classes.json, a list; without names, there is no file.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    if names:
+        text = json.dumps(list(names), indent=2) + "\n"
+        with _explained(path):
+            write_atomically(path / CLASSES, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def remove_temporary_files(path: Path) -> None:

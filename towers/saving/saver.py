@@ -107,11 +107,11 @@ class Saver:
     def begin(self, position: Position) -> None:
         """Puts what `load` has read in place; without it, writes the checkpoint of step 0.
 
-        Callbacks have begun before: they remember what they remembered then. A larger --epochs is
+        Callbacks have begun before: they remember what they remembered then. Another --epochs is
         the run's own from now on.
 
         Raises:
-            ValueError: config.json or the first checkpoint cannot be written.
+            ValueError: config.json, classes.json or the first checkpoint cannot be written.
         """
         read, self._read = self._read, None  # its arrays take as much memory as the model
         if read is None:
@@ -125,6 +125,7 @@ class Saver:
     def _begin_files(self, position: Position, *, is_new: bool) -> None:
         config = dataclasses.replace(self._run.config, resume=None)
         run_dir.write_config(self._directory, config.to_json())
+        run_dir.write_class_names(self._directory, self._run.class_names)
         run_dir.remove_temporary_files(self._directory)
         if is_new:
             self.save(position)

@@ -11,6 +11,7 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import tensorflow as tf
 from towers.machine import devices as devices_lib
 from towers.machine import workers
 from towers.machine.cluster import Cluster
+from towers.machine.logical import undivided_cpu
 from towers.machine.policy import Policy, policy_of
 from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
@@ -127,6 +129,8 @@ class TowerStep:
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
         self.tower_devices = devices_lib.place_towers(len(self.mine), self.devices)
+        if devices is None and (shared := undivided_cpu(len(self.mine))):
+            warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
@@ -205,9 +209,7 @@ class TowerStep:
             shards[tower] = shards[tower]._replace(values=values)
         return shards
 
-    def _run_towers(
-        self, name: str, shards: list[Shard], *options: tf.Tensor
-    ) -> list[TowerOutput]:
+    def _run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
         tower, weigh = self._tower.trace(name, shards[self.mine.start].values)
         inputs = self._inputs(shards)
@@ -386,10 +388,9 @@ class TowerStep:
             ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
         check_placed(placed, x, self.num_towers, self.mine)
-        logs, finite = self._graphs.call(
-            self._train, x, y, sample_weight, behind=[placed],
-            prepare=partial(self.build_metrics, "train"),
-        )
+        build = partial(self.build_metrics, "train")
+        batch = x, y, sample_weight
+        logs, finite = self._graphs.call(self._train, *batch, behind=[placed], prepare=build)
         if self._nonfinite == "stop" and not finite.numpy().all():
             places = self._exchange.places(self.tower_devices)
             raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
@@ -400,10 +401,9 @@ class TowerStep:
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
         check_placed(placed, x, self.num_towers, self.mine)
-        return self._graphs.call(
-            self._test, x, y, sample_weight, behind=[placed],
-            prepare=partial(self.build_metrics, "test"),
-        )
+        build = partial(self.build_metrics, "test")
+        batch = x, y, sample_weight
+        return self._graphs.call(self._test, *batch, behind=[placed], prepare=build)
 
     def predict_batch(self, x: Any) -> Any:
         """The model's outputs for one global batch, in the model's structure, rows in order."""

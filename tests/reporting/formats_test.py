@@ -1,0 +1,28 @@
+"""Numbers as a run shows them."""
+
+import pytest
+
+from towers.reporting.formats import format_bytes, format_loss, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, "0:00"), (59.6, "1:00"), (186, "3:06"), (3723, "1:02:03")]
+)
+def test_seconds_become_minutes_and_hours(seconds, expected):
+    assert format_seconds(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 bytes"), (999, "999 bytes"), (4799528, "4.8 MB"), (2.5e12, "2500.0 GB")],
+)
+def test_bytes_get_a_unit(count, expected):
+    assert format_bytes(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [(0.08123, "0.0812"), (3e-5, "3.000e-05"), (0, "0.0000"), (1e7, "1.000e+07")],
+)
+def test_a_tiny_loss_does_not_look_like_zero(loss, expected):
+    assert format_loss(loss) == expected
