@@ -1,7 +1,8 @@
 """Builds a parallel model's layers ahead of its first step, which must find all variables."""
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -11,27 +12,42 @@ from towers.overrides import overrides, own_loss
 from towers.step.structures import symbolic
 
 
-def build(model: keras.Model, x: Any) -> None:
+class Base(NamedTuple):
+    """The model that a parallel one is of.
+
+    model: the same layers and variables. unbuilt: its attributes as they were when it was taken.
+    """
+
+    model: keras.Model
+    unbuilt: Mapping[str, Any]
+
+
+def build(model: keras.Model, base: Base, x: Any) -> None:
     """Builds a model that is not built yet, on the CPU.
 
     Layers count, too: `build` of a subclassed model may leave its layers without variables.
+
+    Args:
+        model: the parallel model.
+        base: the model that it is of.
+        x: specs of its inputs.
     """
-    base = model._towers.base
-    if not _is_built(base):
+    if not _is_built(base.model):
         with tf.device("/cpu:0"):
-            base(tf.nest.map_structure(symbolic, x))
+            base.model(tf.nest.map_structure(symbolic, x))
     if not model.built:
-        take_over(model)
+        take_over(model, base)
 
 
-def build_loss(model: keras.Model, *batch: Any) -> None:
+def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
     """Builds the layers that a `compute_loss` alone calls, as a distillation's teacher is one.
 
     Args:
+        model, base: as for `build`.
         batch: specs of x, y and sample_weight.
     """
     with tf.init_scope(), tf.device("/cpu:0"):
-        build(model, batch[0])
+        build(model, base, batch[0])
         if overrides(model, "compute_loss") and not _is_built(model):
 
             def compute(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -41,18 +57,18 @@ def build_loss(model: keras.Model, *batch: Any) -> None:
                 tf.function(compute, autograph=False).get_concrete_function(*batch)
 
 
-def _is_built(model: keras.Model) -> bool:
-    return all(layer.built for layer in keras_internals.all_layers(model))
-
-
-def take_over(model: keras.Model) -> None:
+def take_over(model: keras.Model, base: Base) -> None:
     """Takes the attributes that building has changed in the base, save those changed here, too."""
-    before, current = model._towers.unbuilt, vars(model)
+    before, current = base.unbuilt, vars(model)
     changed = {
         key: value
-        for key, value in vars(model._towers.base).items()
+        for key, value in vars(base.model).items()
         if before.get(key) is not value
         and before.get(key) is current.get(key)
         and not key.endswith("_function")
     }
     model.__dict__.update(changed, built=True)
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in keras_internals.all_layers(model))

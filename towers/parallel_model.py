@@ -27,7 +27,7 @@ from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.overrides import overrides
 from towers.own_step import OwnStep
-from towers.parallel_build import build, build_loss, take_over
+from towers.parallel_build import Base, build, build_loss, take_over
 from towers.parallel_check import check_model, explained, hint_gpu_variables
 from towers.resumed.fit import fit_arguments, is_resumed, resumed_fit
 from towers.step import TowerStep, checks
@@ -86,10 +86,10 @@ def parallel_on(
     model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average"
 ) -> keras.Model:
     """`make_parallel`, given the names of the devices and the number of towers."""
-    base = model._towers.base if isinstance(model, ParallelModel) else model
-    unbuilt = {} if model.built else dict(vars(base))
+    given = model._towers.base.model if isinstance(model, ParallelModel) else model
+    base = Base(given, {} if model.built else dict(vars(given)))
     parallel = _share(
-        model, _Towers(base, devices, towers, batch_norm, unbuilt, Workers(join_workers()))
+        model, _Towers(base, devices, towers, batch_norm, Workers(join_workers()))
     )
     hint_gpu_variables(_home(model))
     _forget_functions(parallel)
@@ -101,18 +101,16 @@ class _Towers:
     """What a ParallelModel holds beside the model, hidden from Keras' attribute tracking.
 
     base: the model that was given; it is the one that builds itself.
-    unbuilt: its attributes at that time, where it was not built.
     wants_eager: whether it was compiled with run_eagerly=True.
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
     """
 
-    base: keras.Model
+    base: Base
     devices: list[str]
     num_towers: int
     batch_norm: str
-    unbuilt: dict[str, Any]
     workers: Workers
     wants_eager: bool = False
     step: TowerStep | None = None
@@ -222,12 +220,12 @@ def _share(model: keras.Model, towers: _Towers) -> ParallelModel:
     parallel.__dict__["_towers"] = towers
     if not model.built:
 
-        @functools.wraps(towers.base.build)
-        def build(*args: Any, **kwargs: Any) -> None:
-            towers.base.build(*args, **kwargs)
-            take_over(parallel)
+        @functools.wraps(towers.base.model.build)
+        def build_it(*args: Any, **kwargs: Any) -> None:
+            towers.base.model.build(*args, **kwargs)
+            take_over(parallel, towers.base)
 
-        parallel.__dict__["build"] = build
+        parallel.__dict__["build"] = build_it
     return parallel
 
 
@@ -311,7 +309,7 @@ def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight:
     if name == "predict":  # which has no metrics, and passes over labels
         y = sample_weight = None
     else:
-        build_loss(model, x, y, sample_weight)
+        build_loss(model, model._towers.base, x, y, sample_weight)
     step = _step(model, name, x)
     step.check_agreement()
     y_pred = step.trace_tower(name, x, y, sample_weight)
@@ -329,7 +327,7 @@ def _step(model: ParallelModel, name: str, x: Any) -> TowerStep:
     step = model._towers.step
     if step is None or name == "train" and step.optimizer is not model.optimizer:
         with tf.init_scope():
-            build(model, x)
+            build(model, model._towers.base, x)
             step = model._towers.step = _make_step(model, name)
     return step
 
