@@ -180,9 +180,10 @@ def _define_run_flags(define: Callable[..., None]) -> None:
 def _define_flags_that_look(define: Callable[..., None]) -> None:
     """What is looked at, instead of training or before."""
     switch = flags.DEFINE_boolean
-    define(switch, "verify_gradients", "Compare the averaged gradient with the "
-           "large-batch gradient on the first batch, then train. Off by default: it takes the "
-           "memory of a whole global batch on one device.")
+    define(command_line.DEFINE_switch_or_warn, "verify_gradients", "Compare the averaged gradient "
+           "with the large-batch gradient on the first batch, then train; where they differ, name "
+           "the loss or layer and end before the first update, or, with =warn, train all the same. "
+           "Off by default: it takes the memory of a whole global batch on one device.")
     define(switch, "profile", "Measure the phases of a step, name what bounds it and "
            "what to change; train nothing.")
     define(switch, "plan", "Print devices, towers, shard sizes and the bytes that "

@@ -61,6 +61,7 @@ from towers.config import TrainConfig, step_epochs
         ({"monitor": 3}, r"monitor \(3\) must be text\."),
         ({"model": None}, r"model \(None\) must be text\."),
         ({"plan": "yes"}, r"plan \('yes'\) must be True or False\."),
+        ({"verify_gradients": "yes"}, r"verify_gradients \('yes'\) .* False or 'warn'\."),
         ({"batch_size": 10**19}, r"batch_size \(10{19}\) must be at most 2147483647\."),
         ({"num_gpus": 100_000}, r"num_gpus \(100000\) must be at most 1024\."),
         ({"num_towers": 10**9}, r"num_towers \(1000000000\) must be at most "),

@@ -57,6 +57,7 @@ _LARGEST = {  # of what a computation is made of: beyond them it would not end, 
 _LARGEST_COUNT = 2**63 - 1  # of any other: TensorFlow counts so far
 _LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
+WARN = "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
@@ -126,7 +127,8 @@ class TrainConfig:
     early_stopping: epochs without a better one after which the run ends; None means never.
     tensorboard: write the epochs' scalars and the step's graph for TensorBoard.
     histograms: write the parameters' histograms, too, each epoch.
-    verify_gradients: compare the averaged with the large-batch gradient on the first batch.
+    verify_gradients: compare the averaged with the large-batch gradient on the first batch, and end
+        the run before its first update where they differ; "warn" goes on all the same.
     profile: measure the phases of a step and what bounds them; train nothing.
     plan: print the devices, towers and transfers; train nothing.
     export: a new directory for the model at the end, as a SavedModel.
@@ -182,7 +184,7 @@ class TrainConfig:
     early_stopping: int | None = None
     tensorboard: bool = False
     histograms: bool = False
-    verify_gradients: bool = False
+    verify_gradients: bool | str = False
     profile: bool = False
     plan: bool = False
     export: str | None = None
@@ -202,6 +204,8 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             if field.type in (bool, bool | None):
                 _check_switch(field.name, getattr(self, field.name))
+        if self.verify_gradients != WARN:
+            _check_switch("verify_gradients", self.verify_gradients, f" or {WARN!r}")
         for name in _TEXTS:
             object.__setattr__(self, name, _text(name, getattr(self, name)))
         _check_positive("learning_rate", self.learning_rate, "0.001")
@@ -331,9 +335,9 @@ def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> N
         raise ValueError(f"{name} ({_shown(value)}) must be at most {largest}.")
 
 
-def _check_switch(name: str, value: Any) -> None:
+def _check_switch(name: str, value: Any, or_else: str = "") -> None:
     if type(value) is not bool and not (value is None and _may_be_none(name)):
-        raise ValueError(f"{name} ({_shown(value)}) must be True or False.")
+        raise ValueError(f"{name} ({_shown(value)}) must be True or False{or_else}.")
 
 
 def _text(name: str, value: Any) -> str | None:
