@@ -49,7 +49,7 @@ class Run(NamedTuple):
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
-    notes: what to tell the user of the model and its training, in lines.
+    notes: what to tell the user of the data, the model and its training, in lines.
     """
 
     config: TrainConfig
@@ -97,7 +97,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     own_task = model.compiled
     with tf.device(home):
         build_layers(model, train_examples)
-        notes = _prepare(model, config)
+        notes = [*dataset.notes, *_prepare(model, config)]
         notes += _give_optimizer(model, config, source, length)
         metrics = CompiledMetrics(model)
         make_step = _step_maker(config, model, metrics, devices)

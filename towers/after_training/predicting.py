@@ -1,7 +1,7 @@
 """--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +104,21 @@ def _prepare(
         named.import_module(config.model, "model")
     with tf.device(_HOME):
         model = load(file, argument, compile)
-    examples = _test_examples(config, model, file, argument)
+    examples, notes = _test_examples(config, model, file, argument)
     num_towers = config.num_towers_on(len(devices))
     out.line(devices_line(_HOME, place_towers(num_towers, devices)))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
+    for note in notes:
+        out.line(labelled("", note))
     batch_size = config.global_batch_size(len(devices))
     return parallel_on(model, devices, num_towers), examples, batch_size
 
 
 def _test_examples(
     config: TrainConfig, model: keras.Model, file: Path, argument: str
-) -> Examples:
+) -> tuple[Examples, Sequence[str]]:
+    """The test examples, and what to tell of how they were taken."""
     shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
     shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
     dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
@@ -128,7 +131,8 @@ def _test_examples(
             f"{found}."
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
-    return load_examples(dataset.test, datasets.num_examples(dataset.test), options)
+    examples = load_examples(dataset.test, datasets.num_examples(dataset.test), options)
+    return examples, dataset.notes
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:

@@ -1,5 +1,6 @@
 """What every data set is, and what every data set must satisfy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +32,7 @@ class Dataset:
     num_classes: the number of labels; None where the examples have any structure: then train and
         test are as `structures.from_splits` says, and test may be None.
     input_shape: the shape of one x; of a structure, that of each part.
+    notes: what to tell the user of how the examples were taken, in lines.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Dataset:
     test: "Split | None"
     num_classes: int | None
     input_shape: Any
+    notes: Sequence[str] = ()
 
 
 def num_examples(split: Split) -> int:
