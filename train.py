@@ -50,6 +50,8 @@ def _define_data_flags(define: Callable[..., None]) -> None:
            "default needs no download.")
     define(string, "data_dir", "Directory of the data set's files; for npz, the file. Default: "
            "the data set's own place.")
+    define(string, "image_size", "Of image_folder: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as "
+           "224x224x3, of all images. Default: what most of those to train on have.")
     define(string, "features", "Of array_record and tfrecord: package.module:function, one record "
            "-> (x, y). Default: none, for these need one.")
     define(integer, "data_workers", "Processes that read a source with __len__ and __getitem__; "

@@ -12,6 +12,7 @@ from towers.compiled import CompiledMetrics, check_steps, directions, losses, re
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.image_folder import shown
 from towers.datasets.options import InputOptions
 from towers.recipe.freezing import freeze
 from towers.recipe.label_smoothing import smoothed
@@ -50,6 +51,7 @@ class Run(NamedTuple):
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
     notes: what to tell the user of the data, the model and its training, in lines.
+    warnings: what to warn of in the data, likewise.
     """
 
     config: TrainConfig
@@ -65,6 +67,7 @@ class Run(NamedTuple):
     own_task: bool
     first_iteration: int
     notes: Sequence[str]
+    warnings: Sequence[str]
 
     @property
     def columns(self) -> list[str]:
@@ -114,6 +117,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
+        image_size=_image_size(config, dataset),
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
@@ -131,6 +135,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         own_task=own_task,
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
+        warnings=dataset.warnings,
     )
 
 
@@ -150,6 +155,12 @@ def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | N
         return train, None
     plain = options._replace(augment=None)
     return train, load_examples(dataset.test, num_examples(dataset.test), plain)
+
+
+def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
+    """Of a run that begins with images of files what they have, so that it stays; else as given."""
+    begins = config.resume is None and dataset.name == "image_folder"
+    return shown(dataset.input_shape) if begins else config.image_size
 
 
 def _columns(names: Sequence[str], test: Examples | None) -> list[str]:

@@ -22,7 +22,7 @@ _CHOICES = {
 }
 _TEXTS = (
     "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
-    "freeze", "init_from", "export", "features", "augment",
+    "freeze", "init_from", "export", "features", "augment", "image_size",
 )
 _PATHS = ("model", "run_dir", "resume", "data_dir", "init_from", "export")
 _SMALLEST = {
@@ -68,6 +68,8 @@ class TrainConfig:
     model: a built-in name, "package.module:function", or FILE.keras.
     dataset: likewise.
     data_dir: where the data set's files are; None means the data set's own place.
+    image_size: "HEIGHTxWIDTH" or "HEIGHTxWIDTHxCHANNELS" of all images of "image_folder"; None
+        means what most of those to train on have.
     features: "package.module:function", what parses a record of "array_record" or "tfrecord".
     data_workers: processes that read a random-access source; 0 means a thread of this one.
     data_timeout: seconds that one example of such a source may take.
@@ -137,6 +139,7 @@ class TrainConfig:
     model: str = "cnn"
     dataset: str = "mnist"
     data_dir: str | None = None
+    image_size: str | None = None
     features: str | None = None
     data_workers: int = 0
     data_timeout: float = 300.0
@@ -220,6 +223,7 @@ class TrainConfig:
         for name, example in _PARTS.items():
             _check_part(name, getattr(self, name), example)
         step_epochs(self.schedule)
+        _check_image_size(self.image_size)
         self._check_together()
 
     def global_batch_size(self, num_devices: int) -> int:
@@ -236,6 +240,14 @@ class TrainConfig:
     def num_towers_on(self, num_devices: int) -> int:
         """The towers, given how many devices run them; of "auto" the fewest."""
         return self.fixed_towers or num_devices * (self.accumulate or 1)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int | None] | None:
+        """(height, width, channels) of `image_size`; None for what it does not say."""
+        if self.image_size is None:
+            return None
+        height, width, *channels = map(int, self.image_size.split("x"))
+        return height, width, channels[0] if channels else None
 
     @property
     def has_schedule(self) -> bool:
@@ -317,6 +329,14 @@ def step_epochs(schedule: str) -> list[int]:
             "the epochs, in ascending order, after which the learning rate is a tenth."
         )
     return epochs
+
+
+def _check_image_size(text: str | None) -> None:
+    if text is not None and not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", text):
+        raise ValueError(
+            f"image_size ({_shown(text)}) must be HEIGHTxWIDTH, each from 1 to 99999, or "
+            "HEIGHTxWIDTHxCHANNELS, 1 (gray) or 3 (color), such as 224x224x3."
+        )
 
 
 def _may_be_none(name: str) -> bool:

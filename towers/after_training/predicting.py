@@ -1,7 +1,7 @@
 """--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +104,23 @@ def _prepare(
         named.import_module(config.model, "model")
     with tf.device(_HOME):
         model = load(file, argument, compile)
-    examples, notes = _test_examples(config, model, file, argument)
+    examples, dataset = _test_examples(config, model, file, argument)
     num_towers = config.num_towers_on(len(devices))
     out.line(devices_line(_HOME, place_towers(num_towers, devices)))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
-    for note in notes:
+    for note in dataset.notes:
         out.line(labelled("", note))
+    for warning in dataset.warnings:
+        out.warn(warning)
     batch_size = config.global_batch_size(len(devices))
     return parallel_on(model, devices, num_towers), examples, batch_size
 
 
 def _test_examples(
     config: TrainConfig, model: keras.Model, file: Path, argument: str
-) -> tuple[Examples, Sequence[str]]:
-    """The test examples, and what to tell of how they were taken."""
+) -> tuple[Examples, Dataset]:
+    """The test examples, and the data set that they are of."""
     shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
     shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
     dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
@@ -132,7 +134,7 @@ def _test_examples(
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
     examples = load_examples(dataset.test, datasets.num_examples(dataset.test), options)
-    return examples, dataset.notes
+    return examples, dataset
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
@@ -141,7 +143,7 @@ def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -
     def load(own_task: bool) -> Dataset:
         return datasets.load(
             config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
-            own_task=own_task, features=config.features,
+            own_task=own_task, features=config.features, image_size=config.image_shape,
         )
 
     if config.model != PYTHON:

@@ -32,7 +32,7 @@ class Dataset:
     num_classes: the number of labels; None where the examples have any structure: then train and
         test are as `structures.from_splits` says, and test may be None.
     input_shape: the shape of one x; of a structure, that of each part.
-    notes: what to tell the user of how the examples were taken, in lines.
+    notes, warnings: what to tell the user of how the examples were taken, in lines.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Dataset:
     num_classes: int | None
     input_shape: Any
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def num_examples(split: Split) -> int:

@@ -53,8 +53,8 @@ def describe(run: Run, out: Report, what: str) -> None:
         out.line(report.task_line(run.metrics, [*given(config), *smoothing]))
     for note in run.notes:
         out.line(report.labelled("", note))
-    warning = report.split_warning(run.batch_size, step.num_towers)
-    if warning is not None:
+    split = report.split_warning(run.batch_size, step.num_towers)
+    for warning in [*run.warnings, *([] if split is None else [split])]:
         out.warn(warning)
 
 
