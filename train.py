@@ -50,6 +50,8 @@ def _define_data_flags(define: Callable[..., None]) -> None:
            "default needs no download.")
     define(string, "data_dir", "Directory of the data set's files; for npz, the file. Default: "
            "the data set's own place.")
+    define(string, "image_size", "Of image_folder: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as "
+           "224x224x3, of all images. Default: what most of those to train on have.")
     define(string, "features", "Of array_record and tfrecord: package.module:function, one record "
            "-> (x, y). Default: none, for these need one.")
     define(integer, "data_workers", "Processes that read a source with __len__ and __getitem__; "
@@ -184,9 +186,10 @@ def _define_run_flags(define: Callable[..., None]) -> None:
 def _define_flags_that_look(define: Callable[..., None]) -> None:
     """What is looked at, instead of training or before."""
     switch = flags.DEFINE_boolean
-    define(switch, "verify_gradients", "Compare the averaged gradient with the "
-           "large-batch gradient on the first batch, then train. Off by default: it takes the "
-           "memory of a whole global batch on one device.")
+    define(command_line.DEFINE_switch_or_warn, "verify_gradients", "Compare the averaged gradient "
+           "with the large-batch gradient on the first batch, then train; where they differ, name "
+           "the loss or layer and end before the first update, or, with =warn, train all the same. "
+           "Off by default: it takes the memory of a whole global batch on one device.")
     define(switch, "profile", "Measure the phases of a step, name what bounds it and "
            "what to change; train nothing.")
     define(switch, "plan", "Print devices, towers, shard sizes and the bytes that "

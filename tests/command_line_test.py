@@ -66,6 +66,22 @@ def test_a_flag_takes_a_count_or_auto(count):
         count.parse("2.5")
 
 
+def test_a_flag_is_on_off_or_warn_and_help_lists_it_with_its_module():
+    command_line.DEFINE_switch_or_warn("checks", False, "for these tests")
+    try:
+        for argument, value in (
+            ("--checks", True), ("--nochecks", False), ("--checks=false", False),
+            ("--checks=warn", "warn"),
+        ):
+            flags.FLAGS(["command", argument])
+            assert flags.FLAGS.checks == value
+        with pytest.raises(flags.IllegalFlagValueError, match="must be true, false or warn"):
+            flags.FLAGS(["command", "--checks=perhaps"])
+        assert "--[no]checks" in flags.FLAGS.module_help(__name__)
+    finally:
+        delattr(flags.FLAGS, "checks")
+
+
 @pytest.mark.parametrize(("text", "expected"), [
     ("num_gpus (8) is more than this machine has. Use num_gpus=2, or num_gpus=2 num_towers=8.",
      "--num_gpus (8) is more than this machine has. Use --num_gpus=2, or --num_gpus=2 "

@@ -61,6 +61,11 @@ from towers.config import TrainConfig, step_epochs
         ({"monitor": 3}, r"monitor \(3\) must be text\."),
         ({"model": None}, r"model \(None\) must be text\."),
         ({"plan": "yes"}, r"plan \('yes'\) must be True or False\."),
+        ({"image_size": "224"}, r"image_size \('224'\) must be HEIGHTxWIDTH, .* such as 224x224x3"),
+        ({"image_size": "0x224"}, r"image_size \('0x224'\) must be "),
+        ({"image_size": "8x8x2"}, r"image_size \('8x8x2'\) must be .* 1 \(gray\) or 3"),
+        ({"image_size": (8, 8)}, r"image_size \(\(8, 8\)\) must be text"),
+        ({"verify_gradients": "yes"}, r"verify_gradients \('yes'\) .* False or 'warn'\."),
         ({"batch_size": 10**19}, r"batch_size \(10{19}\) must be at most 2147483647\."),
         ({"num_gpus": 100_000}, r"num_gpus \(100000\) must be at most 1024\."),
         ({"num_towers": 10**9}, r"num_towers \(1000000000\) must be at most "),
@@ -96,6 +101,11 @@ def test_the_towers_of_a_number_of_devices():
 
 def test_the_epochs_of_a_schedule():
     assert (step_epochs("step:30,60"), step_epochs("cosine")) == ([30, 60], [])
+
+
+def test_an_image_size_may_leave_the_channels_open():
+    sizes = (None, "4x5", "4x5x3")
+    assert [TrainConfig(image_size=s).image_shape for s in sizes] == [None, (4, 5, None), (4, 5, 3)]
 
 
 def test_json_brings_back_the_same_configuration():

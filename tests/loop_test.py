@@ -171,6 +171,18 @@ def test_verifying_the_gradients_does_not_change_the_run(capsys):
     assert verified == plain
 
 
+def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
+    differing = {
+        "model": "tests.diagnosis.blame_test:summing",
+        "dataset": "tests.diagnosis.blame_test:data", "num_towers": 3, "run_dir": "run",
+    }
+    with pytest.raises(ValueError, match="^`verify_gradients` has found .*'summed_of_large_"):
+        towers.train(config(**differing, verify_gradients=True))
+    assert list(run_dir.Path(".").iterdir()) == []
+    towers.train(config(**differing, verify_gradients="warn"))
+    assert "Warning   largest relative difference" in capsys.readouterr().out
+
+
 def test_callbacks_see_what_keras_shows_them():
     seen = []
 

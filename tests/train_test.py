@@ -95,6 +95,15 @@ def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
     assert message.startswith("--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave")
 
 
+def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
+    message = error_of(
+        "--model=tests.diagnosis.blame_test:summing", "--dataset=tests.diagnosis.blame_test:data",
+        "--num_towers=3", "--verify_gradients", cwd=tmp_path,
+    )
+    assert message.startswith("--verify_gradients has found") and "'summed_of_large" in message
+    assert message.endswith(" --verify_gradients=warn trains all the same.")
+
+
 def test_verbosity_1_shows_the_traceback(tmp_path):
     done = run_train("--num_gpus=0", "--verbosity=1", cwd=tmp_path)
     assert done.stderr.startswith("Traceback ")
@@ -106,7 +115,8 @@ def test_help_lists_the_flags_and_is_no_error(tmp_path):
     done = run_train("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "python train.py --num_gpus=8 --batch_size=128" in done.stdout
-    assert "--batch_size: Global batch" in done.stdout
+    for flag in ("batch_size: Global batch", "num_towers: ", "[no]verify_gradients: "):
+        assert f"\n  --{flag}" in done.stdout
 
 
 def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):

@@ -12,10 +12,9 @@ from towers.compiled import CompiledMetrics, check_steps, directions, losses, re
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, load_examples, num_steps
 from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.image_folder import shown
 from towers.datasets.options import InputOptions
 from towers.datasets.weighting import weighed
-from towers.recipe.freezing import freeze
-from towers.recipe.label_smoothing import smoothed
 from towers.machine import devices as devices_lib
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
@@ -24,6 +23,8 @@ from towers.machine.workers import Workers, join_workers
 from towers.models import ModelSource
 from towers.models.dropout import set_dropout
 from towers.objects import Objects
+from towers.recipe.freezing import freeze
+from towers.recipe.label_smoothing import smoothed
 from towers.recipe.optimizer import make_optimizer, with_given
 from towers.recipe.schedules import Length, schedule_notes
 from towers.recipe.starting_values import take_values
@@ -50,7 +51,8 @@ class Run(NamedTuple):
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
-    notes: what to tell the user of the model and its training, in lines.
+    notes: what to tell the user of the data, the model and its training, in lines.
+    warnings: what to warn of in the data, likewise.
     class_names: of the data, by label; () where they have none.
     """
 
@@ -68,6 +70,7 @@ class Run(NamedTuple):
     first_iteration: int
     notes: Sequence[str]
     class_names: Sequence[str]
+    warnings: Sequence[str]
 
     @property
     def columns(self) -> list[str]:
@@ -103,7 +106,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         train_examples, weights = weighed(
             train_examples, config.class_weight, model, dataset.num_classes
         )
-        notes = _prepare(model, config)
+        notes = [*dataset.notes, *_prepare(model, config)]
         notes += [*weights, *_give_optimizer(model, config, source, length)]
         metrics = CompiledMetrics(model)
         make_step = _step_maker(config, model, metrics, devices)
@@ -120,6 +123,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
+        image_size=_image_size(config, dataset),
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
@@ -138,6 +142,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
         class_names=dataset.class_names,
+        warnings=dataset.warnings,
     )
 
 
@@ -157,6 +162,12 @@ def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | N
         return train, None
     plain = options._replace(augment=None)
     return train, load_examples(dataset.test, num_examples(dataset.test), plain)
+
+
+def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
+    """Of a run that begins with images of files what they have, so that it stays; else as given."""
+    begins = config.resume is None and dataset.name == "image_folder"
+    return shown(dataset.input_shape) if begins else config.image_size
 
 
 def _columns(names: Sequence[str], test: Examples | None) -> list[str]:

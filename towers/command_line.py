@@ -14,10 +14,13 @@ from typing import Any, NoReturn
 from absl import app, flags
 from absl import logging as absl_logging
 
+from towers.config import WARN
 from towers.levels.lines import line_of_error
 from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.terminal import Noise
+
+flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
 
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
@@ -77,6 +80,25 @@ class _CountOrAuto(flags.ArgumentParser):
             return int(argument)
         except ValueError:
             raise ValueError("it must be a whole number, or auto") from None
+
+
+def DEFINE_switch_or_warn(name: str, default: bool | str, help: str) -> None:
+    """Defines a flag that is on, off (--noNAME), or "warn"."""
+    flags.DEFINE(_SwitchOrWarn(), name, default, help, boolean=True)
+
+
+class _SwitchOrWarn(flags.BooleanParser):
+    """"true" -> True, "warn" -> "warn"."""
+
+    syntactic_help = "true, false or warn"
+
+    def parse(self, argument: Any) -> bool | str:  # type: ignore[override]
+        if argument == WARN:
+            return WARN
+        try:
+            return super().parse(argument)
+        except ValueError:
+            raise ValueError("it must be true, false or warn") from None
 
 
 def exit_code(command: Callable[[], None]) -> int:

@@ -24,7 +24,7 @@ _CHOICES = {
 }
 _TEXTS = (
     "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
-    "freeze", "init_from", "export", "features", "augment",
+    "freeze", "init_from", "export", "features", "augment", "image_size",
 )
 _PATHS = ("model", "run_dir", "resume", "data_dir", "init_from", "export")
 _SMALLEST = {
@@ -59,6 +59,7 @@ _LARGEST = {  # of what a computation is made of: beyond them it would not end, 
 _LARGEST_COUNT = 2**63 - 1  # of any other: TensorFlow counts so far
 _LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
+WARN = "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
@@ -69,6 +70,8 @@ class TrainConfig:
     model: a built-in name, "package.module:function", or FILE.keras.
     dataset: likewise.
     data_dir: where the data set's files are; None means the data set's own place.
+    image_size: "HEIGHTxWIDTH" or "HEIGHTxWIDTHxCHANNELS" of all images of "image_folder"; None
+        means what most of those to train on have.
     features: "package.module:function", what parses a record of "array_record" or "tfrecord".
     data_workers: processes that read a random-access source; 0 means a thread of this one.
     data_timeout: seconds that one example of such a source may take.
@@ -130,7 +133,8 @@ class TrainConfig:
     early_stopping: epochs without a better one after which the run ends; None means never.
     tensorboard: write the epochs' scalars and the step's graph for TensorBoard.
     histograms: write the parameters' histograms, too, each epoch.
-    verify_gradients: compare the averaged with the large-batch gradient on the first batch.
+    verify_gradients: compare the averaged with the large-batch gradient on the first batch, and end
+        the run before its first update where they differ; "warn" goes on all the same.
     profile: measure the phases of a step and what bounds them; train nothing.
     plan: print the devices, towers and transfers; train nothing.
     export: a new directory for the model at the end, as a SavedModel.
@@ -139,6 +143,7 @@ class TrainConfig:
     model: str = "cnn"
     dataset: str = "mnist"
     data_dir: str | None = None
+    image_size: str | None = None
     features: str | None = None
     data_workers: int = 0
     data_timeout: float = 300.0
@@ -187,7 +192,7 @@ class TrainConfig:
     early_stopping: int | None = None
     tensorboard: bool = False
     histograms: bool = False
-    verify_gradients: bool = False
+    verify_gradients: bool | str = False
     profile: bool = False
     plan: bool = False
     export: str | None = None
@@ -207,6 +212,8 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             if field.type in (bool, bool | None):
                 _check_switch(field.name, getattr(self, field.name))
+        if self.verify_gradients != WARN:
+            _check_switch("verify_gradients", self.verify_gradients, f" or {WARN!r}")
         for name in _TEXTS:
             object.__setattr__(self, name, _text(name, getattr(self, name)))
         _check_positive("learning_rate", self.learning_rate, "0.001")
@@ -222,6 +229,7 @@ class TrainConfig:
             _check_part(name, getattr(self, name), example)
         step_epochs(self.schedule)
         object.__setattr__(self, "class_weight", as_text(self.class_weight))
+        _check_image_size(self.image_size)
         self._check_together()
 
     def global_batch_size(self, num_devices: int) -> int:
@@ -238,6 +246,14 @@ class TrainConfig:
     def num_towers_on(self, num_devices: int) -> int:
         """The towers, given how many devices run them; of "auto" the fewest."""
         return self.fixed_towers or num_devices * (self.accumulate or 1)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int | None] | None:
+        """(height, width, channels) of `image_size`; None for what it does not say."""
+        if self.image_size is None:
+            return None
+        height, width, *channels = map(int, self.image_size.split("x"))
+        return height, width, channels[0] if channels else None
 
     @property
     def has_schedule(self) -> bool:
@@ -321,6 +337,14 @@ def step_epochs(schedule: str) -> list[int]:
     return epochs
 
 
+def _check_image_size(text: str | None) -> None:
+    if text is not None and not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", text):
+        raise ValueError(
+            f"image_size ({_shown(text)}) must be HEIGHTxWIDTH, each from 1 to 99999, or "
+            "HEIGHTxWIDTHxCHANNELS, 1 (gray) or 3 (color), such as 224x224x3."
+        )
+
+
 def _may_be_none(name: str) -> bool:
     return getattr(TrainConfig, name) is None  # the class holds the fields' defaults
 
@@ -337,9 +361,9 @@ def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> N
         raise ValueError(f"{name} ({_shown(value)}) must be at most {largest}.")
 
 
-def _check_switch(name: str, value: Any) -> None:
+def _check_switch(name: str, value: Any, or_else: str = "") -> None:
     if type(value) is not bool and not (value is None and _may_be_none(name)):
-        raise ValueError(f"{name} ({_shown(value)}) must be True or False.")
+        raise ValueError(f"{name} ({_shown(value)}) must be True or False{or_else}.")
 
 
 def _text(name: str, value: Any) -> str | None:

@@ -1,5 +1,6 @@
 """train(config): from a configuration to a trained model, and the run directory it leaves."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,7 +16,8 @@ from towers.callbacks import Callbacks, check, load
 from towers.config import TrainConfig
 from towers.datasets import batches
 from towers.diagnosis.anatomy_report import show_anatomy
-from towers.diagnosis.describe import describe, show_plan, verify
+from towers.diagnosis.describe import describe, show_plan, show_verified, verified
+from towers.diagnosis.verify import Verification
 from towers.fitting import build_fitting
 from towers.epochs import Epochs, evaluate, num_steps
 from towers.listener import Listener, Listeners
@@ -113,6 +115,8 @@ def _run(
     config, cluster = run.config, run.workers.cluster
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
+    together.check_same(run, {})
+    verification = _verified(run)
     directory = together.directory(run, lambda config: _make_directory(config, begun), begun)
     log = directory / together.log_name(cluster)
     make_saver = Saver if cluster.is_chief else Follower
@@ -137,8 +141,8 @@ def _run(
         if config.profile:
             show_anatomy(run, directory / run_dir.PROFILE, out)
             return {}
-        if config.verify_gradients:
-            verify(run, out)
+        if verification is not None:
+            show_verified(verification, out)
         position = Position() if loaded is None else loaded.position
         model: keras.Model | Path = run.step.model
         if config.epochs == 0:
@@ -152,6 +156,18 @@ def _run(
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, str(begun / config.export)))
         return history
+
+
+def _verified(run: Run) -> Verification | None:
+    """What --verify_gradients has found, before a run has a directory; None: nobody has asked."""
+    config, nowhere = run.config, Path(os.devnull)
+    if not config.verify_gradients or config.profile:
+        return None
+    with (
+        out_of_memory_explained(run, nowhere),
+        deterministic.refusals_explained(config.deterministic, nowhere),
+    ):
+        return verified(run)
 
 
 def _train(

@@ -31,6 +31,10 @@ class Objects(NamedTuple):
             raise ValueError(
                 f"data_dir ({config.data_dir}) has no effect beside `train`; leave it out."
             )
+        if self.train is not None and config.image_size is not None:
+            raise ValueError(
+                f"image_size ({config.image_size}) has no effect beside `train`; leave it out."
+            )
         for name, value in (("model", self.model), ("dataset", self.train)):
             _check(name, value, config)
         given = {"model": self.model, "dataset": self.train}

@@ -122,6 +122,7 @@ def _load(
         num_classes=source.num_classes,
         own_task=own_task,
         features=config.features,
+        image_size=config.image_shape,
     )
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import towers
 from tests.loop_test import config, small_data
-from towers.config import TrainConfig
 from towers.after_training.export import export_model
+from towers.config import TrainConfig
 
 
 @pytest.fixture(autouse=True)

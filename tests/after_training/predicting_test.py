@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.datasets import pixels_test
 from tests.loop_test import small_data
 from towers.after_training import predicting
-from towers.config import TrainConfig
 from towers.after_training.predicting import evaluate_file, predict_file
+from towers.config import TrainConfig
 from towers.reporting.report import Report
 from towers.saving.model_files import file_config, find_file
 
@@ -159,6 +160,16 @@ def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, 
             assert saved[name].dtype == np.float32
             values = expected[name].astype(np.float32)
             np.testing.assert_allclose(saved[name], values, rtol=2**-7)  # of bfloat16
+
+
+def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path):
+    pixels_test.model().save(tmp_path / "m.keras")
+    data = config(dataset="tests.datasets.pixels_test:splits")
+    found = evaluate_file(data, tmp_path / "m.keras", out)
+    saved = keras.saving.load_model(tmp_path / "m.keras")
+    expected = saved.evaluate(pixels_test.DIVIDED, pixels_test.LABELS, verbose=0)
+    assert found["loss"] == pytest.approx(expected, rel=1e-6)
+    assert f"          {pixels_test.SAID}\n" in out.text()
 
 
 def test_a_model_without_a_loss_predicts_and_is_not_evaluated(out, tmp_path):

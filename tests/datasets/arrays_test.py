@@ -9,13 +9,13 @@ from towers.datasets.arrays import from_arrays
 WHERE = ("train.bin", "test.bin")
 
 
-def test_uint8_is_scaled_and_other_numbers_keep_their_values():
+def test_uint8_images_are_scaled_and_other_numbers_keep_their_values():
     y = np.array([0, 1])
     for dtype, wanted in ((np.uint8, 1.0), (np.int64, 255.0), (np.float64, 255.0)):
-        x = np.array([[0], [255]], dtype)
+        x = np.array([[[0]], [[255]]], dtype)
         dataset = from_arrays("a", (x, y), (x, y), WHERE)
         assert dataset.train[0].dtype == np.float32
-        assert dataset.train[0].tolist() == [[0], [wanted]]
+        assert dataset.train[0].tolist() == [[[0]], [[wanted]]]
 
 
 def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():

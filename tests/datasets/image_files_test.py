@@ -1,5 +1,6 @@
 """Images that are decoded while training runs: the same as in memory, from any step; and faults."""
 
+import json
 from pathlib import Path
 
 import keras
@@ -11,10 +12,14 @@ import towers
 from tests import forked
 from tests.train_test import environment
 from towers import datasets
+from towers.after_training.predicting import evaluate_file
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import image_folder
 from towers.datasets.image_files import ImageFiles
+from towers.reporting.report import Report
+from towers.saving.model_files import file_config
+from towers.saving.resume import continued_config
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
 
@@ -213,6 +218,25 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     path.write_bytes(content[0])
     assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == once
     assert weights(tmp_path / "run") == weights(tmp_path / "once")
+
+
+def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
+    folder, tmp_path, capsys
+):
+    towers.train(config(folder, tmp_path / "run"))
+    said = capsys.readouterr().out
+    assert "\n          images of 6x7x3 (height x width x channels)\n" in said
+    assert "Warning   8 of 34 images are not of the most frequent size and channels, 6x7x3" in said
+    values = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert values["image_size"] == "6x7x3"
+    for path in folder.rglob("*.png"):
+        if "val" in path.parts:
+            path.write_bytes(tf.io.encode_png(np.zeros((9, 9, 1), np.uint8)).numpy())
+    given = file_config(tmp_path / "run" / "final.keras", {"num_gpus": 1})
+    evaluate_file(given, tmp_path / "run" / "final.keras", Report())
+    assert "images of 6x7x3" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
+        continued_config(str(tmp_path / "run"), {"image_size": "9x9"})
 
 
 STREAMED = """

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from towers import datasets
+from towers.datasets import image_folder
 from towers.datasets.image_files import decode_all
 from towers.datasets.image_folder import load_flat
 
@@ -116,11 +117,53 @@ def test_pixels_are_scaled_to_0_to_1_and_colors_kept(tmp_path):
     assert dataset.input_shape == (4, 5, 3)
 
 
-def test_others_are_squeezed_to_the_first_ones_size(split_folder):
-    write(split_folder / "train" / "b" / "9.png", 99, (40, 3, 1))
+def test_others_are_squeezed_to_the_most_frequent_size_and_that_is_said(split_folder):
+    assert load(split_folder).notes == ["images of 4x5x1 (height x width x channels)"]
+    assert load(split_folder).warnings == []
+    write(split_folder / "train" / "a" / "0.png", 99, (40, 3, 3))
+    write(split_folder / "test" / "b" / "0.png", 98, (4, 5, 3))
     dataset = load(split_folder)
     assert dataset.train[0].shape == (7, 4, 5, 1)
-    assert numbers(dataset.train)[-1] == (99, 1)
+    assert numbers(dataset.train)[0] == (99, 0)
+    assert dataset.warnings == [
+        "2 of 10 images are not of the most frequent size and channels, 4x5x1, such as "
+        "train/a/0.png (40x3x3): they are resized to it, whatever their aspect. image_size=HxWxC "
+        "names another."
+    ]
+
+
+def test_photos_of_many_sizes_are_in_color_whatever_a_few_thumbnails_are(tmp_path):
+    for index in range(6):
+        write(tmp_path / "train" / "a" / f"{index}.jpg", 9, (20 + index, 30, 3), tf.io.encode_jpeg)
+    for name in ("train/a/+1.png", "train/a/+2.png", "val/a/1.png"):
+        write(tmp_path / name, 9, (7, 9, 1))
+    assert load(tmp_path).input_shape == (7, 9, 3)
+
+
+def test_of_a_large_folder_only_some_are_looked_at_all_over_it(tmp_path, monkeypatch):
+    for index in range(12):
+        shape = (4, 5, 1) if index < 8 else (6, 6, 3)
+        write(tmp_path / "train" / "a" / f"{index:02}.png", 9, shape)
+    write(tmp_path / "val" / "a" / "1.png", 9)
+    monkeypatch.setattr(image_folder, "LOOKED_AT", 4)
+    dataset = load(tmp_path)  # 0, 3, 6 and 9
+    assert dataset.input_shape == (4, 5, 1)
+    assert dataset.warnings[0].startswith("1 of 5 images looked at, of 13, are not of the most ")
+
+
+@pytest.mark.parametrize(("asked", "shape"), [((8, 6, 3), (8, 6, 3)), ((8, 6, None), (8, 6, 1))])
+def test_a_size_that_is_asked_for_is_that_of_all(split_folder, asked, shape):
+    write(split_folder / "train" / "a" / "0.png", 99, (40, 3, 3))
+    dataset = datasets.load(
+        "image_folder", str(split_folder), input_shape=(1,), num_classes=2, image_size=asked
+    )
+    assert dataset.input_shape == shape and dataset.train[0].shape[1:] == shape
+    assert dataset.warnings == []
+
+
+def test_a_size_is_refused_for_other_data():
+    with pytest.raises(ValueError, match=r"^image_size \(8x6\) is of dataset=image_folder"):
+        datasets.load("mnist", input_shape=(1,), num_classes=2, image_size=(8, 6, None))
 
 
 @pytest.mark.parametrize("channels, kept", [(1, 1), (2, 1), (3, 3), (4, 3)])

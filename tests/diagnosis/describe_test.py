@@ -70,7 +70,8 @@ def test_the_plan_counts_what_a_step_moves():
 def test_verifying_says_how_close_the_gradients_are_and_changes_nothing():
     run = build(config())
     before = [v.numpy() for v in run.step.model.variables]
-    (line,) = lines_of(describe.verify, run)
+    found = describe.verified(run)
+    (line,) = lines_of(lambda _, out: describe.show_verified(found, out), run)
     assert line.startswith("Verify    largest relative difference ")
     assert line.endswith(": the averaged gradient is the large-batch gradient")
     for variable, value in zip(run.step.model.variables, before, strict=True):

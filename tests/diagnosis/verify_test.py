@@ -46,6 +46,15 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
     assert found.difference == pytest.approx(0.5, rel=1e-4)
     assert found.variable == step.model.trainable_variables[0].path
     assert "MORE than float rounding" in str(found)
+    assert "which loss or layer it is cannot be told" in found.error
+
+
+def test_a_gradient_that_is_no_number_is_no_small_difference(monkeypatch):
+    step = make_step(keras.layers.Dense(8))
+    loss, gradients = step.gradients(*make_batch())
+    wrong = [*gradients[:-1], np.nan * gradients[-1]]
+    monkeypatch.setattr(step, "gradients", lambda *batch: (loss, wrong))
+    assert verify_gradients(step, LOSS, *make_batch()).error
 
 
 def test_layers_that_make_towers_differ_are_named():

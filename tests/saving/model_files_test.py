@@ -52,5 +52,14 @@ def test_the_names_of_the_runs_classes_are_found_beside_the_file(run):
             class_names(run / "final.keras")
 
 
+def test_the_size_of_a_runs_images_is_that_of_other_folders_too_and_of_no_other_data(tmp_path):
+    of_run = TrainConfig(dataset="image_folder", data_dir="mine", image_size="4x5x3")
+    (tmp_path / "config.json").write_text(of_run.to_json())
+    other = {"dataset": "image_folder", "data_dir": "other"}
+    assert file_config(tmp_path / "m.keras", other) == TrainConfig(**other, image_size="4x5x3")
+    mnist = {"dataset": "mnist"}
+    assert file_config(tmp_path / "m.keras", mnist) == TrainConfig(**mnist)
+
+
 def test_a_file_without_a_run_beside_it_has_what_is_given(tmp_path):
     assert file_config(tmp_path / "m.keras", {"batch_size": 4}) == TrainConfig(batch_size=4)

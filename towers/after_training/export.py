@@ -9,8 +9,8 @@ import tensorflow as tf
 from rich.text import Text
 
 from towers.named import one_line
-from towers.reporting.report import labelled
 from towers.recipe.starting_values import load
+from towers.reporting.report import labelled
 
 
 def check(path: str | None) -> None:

@@ -22,6 +22,7 @@ from towers.machine.workers import join_workers
 from towers.objects import PYTHON
 from towers.pace import Pace
 from towers.parallel_model import parallel_on
+from towers.recipe.starting_values import load
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import (
     Report,
@@ -29,7 +30,6 @@ from towers.reporting.report import (
     labelled,
     share_line,
 )
-from towers.recipe.starting_values import load
 from towers.saving.model_files import class_names
 
 _HOME = "/cpu:0"
@@ -106,19 +106,23 @@ def _prepare(
         named.import_module(config.model, "model")
     with tf.device(_HOME):
         model = load(file, argument, compile)
-    examples, names = _test_examples(config, model, file, argument)
+    examples, dataset = _test_examples(config, model, file, argument)
     num_towers = config.num_towers_on(len(devices))
     out.line(devices_line(_HOME, place_towers(num_towers, devices)))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
+    for note in dataset.notes:
+        out.line(labelled("", note))
+    for warning in dataset.warnings:
+        out.warn(warning)
     batch_size = config.global_batch_size(len(devices))
-    return parallel_on(model, devices, num_towers), examples, names, batch_size
+    return parallel_on(model, devices, num_towers), examples, dataset.test_names, batch_size
 
 
 def _test_examples(
     config: TrainConfig, model: keras.Model, file: Path, argument: str
-) -> tuple[Examples, Sequence[str]]:
-    """The examples and, where they have any, their names."""
+) -> tuple[Examples, Dataset]:
+    """The test examples, and the data set that they are of."""
     shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
     shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
     dataset = None
@@ -136,7 +140,7 @@ def _test_examples(
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
     examples = load_examples(dataset.test, datasets.num_examples(dataset.test), options)
-    return examples, dataset.test_names
+    return examples, dataset
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
@@ -145,7 +149,7 @@ def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -
     def load(own_task: bool) -> Dataset:
         return datasets.load(
             config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
-            own_task=own_task, features=config.features,
+            own_task=own_task, features=config.features, image_size=config.image_shape,
         )
 
     if config.model != PYTHON:

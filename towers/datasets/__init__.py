@@ -45,6 +45,7 @@ def load(
     num_classes: int,
     own_task: bool = False,
     features: str | None = None,
+    image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
     """The data set of that name.
 
@@ -57,10 +58,11 @@ def load(
         own_task: the model brings its own loss: the examples of "npz" and of a function of one's
             own may have any structure, see `structures`.
         features: "package.module:function", record -> (x, y), of "array_record" and "tfrecord".
+        image_size: of "image_folder", see there.
 
     Raises:
-        ValueError: the name is unknown, data_dir or features is given where nothing is read from
-            it, or the data cannot be read or are wrong.
+        ValueError: the name is unknown, data_dir, features or image_size is given where it has no
+            effect, or the data cannot be read or are wrong.
     """
     if name not in NAMES and ":" not in name:
         raise named.unknown_name(name, "dataset", NAMES)
@@ -73,6 +75,14 @@ def load(
         raise ValueError(
             f"features ({features}) parses records, and dataset={name} has none; leave it out."
         )
+    if image_size is not None:
+        if name != "image_folder":
+            size = image_folder.shown(tuple(n for n in image_size if n is not None))
+            raise ValueError(
+                f"image_size ({size}) is of dataset=image_folder, and has no effect with "
+                f"dataset={name}; leave it out."
+            )
+        return image_folder.load(data_dir, image_size)
     if ":" in name:
         return user.load(name, own_task)
     if name == "npz":

@@ -1,5 +1,6 @@
 """ArrayRecord files: any record by its index, read by processes that open the files themselves."""
 
+from towers.datasets import pixels
 from towers.datasets.dataset import Dataset
 from towers.datasets.random_access import from_source
 from towers.datasets.record_files import find, import_features
@@ -28,4 +29,5 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
             (files.train, f"{files.directory} (train)"), (files.test, f"{files.directory} (test)")
         )
     )
-    return Dataset("array_record", train, test, num_classes or 1, train.shape)
+    found = pixels.notes(*(split.structure[0] for split in (train, test)))
+    return Dataset("array_record", train, test, num_classes or 1, train.shape, found)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from towers.datasets.dataset import Dataset, check_arrays
+from towers.datasets.pixels import divided
 
 
 def from_arrays(
@@ -17,8 +18,8 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays of any numeric type.
 
-    x: uint8 values are pixels, scaled from 0 ... 255 to [0, 1]; floats, booleans and other
-        integers keep their values. Everything becomes float32.
+    x: uint8 images are divided by 255 (see `pixels`); all other numbers keep their values.
+        Everything becomes float32.
     y: integers [N], or [N, 1] as in Keras' CIFAR-10. They become int32.
 
     Args:
@@ -57,10 +58,8 @@ def from_arrays(
 
 def _examples(x: ArrayLike, where: str) -> np.ndarray:
     array = _as_array(x, "x", where)
-    if array.dtype == np.uint8:
-        return np.divide(array, np.float32(255), dtype=np.float32)
     with np.errstate(over="ignore"):  # the infinity is found by check_arrays
-        return array.astype(np.float32, copy=False)
+        return divided(array).astype(np.float32, copy=False)
 
 
 def _labels(y: ArrayLike, where: str) -> np.ndarray:

@@ -172,7 +172,8 @@ def digest(examples: Examples) -> str:
     source = examples.source
     result = hashlib.sha256(str(examples.num_examples).encode())
     if isinstance(source, tf.data.Dataset):
-        result.update(str(source.element_spec).encode())
+        spec = Streamed(source, "the tf.data.Dataset", examples.num_examples).element_spec
+        result.update(str(spec).encode())
         return result.hexdigest()
     if isinstance(source, ImageFiles):
         for name, size, label in zip(source.names, source.sizes(), source.labels, strict=True):

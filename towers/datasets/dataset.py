@@ -32,6 +32,7 @@ class Dataset:
     num_classes: the number of labels; None where the examples have any structure: then train and
         test are as `structures.from_splits` says, and test may be None.
     input_shape: the shape of one x; of a structure, that of each part.
+    notes, warnings: what to tell the user of how the examples were taken, in lines.
     class_names: by label; () where they have none.
     test_names: the names of the test examples, such as of their files; () where they have none.
     """
@@ -41,6 +42,8 @@ class Dataset:
     test: "Split | None"
     num_classes: int | None
     input_shape: Any
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     class_names: Sequence[str] = ()
     test_names: Sequence[str] = ()
 

@@ -8,7 +8,9 @@
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +20,13 @@ import numpy as np
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
 from towers.datasets.image_files import AT_THE_START, ImageFiles, decode_all, image_shape
+from towers.datasets.image_headers import header_shape
 from towers.datasets.memory_share import MEMORY_SHARE, fits
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
 TRAIN, TESTS = "train", ("val", "test")  # val first: a test folder beside it often has no labels
+LOOKED_AT = 10_000  # images of a split whose headers are read: less than a second
+_DECODED = 100  # of these, where the header is of another kind
 TEST_SHARE = 5  # every fifth image, where there is one folder for both
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
 
@@ -33,12 +38,13 @@ class _Split(NamedTuple):
     labels: list[int]
 
 
-def load(data_dir: str | None) -> Dataset:
+def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
     """The images below a directory; classes are numbered in the order of their folders' names.
 
-    x: float32 [N, height, width, channels] in [0, 1]. The first image to train on (by class,
-        then by name) gives the size and whether all are gray (1) or in color (3); others are
-        squeezed to its size. A GIF gives its first frame; transparency is ignored.
+    x: float32 [N, height, width, channels] in [0, 1]. The most frequent size of the images to
+        train on is that of all, and whether more of them are gray (1) or in color (3) decides the
+        channels; others are squeezed to it. Headers tell, of up to `LOOKED_AT` images of a split.
+        A GIF gives its first frame; transparency is ignored.
     y: int32 [N].
 
     Images that take at most `MEMORY_SHARE` of the machine's memory, as float32, train and test
@@ -49,11 +55,13 @@ def load(data_dir: str | None) -> Dataset:
 
     Args:
         data_dir: the directory.
+        image_size: (height, width, channels) in place of the most frequent; channels None: as
+            they are most often.
 
     Raises:
         ValueError: it is missing or cannot be read, has no classes, a class has no images, train
             and test have different classes, or an image cannot be decoded (naming its file): of
-            a folder too large for memory, the first image here, any other in its turn.
+            a folder too large for memory, in its turn.
     """
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
@@ -63,14 +71,17 @@ def load(data_dir: str | None) -> Dataset:
         classes, train, test = _given_split(directory, folders)
     else:
         classes, train, test = folders, *_hashed_split(directory, folders)
-    shape = image_shape(directory / train.names[0])
+    shape, others = _common_shape(directory, train.names, test.names, image_size)
+    note = f"images of {shown(shape)} (height x width x channels)"
+    said: dict[str, Any] = {
+        "notes": [note], "warnings": others, "class_names": classes, "test_names": test.names,
+    }
     train_files, test_files = (
         ImageFiles(directory, split.names, np.array(split.labels, np.int32), shape)
         for split in (train, test)
     )
-    names: dict[str, Any] = {"class_names": classes, "test_names": test.names}
     if not _fit_into_memory(train_files, test_files):
-        return Dataset("image_folder", train_files, test_files, len(classes), shape, **names)
+        return Dataset("image_folder", train_files, test_files, len(classes), shape, **said)
     dataset = from_arrays(
         "image_folder",
         (decode_all(train_files), train_files.labels),
@@ -78,7 +89,7 @@ def load(data_dir: str | None) -> Dataset:
         (f"{directory} (train)", f"{directory} (test)"),
         len(classes),
     )
-    return replace(dataset, **names)
+    return replace(dataset, **said)
 
 
 def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
@@ -108,6 +119,69 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
     labels = np.zeros(len(names), np.int32)
     files = ImageFiles(directory, names, labels, found, AT_THE_START)
     return Dataset("image_folder", files, files, 1, found, test_names=names)
+
+
+def shown(shape: tuple[int, ...]) -> str:
+    """"224x224x3", as --image_size has it."""
+    return "x".join(map(str, shape))
+
+
+# Of which size
+
+
+def _common_shape(
+    directory: Path,
+    train: Sequence[str],
+    test: Sequence[str],
+    asked: tuple[int, int, int | None] | None,
+) -> tuple[tuple[int, int, int], list[str]]:
+    """(height, width, channels) of all images, and a warning where some are of another.
+
+    Raises:
+        ValueError: no image to train on can be read.
+    """
+    if asked is not None and asked[2] is not None:
+        return (asked[0], asked[1], asked[2]), []
+    shapes = _shapes(directory, train)
+    if not shapes:
+        image_shape(directory / train[0])  # says why
+    ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
+    (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
+    if asked is not None:
+        return (asked[0], asked[1], channels), []
+    shape = height, width, channels
+    shapes |= _shapes(directory, test)
+    others = [name for name, found in shapes.items() if found != shape]
+    return shape, [_warning(shape, others, shapes, len(train) + len(test))] if others else []
+
+
+def _warning(
+    shape: tuple[int, ...],
+    others: Sequence[str],
+    shapes: Mapping[str, tuple[int, int, int]],
+    num_images: int,
+) -> str:
+    looked_at = "" if len(shapes) == num_images else f" looked at, of {num_images:,},"
+    return (
+        f"{len(others):,} of {len(shapes):,} images{looked_at} are not of the most frequent size "
+        f"and channels, {shown(shape)}, such as {others[0]} ({shown(shapes[others[0]])}): they are "
+        "resized to it, whatever their aspect. image_size=HxWxC names another."
+    )
+
+
+def _shapes(directory: Path, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    """The shape of each image, or of as many evenly among them, but for what cannot be read."""
+    step = max(1, -(-len(names) // LOOKED_AT))
+    found, decoded = {}, 0
+    for name in names[::step]:
+        shape = header_shape(directory / name)
+        if shape is None and decoded < _DECODED:  # another kind, or no image, which its turn tells
+            decoded += 1
+            with suppress(ValueError):
+                shape = image_shape(directory / name)
+        if shape is not None:
+            found[name] = shape
+    return found
 
 
 # Which images

@@ -1,9 +1,11 @@
 """A NumPy archive of one's own: FILE.npz with x_train, y_train, x_test and y_test."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
+from towers.datasets import pixels
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
 from towers.datasets.structures import from_splits
@@ -16,9 +18,9 @@ _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)
 def load(data_dir: str | None, own_task: bool = False) -> Dataset:
     """The data set in an archive; the number of classes is 1 + its largest label.
 
-    x: uint8 pixels are scaled to [0, 1], all other numbers keep their values; float32
-        afterwards. y: integers [N] or [N, 1]. For a model that brings its own loss both are as
-        they are, see `structures.from_splits`.
+    x: uint8 images are divided by 255 (see `pixels`), all other numbers keep their values;
+        float32 afterwards. y: integers [N] or [N, 1]. A model that brings its own loss gets any
+        structure and type, see `structures.from_splits`.
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
@@ -35,7 +37,8 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
     if own_task:
         return from_splits("npz", train, test)
     where = (f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)")
-    return from_arrays("npz", train, test, where)
+    found = pixels.notes(*(pixels.specs_of(arrays[key]) for key in ("x_train", "x_test")))
+    return replace(from_arrays("npz", train, test, where), notes=found)
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

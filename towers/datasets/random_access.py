@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from towers.datasets.pixels import divided
 from towers.reading.examples import Source, arrays_of, leaf_of, read_example
 from towers.reading.readers import Readers
 
@@ -85,8 +86,8 @@ def from_source(
 
 
 def converted(x: Any, y: Any) -> tuple[Any, Any]:
-    """As arrays in memory: uint8 pixels of x become float32 in [0, 1], 64-bit numbers 32-bit."""
-    return tf.nest.map_structure(_pixels, x), tf.nest.map_structure(_narrow, y)
+    """Batches as arrays in memory: pixels of x divided by 255, 64-bit numbers 32-bit."""
+    return tf.nest.map_structure(_narrow, divided(x)), tf.nest.map_structure(_narrow, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,12 +151,6 @@ def _without_arrays(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_without_arrays(part) for part in value)
     return None
-
-
-def _pixels(tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.dtype == tf.uint8:
-        return tf.cast(tensor, tf.float32) / 255
-    return _narrow(tensor)
 
 
 def _narrow(tensor: tf.Tensor) -> tf.Tensor:

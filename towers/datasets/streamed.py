@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.datasets import pixels
 from towers.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
 from towers.machine.devices import count_cores
 
@@ -40,6 +41,11 @@ class Streamed:
         """Of (x, y)."""
         return self.parsed(self.records.enumerate()).element_spec[1]
 
+    @property
+    def given_spec(self) -> Any:
+        """Of (x, y) as they are parsed, before pixels are divided."""
+        return self._parsed(self.records.enumerate()).element_spec[1]
+
     def identity(self) -> Sequence[str]:
         """What is known of the data without reading them."""
         return [str(self.element_spec)]
@@ -54,7 +60,18 @@ class Streamed:
         return self.records.enumerate()
 
     def parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """(index, record) -> (index, (x, y)), on all cores, in order."""
+        """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
+        parsed = self._parsed(records)
+        if not pixels.has_pixels(parsed.element_spec[1]):
+            return parsed
+
+        @tf.autograph.experimental.do_not_convert
+        def with_divided(index: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
+            return index, pixels.with_divided_x(example)
+
+        return parsed.map(with_divided, count_cores(), deterministic=True)
+
+    def _parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
         parse = self.parse
         if parse is None:
             return records

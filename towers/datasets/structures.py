@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.datasets import pixels
 from towers.datasets.dataset import Dataset, Split, check_count, check_finite
 from towers.datasets.random_access import RandomAccess, from_source, is_random_access
 from towers.named import one_line
@@ -23,23 +24,25 @@ _HOW_TO_TOKENIZE = "turn text into numbers first, such as with keras.layers.Text
 
 
 def from_splits(name: str, train: Any, test: Any) -> Dataset:
-    """A data set of any structure; floats become Keras' floatx, as in `fit`, all else stays.
+    """A data set of any structure; floats become Keras' floatx, as in `fit`.
+
+    uint8 images of x are divided by 255, see `pixels`; all else stays.
 
     Args:
         name: of the data set.
         train: x, (x, y) or (x, y, sample_weight), structures of what `np.asarray` takes; or an
             unbatched tf.data.Dataset of such elements, whose values are not checked; or a
-            random-access source of (x, y), whose 64-bit numbers become 32-bit and whose uint8
-            pixels are scaled, see `random_access`.
+            random-access source of (x, y), whose 64-bit numbers become 32-bit.
         test: the same; None for no validation.
 
     Raises:
         ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length; or
             train and test differ in shape.
     """
-    splits = {"train": _split(train, f"{name} (train)")}
-    if test is not None:
-        splits["test"] = _split(test, f"{name} (test)")
+    given = {"train": train} if test is None else {"train": train, "test": test}
+    found = {which: _split(split, f"{name} ({which})") for which, split in given.items()}
+    splits, specs = ({which: pair[i] for which, pair in found.items()} for i in (0, 1))
+    notes = pixels.notes(**specs)
     shapes = {which: _shapes(split) for which, split in splits.items()}
     for which, (x, y) in shapes.items():
         if (x, y) != shapes["train"]:
@@ -47,22 +50,28 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
                 f"{name} ({which}): examples of {_shown(x, y)}, but those of train are of "
                 f"{_shown(*shapes['train'])}."
             )
-    return Dataset(name, splits["train"], splits.get("test"), None, shapes["train"][0])
+    return Dataset(
+        name, splits["train"], splits.get("test"), None, shapes["train"][0], notes
+    )
 
 
-def _split(split: Any, where: str) -> Split:
+def _split(split: Any, where: str) -> tuple[Split, Structure]:
+    """The split, and the specs of one x as it was given."""
     if isinstance(split, tf.data.Dataset):
         _check_elements(split, where)
-        return split
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(split.element_spec)
+        return split, x
     if is_random_access(split):
-        return from_source(split, where, None, own_task=True)
+        source = from_source(split, where, None, own_task=True)
+        return source, source.structure[0]
     parts = keras.utils.unpack_x_y_sample_weight(_tuples(split))
     if parts[1] is None and parts[2] is not None:
         raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
     given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
     arrays = {what: _arrays(v, what, where) for what, v in given.items() if v is not None}
     _check_lengths(arrays, where)
-    return tuple(arrays.values())
+    given = pixels.specs_of(arrays["x"])
+    return (pixels.divided(arrays.pop("x")), *arrays.values()), given
 
 
 def _tuples(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.datasets import pixels
 from towers.datasets.dataset import Dataset
 from towers.datasets.record_files import RecordFiles, find, import_features
 from towers.datasets.streamed import Order, Streamed
@@ -63,7 +64,8 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
     train = _split(files, files.train, "train", parse)
     test = _split(files, files.test, "test", parse)
     shape = _check(train, str(features), num_classes)
-    return Dataset("tfrecord", train, test, num_classes or 1, shape)
+    found = pixels.notes(train.given_spec[0], test.given_spec[0])
+    return Dataset("tfrecord", train, test, num_classes or 1, shape, found)
 
 
 def count_records(path: str) -> int:

@@ -1,11 +1,13 @@
 """A data set of the user's own: `package.module:function` returns (train, test)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from towers import named
+from towers.datasets import pixels
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset, check_count
 from towers.datasets.random_access import from_source, is_random_access
@@ -75,7 +77,9 @@ def from_splits_of_classes(
     if is_random_access(train):
         return _from_sources(name, train, test, num_classes)
     where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
-    return from_arrays(name, tuple(train), tuple(test), where, num_classes)
+    dataset = from_arrays(name, tuple(train), tuple(test), where, num_classes)
+    given = (pixels.specs_of(np.asarray(x)) for x, _ in (train, test))
+    return replace(dataset, notes=pixels.notes(*given))
 
 
 def _are_classes(train: Any, test: Any) -> bool:
@@ -96,7 +100,8 @@ def _from_tf_data(
         check_count(split, f"{spec} ({what})")
     if num_classes is None:
         num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
-    return Dataset(spec, train, test, num_classes, shape)
+    found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
+    return Dataset(spec, train, test, num_classes, shape, found)
 
 
 def _from_sources(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
@@ -109,7 +114,8 @@ def _from_sources(spec: str, train: Any, test: Any, num_classes: int | None) -> 
             f"{spec} (test): examples have shape {splits[1].shape}, but those of train have "
             f"{splits[0].shape}."
         )
-    return Dataset(spec, splits[0], splits[1], num_classes or 1, splits[0].shape)
+    found = pixels.notes(*(split.structure[0] for split in splits))
+    return Dataset(spec, splits[0], splits[1], num_classes or 1, splits[0].shape, found)
 
 
 def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ import tensorflow as tf
 
 from towers import __version__
 from towers.build import Run, training_loss
+from towers.config import WARN
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
-from towers.diagnosis.verify import verify_gradients
+from towers.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus, undivided_cpu
 from towers.machine.policy import REHEARSAL, is_rehearsal
@@ -54,7 +55,8 @@ def describe(run: Run, out: Report, what: str) -> None:
         out.line(report.labelled("", note))
     is_placed = config.num_gpus is not None or config.accumulate is not None
     shared = None if is_placed else undivided_cpu(len(step.mine))
-    for warning in (shared, report.split_warning(run.batch_size, step.num_towers)):
+    split = report.split_warning(run.batch_size, step.num_towers)
+    for warning in [*run.warnings, shared, split]:
         if warning is not None:
             out.warn(warning)
 
@@ -67,10 +69,24 @@ def show_plan(run: Run, out: Report) -> None:
         out.line(line)
 
 
-def verify(run: Run, out: Report) -> None:
-    """--verify_gradients: the averaged gradient against the large batch's."""
+def verified(run: Run) -> Verification:
+    """--verify_gradients: the averaged gradient against the large batch's.
+
+    Raises:
+        ValueError: they differ, and nobody has asked to go on all the same.
+    """
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     loss, loss_weights = training_loss(run.step.model, run.config)
     found = verify_gradients(run.step, loss, x, y, sample_weight, loss_weights)
-    out.line(report.labelled("Verify", str(found)))
+    if found.error is not None and run.config.verify_gradients != WARN:
+        raise ValueError(found.error)
+    return found
+
+
+def show_verified(found: Verification, out: Report) -> None:
+    """What `verified` has found."""
+    if found.cause:
+        out.warn(f"{found}. The run goes on, as verify_gradients={WARN} asks for.")
+    else:
+        out.line(report.labelled("Verify", str(found)))

@@ -19,8 +19,8 @@ from towers.reporting.report import tower_range
 from towers.step import TowerStep
 from towers.step.averaging import partial_sums
 from towers.step.sharding import shard_sizes
-from towers.step.structures import map_tensors
 from towers.step.state import statistics as statistics_of
+from towers.step.structures import map_tensors
 
 
 class Traffic(NamedTuple):

@@ -1,14 +1,17 @@
 """Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch."""
 
+import math
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import all_layers
+from towers.diagnosis.blame import blamed_layer, blamed_loss, suspected
 from towers.machine.cluster import ALONE
+from towers.machine.keras_internals import all_layers
 from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
+from towers.step.trials import unknown_parts
 
 # Float rounding: 2^-24 and 2^-8 or 2^-11 an operation, over the sums of a whole batch.
 _TOLERANCES = {"float32": 1e-3, "mixed_float16": 2e-2, "mixed_bfloat16": 2e-1}
@@ -27,6 +30,8 @@ class Verification(NamedTuple):
     random_layers: layers that draw other random numbers in each tower, such as Dropout.
     batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
     tolerance: what float rounding may amount to.
+    cause: the loss or layer to blame, as far as can be told, and the way out; empty where the
+        difference is float rounding or by design.
     """
 
     difference: float
@@ -34,14 +39,28 @@ class Verification(NamedTuple):
     random_layers: list[str]
     batch_norm_layers: list[str]
     tolerance: float
+    cause: str = ""
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, with the ways out; None: nothing is."""
+        if not self.cause:
+            return None
+        return (
+            "`verify_gradients` has found that the averaged gradient is not the large-batch "
+            f"gradient: they differ by {self.difference:.1e} in {self.variable}, and float "
+            f"rounding explains {self.tolerance:.0e}. What is to blame: {self.cause.rstrip('.')}; "
+            "or num_towers=1, whose shard is the batch. verify_gradients=warn trains all the same."
+        )
 
     def __str__(self) -> str:
         found = f"largest relative difference {self.difference:.1e} ({self.variable}): "
+        if self.cause:
+            cause = self.cause.rstrip(".")
+            return f"{found}MORE than float rounding ({self.tolerance:.0e}) explains: {cause}"
         if self.random_layers or self.batch_norm_layers:
             return f"{found}by design, {' and '.join(self._reasons())}"
-        if self.difference <= self.tolerance:
-            return f"{found}the averaged gradient is the large-batch gradient"
-        return f"{found}MORE than float rounding ({self.tolerance:.0e}) explains"
+        return f"{found}the averaged gradient is the large-batch gradient"
 
     def _reasons(self) -> list[str]:
         reasons = []
@@ -80,19 +99,29 @@ def verify_gradients(
     difference, variable = max(
         ((_relative_difference(a, b, least), path) for a, b, path in pairs), default=(0.0, "none")
     )
-    several = step.num_towers > 1
-    return Verification(
+    several, tolerance = step.num_towers > 1, _TOLERANCES[keras.config.dtype_policy().name]
+    found = Verification(
         difference,
         variable,
         _random_layers(step.model) if several else [],
         _batch_norm_layers(step.model, step.batch_norm) if several else [],
-        _TOLERANCES[keras.config.dtype_policy().name],
+        tolerance,
     )
+    if difference <= tolerance:
+        return found
+    by_design = bool(found.random_layers or found.batch_norm_layers)
+    cause = blamed_loss(step.model, loss, loss_weights, x, y) if several else None
+    if cause is None and (unknown_parts(step.model) or not by_design):
+        cause = blamed_layer(step.model, x)
+    if cause is None and not by_design:
+        cause = suspected(step.model, loss, x)
+    return found._replace(cause=cause or "")
 
 
 def _relative_difference(actual: tf.Tensor, expected: tf.Tensor, least: float) -> float:
     largest = max(_largest(expected), least)
-    return _largest(actual - expected) / largest if largest else 0.0
+    difference = _largest(actual - expected) / largest if largest else 0.0
+    return math.inf if math.isnan(difference) else difference  # of any two, max() finds it
 
 
 def _largest(tensor: tf.Tensor) -> float:

@@ -70,7 +70,8 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig(**given)
     values = vars(TrainConfig.from_json(text))
     if "dataset" in given:
-        values = {**values, "data_dir": None}
+        same = given["dataset"] == values["dataset"]
+        values = {**values, "data_dir": None, "image_size": values["image_size"] if same else None}
     brought = {name: value for name, value in values.items() if name not in _NOT_BROUGHT}
     if "batch_size_per_gpu" in given:
         brought.pop("batch_size")

@@ -9,8 +9,9 @@ step. A trial costs a few milliseconds; built-in layers are not tried, as they k
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,26 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
     Warns:
         UserWarning: it cannot be found out.
     """
-    what = _name(loss)
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            found = no_mean(loss, made_up(y, is_label=True), made_up(y_pred))
+    except Exception as error:
+        _warn_untried(_name(loss), error)
+        return
+    if found is not None:
+        raise NoMeanOverRows(found)
+
+
+def no_mean(loss: keras.losses.Loss, labels: Any, predictions: Any) -> str | None:
+    """Why a loss is no mean, or sum, over these rows, and the way out; None: it is one.
+
+    Args:
+        loss: of one of the model's outputs.
+        labels, predictions: of at least 2 rows, [n, ...].
+
+    Raises:
+        ValueError: these rows do not tell. What the loss itself raises passes through.
+    """
 
     def value(rows: slice) -> float:
         return float(loss(labels[rows], predictions[rows]))
@@ -89,29 +109,25 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
         mask = None if overrides_call(loss) else loss_mask(loss, *part)
         return float(shard_weight(loss, None, tf.shape(part[1])[0], mask))
 
-    parts = [slice(0, _FIRST_PART), slice(_FIRST_PART, _NUM_ROWS)]
-    try:
-        with tf.init_scope(), tf.device("/cpu:0"):
-            labels, predictions = made_up(y, is_label=True), made_up(y_pred)
-            whole, again = (value(slice(0, _NUM_ROWS)) for _ in range(2))
-            values, weights = ([of(part) for part in parts] for of in (value, weight))
-    except Exception as error:
-        _warn_untried(what, error)
-        return
+    count = int(predictions.shape[0])
+    middle = -(-count * _FIRST_PART // _NUM_ROWS)
+    parts = [slice(0, middle), slice(middle, count)]
+    whole, again = (value(slice(0, count)) for _ in range(2))
+    values, weights = ([of(part) for part in parts] for of in (value, weight))
     if not np.all(np.isfinite([whole, *values])):
-        _warn_untried(what, "it is NaN or infinite there")
-    elif whole != again:
-        _warn_untried(what, "it draws noise")
-    else:
-        total = 1.0 if is_sum(loss) else sum(weights)
-        joined = float(np.dot(values, weights)) / total if total else 0.0
-        if abs(joined - whole) > _TOLERANCE * max(abs(whole), *map(abs, values)):
-            raise NoMeanOverRows(
-                f"{what} is no {'sum' if is_sum(loss) else 'mean'} over examples: it is "
-                f"{whole:.4g} of {_NUM_ROWS} rows, {joined:.4g} by the rows' parts, and a tower "
-                "knows only its own. Use towers.make_parallel(model, gpus), whose fit gathers the "
-                "rows of all towers for it; or a loss with one value for each example."
-            )
+        raise ValueError("it is NaN or infinite there")
+    if whole != again:
+        raise ValueError("it draws noise")
+    total = 1.0 if is_sum(loss) else sum(weights)
+    joined = float(np.dot(values, weights)) / total if total else 0.0
+    if abs(joined - whole) <= _TOLERANCE * max(abs(whole), *map(abs, values)):
+        return None
+    return (
+        f"{_name(loss)} is no {'sum' if is_sum(loss) else 'mean'} over examples: it is "
+        f"{whole:.4g} of {count} rows, {joined:.4g} by the rows' parts, and a tower "
+        "knows only its own. Use towers.make_parallel(model, gpus), whose fit gathers the "
+        "rows of all towers for it; or a loss with one value for each example."
+    )
 
 
 def check_rows_apart(model: keras.Model, x: Structure) -> None:
@@ -126,7 +142,7 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
     Warns:
         UserWarning: it does, or it cannot be found out.
     """
-    names = _unknown_parts(model)
+    names = unknown_parts(model)
     if not names:
         return
     what = f"model {model.name!r} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
@@ -146,6 +162,54 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
             "layer needs the rows of all towers, with towers.make_parallel(model, gpus).",
             stacklevel=2,
         )
+
+
+def first_across_rows(model: keras.Model, rows: Structure) -> str | None:
+    """The first layer whose output for a row depends on other rows; None: none is found.
+
+    Args:
+        model: built.
+        rows: inputs [5, ...] of the model.
+    """
+    names: list[str] = []
+
+    def call(x: Structure) -> list[tf.Tensor]:
+        noted: list[tuple[str, Any]] = []
+        with ExitStack() as stack:
+            for layer in all_layers(model):
+                stack.enter_context(_noting(layer, noted))
+            model(x, training=True)
+        graph = tf.compat.v1.get_default_graph()  # a loop's body has one of its own
+        pairs = [
+            (name, tensor) for name, outputs in noted for tensor in tf.nest.flatten(outputs)
+            if tf.is_tensor(tensor) and tensor.graph is graph
+        ]
+        names[:] = [name for name, _ in pairs]
+        return [tensor for _, tensor in pairs]
+
+    before, again, after = _run(model, [rows, rows, map_tensors(_with_other_last, rows)], call)
+    each = zip(names, before, again, after, strict=True)
+    return next(
+        (name for name, a, b, c in each if _are_alike([a], [b]) and not _are_alike([a], [c])), None
+    )
+
+
+@contextmanager
+def _noting(layer: keras.layers.Layer, noted: list[tuple[str, Any]]) -> Iterator[None]:
+    """Within, each call of a layer adds (its name, its outputs)."""
+    call = layer.call
+
+    @wraps(call)
+    def noting(*args: Any, **options: Any) -> Any:
+        outputs = call(*args, **options)
+        noted.append((layer.name, outputs))
+        return outputs
+
+    vars(layer)["call"] = noting  # not through setattr, which would track it
+    try:
+        yield
+    finally:
+        del vars(layer)["call"]
 
 
 def _name(loss: keras.losses.Loss) -> str:
@@ -186,7 +250,7 @@ def _with_other_last(rows: Any) -> Any:
     return tf.concat([rows[:_FIRST_PART], rows[:_NUM_ROWS - _FIRST_PART]], axis=0)
 
 
-def _unknown_parts(model: keras.Model) -> list[str]:
+def unknown_parts(model: keras.Model) -> list[str]:
     """The names of what may compute across rows: layers and operations that are not Keras' own."""
     layers = all_layers(model)
     unknown = [
@@ -201,9 +265,19 @@ def _unknown_parts(model: keras.Model) -> list[str]:
     return [part.name for part in [*unknown, *operations]]
 
 
-def _run(model: keras.Model, batches: Sequence[Structure]) -> list[list[np.ndarray]]:
-    """The first rows of all outputs in training mode, for each batch; changes nothing."""
-    state = model.non_trainable_variables
+def _run(
+    model: keras.Model, batches: Sequence[Structure], call: Callable | None = None
+) -> list[list[np.ndarray]]:
+    """The first rows of all outputs in training mode, for each batch; changes nothing.
+
+    What has not as many rows as the batch gives an empty array.
+
+    Args:
+        model: built.
+        batches: inputs [5, ...].
+        call: of inputs; None: the model, which it uses.
+    """
+    state, outputs_of = model.non_trainable_variables, call or partial(model, training=True)
 
     def forward(x: Structure) -> list[tf.Tensor]:
         with ExitStack() as stack:
@@ -213,7 +287,7 @@ def _run(model: keras.Model, batches: Sequence[Structure]) -> list[list[np.ndarr
             stack.enter_context(keras.StatelessScope(
                 state_mapping=[(v, tf.convert_to_tensor(v.value)) for v in state]
             ))
-            outputs = tf.nest.flatten(model(x, training=True))
+            outputs = tf.nest.flatten(outputs_of(x))
         return [v.to_tensor() if isinstance(v, tf.RaggedTensor) else v for v in outputs]
 
     traced = tf.function(forward, autograph=False).get_concrete_function(batches[0])
@@ -225,7 +299,10 @@ def _run(model: keras.Model, batches: Sequence[Structure]) -> list[list[np.ndarr
         for variable, value in before:
             variable.assign(value)
     return [
-        [v.numpy()[:_FIRST_PART] for v in outputs if v.shape.rank and v.shape[0] == _NUM_ROWS]
+        [
+            v.numpy()[:_FIRST_PART] if v.shape.rank and v.shape[0] == _NUM_ROWS else np.empty(0)
+            for v in outputs
+        ]
         for outputs in found
     ]
 
