@@ -226,7 +226,8 @@ class Patches:
         local = self._meetings.dependence.local
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
-        if not has_rows(values) and local(values) and (weight is None or not local(weight)):
+        is_value = local(values) and not self._meetings.rows.fact(values).has_rows
+        if is_value and (weight is None or not local(weight)):
             factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
             if self._meetings.rows.check(values, what).name == "sum":
                 values = self._meetings.sum([self._meetings.masked(values)])[0]
