@@ -287,8 +287,9 @@ class Patches:
             if self._is_fixed_batch(value):
                 raise ValueError(
                     f"{current_line()} calls layer {layer.name!r} on {value.shape[0]} rows in "
-                    "every tower: the batch size is written into the code. Take it from the data: "
-                    "tf.shape(x)[0]."
+                    "every tower: the batch size is written into the code, or the batch is not the "
+                    "data's first axis, which towers divide. Take the size from the data: "
+                    "tf.shape(x)[0]; put the batch first."
                 )
         return original(layer, *args, **options)
 

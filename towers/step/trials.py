@@ -23,6 +23,7 @@ from towers.machine.keras_internals import (
     moments_replaced,
     stored_value,
 )
+from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.losses import is_sum, loss_mask, overrides_call, shard_weight
 from towers.step.sharding import Structure, map_tensors
@@ -45,6 +46,7 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
 
     Raises:
         NoMeanOverRows: it is not, such as `keras.losses.Dice`, or a root of a mean.
+        BatchInCode: it is one of a fixed number of rows.
 
     Warns:
         UserWarning: it cannot be found out.
@@ -66,6 +68,7 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
             whole, again = (value(slice(0, _NUM_ROWS)) for _ in range(2))
             values, weights = ([of(part) for part in parts] for of in (value, weight))
     except Exception as error:
+        _refuse_fixed_batch(loss, y, y_pred)
         _warn_untried(what, error)
         return
     if not np.all(np.isfinite([whole, *values])):
@@ -93,6 +96,9 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
         model: built. Models of Keras' own layers alone are not tried.
         x: symbolic inputs, or their specs.
 
+    Raises:
+        BatchInCode: it is one of a fixed number of rows.
+
     Warns:
         UserWarning: it does, or it cannot be found out.
     """
@@ -105,6 +111,7 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
             rows = map_tensors(made_up, x)
             before, again, after = _run(model, [rows, rows, map_tensors(_with_other_last, rows)])
     except Exception as error:
+        _refuse_fixed_batch(lambda x: model(x, training=True), x)
         _warn_untried(what, error)
         return
     if not _are_alike(before, again):  # noise without a seed, of which every row has its own
@@ -216,6 +223,17 @@ def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
         np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * np.max(np.abs(a), initial=0))
         for a, b in zip(some, others, strict=True)
     )
+
+
+def _refuse_fixed_batch(function: Callable, *rows: Any) -> None:
+    """Of what cannot be tried: see `check_open_batch`. What cannot be traced either passes."""
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"), keras.StatelessScope():
+            check_open_batch(function, *rows)
+    except BatchInCode:
+        raise
+    except Exception:
+        return
 
 
 def _warn_untried(what: str, why: Any) -> None:
