@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit, model_with, pairs, refused
+from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
 
 
 def counting(times):
@@ -55,6 +55,37 @@ def test_a_model_that_is_not_built_is_built_by_its_step(float64):
     for a, b in zip(ours.variables, theirs.variables, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
         assert a.value.device.endswith("CPU:0")
+
+
+class MadeLater(keras.Model):
+    """Makes its optimizer's slots in the step, between two updates of a metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.mean = keras.layers.Dense(2), keras.metrics.Mean(name="mean")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                each = tf.reduce_sum((self.layer(x) - y) ** 2, axis=1)
+            weights = self.layer.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(each, weights), weights))
+            self.mean.update_state(each)
+        return {"mean": self.mean.result()}
+
+
+def test_a_metric_is_updated_twice_in_a_step_that_makes_variables(float64):
+    def make():
+        model = MadeLater()
+        model.compile(optimizer="adam", jit_compile=False)
+        return model
+
+    fit_alike(make, batch_size=4)
 
 
 def test_a_step_that_makes_layers_all_the_time_is_refused():

@@ -157,6 +157,21 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
         fit_alike(make, num_towers=num_towers, batch_size=5)
 
 
+@pytest.mark.parametrize("values", [lambda x: [x[:, 0]], tf.transpose], ids=["list", "transposed"])
+def test_a_metric_counts_the_rows_along_any_axis(values, float64):
+    def make():
+        mean = keras.metrics.Mean()
+
+        def step(model, data):
+            mean.update_state(values(data[0]))
+            return {"mean": mean.result()}
+
+        return model_with(step)
+
+    fit_alike(make, num_towers=3, batch_size=8)  # equal shards would not fail, and be wrong
+    fit_alike(make, num_towers=4, batch_size=4)
+
+
 def test_a_small_addition_to_a_large_metric_is_not_rounded_by_a_difference():
     """float32: of each tower's 1, (2**24 + 1) - 2**24 would leave 0."""
     total = keras.metrics.Sum()

@@ -226,7 +226,8 @@ class Patches:
         local = self._meetings.dependence.local
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
-        if not has_rows(values) and local(values) and (weight is None or not local(weight)):
+        is_value = local(values) and not self._meetings.rows.fact(values).has_rows
+        if is_value and (weight is None or not local(weight)):
             factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
             if self._meetings.rows.check(values, what).name == "sum":
                 values = self._meetings.sum([self._meetings.masked(values)])[0]
@@ -286,8 +287,9 @@ class Patches:
             if self._is_fixed_batch(value):
                 raise ValueError(
                     f"{current_line()} calls layer {layer.name!r} on {value.shape[0]} rows in "
-                    "every tower: the batch size is written into the code. Take it from the data: "
-                    "tf.shape(x)[0]."
+                    "every tower: the batch size is written into the code, or the batch is not the "
+                    "data's first axis, which towers divide. Take the size from the data: "
+                    "tf.shape(x)[0]; put the batch first."
                 )
         return original(layer, *args, **options)
 

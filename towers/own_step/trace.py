@@ -17,12 +17,12 @@ from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.own_step.fixed_batch import check_no_fixed_batch
 from towers.own_step.foreign import check_no_foreign_resources
 from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
 from towers.rows.rows import Rows
+from towers.step.fixed_batch import check_no_fixed_batch
 from towers.step.raw_variables import raw_variables_in
 from towers.step.state import statistics as statistics_of
 from towers.step.synchronized import synchronized, synchronized_layers

@@ -107,7 +107,7 @@ class VariableScope(keras.StatelessScope):
         self._lines[id(variable)] = current_line()
         if variable_behind(variable) is None:
             self.is_unready = True
-        elif variable.aggregation == "sum":
+        elif variable.aggregation == "sum" and not self.is_unready:
             self._update_metric(variable, value)
         self._assigned[id(variable)] = variable
         super().add_update(update)

@@ -25,6 +25,7 @@ from towers.machine.keras_internals import (
     moments_replaced,
     stored_value,
 )
+from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.loss_masks import loss_mask
 from towers.step.losses import Losses, shard_weight
@@ -76,6 +77,7 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
 
     Raises:
         NoMeanOverRows: it is not, such as `keras.losses.Dice`, or a root of a mean.
+        BatchInCode: it is one of a fixed number of rows.
 
     Warns:
         UserWarning: it cannot be found out.
@@ -84,6 +86,7 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
         with tf.init_scope(), tf.device("/cpu:0"):
             found = no_mean(loss, made_up(y, is_label=True), made_up(y_pred))
     except Exception as error:
+        _refuse_fixed_batch(loss, y, y_pred)
         _warn_untried(_name(loss), error)
         return
     if found is not None:
@@ -139,6 +142,9 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
         model: built. Models of Keras' own layers alone are not tried.
         x: symbolic inputs, or their specs.
 
+    Raises:
+        BatchInCode: it is one of a fixed number of rows.
+
     Warns:
         UserWarning: it does, or it cannot be found out.
     """
@@ -151,6 +157,7 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
             rows = map_tensors(made_up, x)
             before, again, after = _run(model, [rows, rows, map_tensors(_with_other_last, rows)])
     except Exception as error:
+        _refuse_fixed_batch(lambda x: model(x, training=True), x)
         _warn_untried(what, error)
         return
     if not _are_alike(before, again):  # noise without a seed, of which every row has its own
@@ -323,6 +330,17 @@ def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
         np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * np.max(np.abs(a), initial=0))
         for a, b in zip(some, others, strict=True)
     )
+
+
+def _refuse_fixed_batch(function: Callable, *rows: Any) -> None:
+    """Of what cannot be tried: see `check_open_batch`. What cannot be traced either passes."""
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"), keras.StatelessScope():
+            check_open_batch(function, *rows)
+    except BatchInCode:
+        raise
+    except Exception:
+        return
 
 
 def _warn_untried(what: str, why: Any) -> None:

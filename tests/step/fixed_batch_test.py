@@ -4,7 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.own_step.steps import fit_alike, model_with, refused
+import towers
+from tests.own_step.steps import fit_alike, model_with, pairs, refused
 
 
 @pytest.mark.parametrize("labels", [
@@ -40,3 +41,17 @@ def test_what_is_broadcast_over_the_rows_is_not(float64):
         return {"loss": tf.reduce_mean(rows) + tf.reduce_mean(turned) + tf.reduce_mean(y)}
 
     fit_alike(lambda: model_with(step))
+
+
+@pytest.mark.parametrize("layer, loss, said", [
+    (lambda x: tf.reshape(x, [11, 4]), "mse", "makes 11 rows of any batch"),
+    (lambda x: x * tf.ones([11, 1]), "mse", "pairs the rows of a shard with 11 others"),
+    (tf.identity, lambda y, y_pred: tf.ones([11, 2]) * (y - y_pred) ** 2, "with 11 others"),
+], ids=["reshape", "layer", "loss"])
+def test_a_plain_step_refuses_a_batch_size_in_the_code_by_its_line(layer, loss, said):
+    model = towers.make_parallel(keras.Sequential(
+        [keras.Input((4,)), keras.layers.Lambda(layer), keras.layers.Dense(2)]
+    ), 2)
+    model.compile("sgd", loss, jit_compile=False)
+    with pytest.raises(ValueError, match=rf"fixed_batch_test.py:\d+ .*{said}.*tf.shape\(x\)"):
+        model.fit(*pairs(), batch_size=11, verbose=0)

@@ -1,0 +1,82 @@
+"""Refuses a batch size that is written into the code: towers have smaller batches of their own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from towers.levels.dependence import Dependence
+from towers.levels.lines import line_of
+
+_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
+# What pairs the rows of two tensors.
+_ROW_BY_ROW = (
+    "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference", "Maximum", "Minimum", "Equal",
+    "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "SelectV2",
+    "SoftmaxCrossEntropyWithLogits", _CLASSES,
+)
+
+
+class BatchInCode(ValueError):
+    """A number of rows that is written into the code."""
+
+
+def check_open_batch(function: Callable, *rows: Any) -> None:
+    """Raises BatchInCode where a function of rows is one of a fixed number of rows alone.
+
+    Args:
+        function: of a batch, to tensors with a row for each example.
+        rows: structures of symbolic tensors [n, ...], or their specs.
+    """
+    specs = tf.nest.map_structure(_with_open_batch, rows)
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    dependence = Dependence()
+    for tensor, _ in zip(traced.inputs, tf.nest.flatten(specs)):  # before what it captures
+        dependence.feed(tensor, local=True, level=0)
+    check_no_fixed_batch(traced.graph, dependence)
+    for output in tf.nest.flatten(traced.structured_outputs):
+        operation = _fixing(output, dependence)
+        if operation is not None:
+            raise BatchInCode(
+                f"{line_of(operation)} makes {output.shape[0]} rows of any batch: the batch size "
+                "is written into the code. Take it from the data: tf.shape(x)[0]."
+            )
+
+
+def _with_open_batch(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
+    """What gave a shard's rows a fixed number; None: the number is open."""
+    while tensor.shape.rank and (tensor.shape[0] or 0) > 1:
+        shards = [v for v in tensor.op.inputs if dependence.local(v, but_sizes=True)]
+        if not shards:
+            return None
+        if any(v.shape.rank and v.shape[0] is None for v in shards):
+            return tensor.op
+        tensor = shards[0]
+    return None
+
+
+def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
+    """Raises BatchInCode where the rows of a shard are paired with a fixed number of others.
+
+    Args:
+        graph: of the traced step.
+        dependence: of its tensors.
+    """
+    for operation in graph.get_operations():
+        if operation.type not in _ROW_BY_ROW:
+            continue
+        inputs, missing = list(operation.inputs), int(operation.type == _CLASSES)
+        ranked = [v for v in inputs if v.shape.rank]
+        rows = [v for v in ranked if v.shape[0] is None and dependence.local(v)]
+        for fixed in ranked:
+            is_paired = any(v.shape.rank == fixed.shape.rank + missing for v in rows)
+            if is_paired and (fixed.shape[0] or 0) > 1:
+                raise BatchInCode(
+                    f"{line_of(operation)} pairs the rows of a shard with {fixed.shape[0]} others: "
+                    "the batch size is written into the code. Take it from the data: "
+                    "tf.shape(x)[0], or tf.ones_like and tf.zeros_like."
+                )
