@@ -284,11 +284,12 @@ def use_file(config: TrainConfig) -> None:
     environment.check()  # as above
     from towers.after_training import export
     from towers.after_training.predicting import evaluate_file, predict_file
+    from towers.reporting import own_warnings
     from towers.reporting.report import Report
 
     file = _model_file()
     export.check(config.export)
-    with closing(Report()) as out:
+    with closing(Report()) as out, own_warnings.told(out.warn):
         if flags.FLAGS.evaluate:
             evaluate_file(config, file, out)
         else:

@@ -235,3 +235,26 @@ def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, t
     assert done.stderr == f"error: {line}. The whole traceback {traceback}.\n"
     for log in tmp_path.glob("runs/*/log.txt"):
         assert "in on_train_batch_end\n    int(\"one\")" in log.read_text()
+
+
+MIXES = """
+import keras
+
+class Mixes(keras.layers.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+def model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), Mixes(), keras.layers.Flatten(), keras.layers.Dense(num_classes),
+    ])
+"""
+
+
+def test_what_towers_warn_of_stands_on_the_terminal(tmp_path):
+    (tmp_path / "users.py").write_text(MIXES)
+    done = run_train(
+        "--model=users:model", "--max_steps=1", "--num_gpus=2", "--device=cpu", cwd=tmp_path
+    )
+    warned = [line for line in done.stdout.splitlines() if line.startswith("Warning")]
+    assert any("(mixes) computes across the rows of a batch" in line for line in warned)

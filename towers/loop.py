@@ -26,7 +26,7 @@ from towers.machine.terminal import Noise
 from towers.memory import out_of_memory_explained
 from towers.objects import Objects, is_python, title
 from towers.pace import Pace
-from towers.reporting import outcome, report, tensorboard
+from towers.reporting import outcome, own_warnings, report, tensorboard
 from towers.reporting.curves import Curves
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
@@ -93,7 +93,11 @@ def train(
     together.check_config(cluster, config)
     if config.deterministic:
         deterministic.enable(config.seed)  # before the first kernel
-    with _dtype_policy(config.precision), closing(together.report(cluster)) as out:
+    with (
+        _dtype_policy(config.precision),
+        closing(together.report(cluster)) as out,
+        own_warnings.told(out.warn) if noise else nullcontext(),
+    ):
         with deterministic.refusals_explained(config.deterministic):
             run = build_fitting(config, objects)
             callbacks = [*load(config.callbacks), *callbacks]
