@@ -164,8 +164,11 @@ def _define_run_flags(define: Callable[..., None]) -> None:
     define(string, "resume", "Directory of a run that goes on: alone, it brings back every flag. "
            "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
            "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
-           "--histograms, --export, an --epochs or --max_steps that is not reached yet, or a "
-           "larger --early_stopping.")
+           "--histograms, --export, --worker_timeout, --trust_run_dir, an --epochs or --max_steps "
+           "that is not reached yet, or a larger --early_stopping.")
+    define(switch, "trust_run_dir", "With --resume, --evaluate or --predict, import modules that "
+           "the run's config.json names from the run's own directory, too: it runs what whoever "
+           "wrote them wants.")
     define(integer, "checkpoint_every", "Updates from one checkpoint to the next, beside each "
            "epoch's end. Default: at least one every 10 minutes.")
     define(string, "monitor", "The column of results.csv that makes an epoch the best, whose model "

@@ -123,6 +123,7 @@ class TrainConfig:
     worker_timeout: seconds after which a worker is lost that does not answer, or lets others wait.
     run_dir: None means the next free runs/<model>-<dataset>-001.
     resume: the directory of a run to go on with; its config.json brings the other values.
+    trust_run_dir: import what a run's config.json names from the run's own directory, too.
     checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
         at least one every 10 minutes.
     monitor: the column of results.csv that makes an epoch the best; None means val_accuracy, or
@@ -185,6 +186,7 @@ class TrainConfig:
     worker_timeout: float = 60.0
     run_dir: str | None = None
     resume: str | None = None
+    trust_run_dir: bool = False
     checkpoint_every: int | None = None
     monitor: str | None = None
     monitor_mode: str = "auto"

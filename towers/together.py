@@ -14,6 +14,7 @@ from towers.saving import run_dir
 # What may be another in each worker, or is the chief's alone.
 _OWN = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "data_dir", "run_dir", "resume",
+    "trust_run_dir",
     "tensorboard", "histograms", "checkpoint_every", "export", "data_workers", "data_timeout",
 )
 

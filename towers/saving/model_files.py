@@ -7,11 +7,13 @@ from typing import Any
 
 from towers.config import TrainConfig
 from towers.saving import run_dir
+from towers.saving.trust import check_modules
 
 # Of the run in whose directory a file lies: not the machine's part, nor what a run begins with.
 _NOT_BROUGHT = (
     "num_gpus", "logical_gpus", "device", "num_towers", "accumulate", "cpu_threads", "run_dir",
     "resume", "init_from", "freeze", "export", "plan", "profile", "verify_gradients",
+    "trust_run_dir",
 )
 
 
@@ -63,12 +65,17 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     Args:
         file: of the model.
         given: the fields that the user has set; they win.
+
+    Raises:
+        ValueError: its configuration makes no sense, or names code in its own directory.
     """
     try:
         text = (file.parent / run_dir.CONFIG).read_text(encoding="utf-8")
     except OSError:
         return TrainConfig(**given)
-    values = vars(TrainConfig.from_json(text))
+    config = TrainConfig.from_json(text)
+    check_modules(config, given, file.parent, "its run")
+    values = vars(config)
     if "dataset" in given:
         same = given["dataset"] == values["dataset"]
         values = {**values, "data_dir": None, "image_size": values["image_size"] if same else None}

@@ -8,16 +8,18 @@ from typing import Any
 
 from towers.config import TrainConfig
 from towers.saving import run_dir
+from towers.saving.trust import check_modules
 
 # No bit of a good step depends on these.
 _FREE = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
     "tensorboard", "histograms", "worker_timeout", "export", "data_workers", "data_timeout",
+    "trust_run_dir",
 )
 _LIMITS = ("epochs", "max_steps")  # `train` refuses one that the run is past
 _LARGER = ("early_stopping",)
 _NOT_OF_THE_RUN = (  # not done again
-    "plan", "profile", "verify_gradients", "run_dir", "resume", "export",
+    "plan", "profile", "verify_gradients", "run_dir", "resume", "export", "trust_run_dir",
 )
 
 
@@ -41,6 +43,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             f"resume ({directory}) holds no run that can go on: {path}: {reason}."
         ) from None
     saved = TrainConfig.from_json(text)
+    check_modules(saved, given, path.parent, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
     skipped = ("resume", "run_dir") if same_place else ("resume",)
     changed = {k: v for k, v in given.items() if k not in skipped and v != getattr(saved, k)}
