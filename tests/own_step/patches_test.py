@@ -196,13 +196,20 @@ class Losses:
         set_keras_mask(error, self.masking.compute_mask(steps))
         return keras.losses.MeanSquaredError()(tf.zeros_like(steps), error, tf.abs(y[:, :1]))
 
+    def each(self, x, y, output):
+        steps = tf.stack([x, y[:, :1] * x], axis=1)
+        error = self.masking(steps) * output[:, None, :1]
+        set_keras_mask(error, self.masking.compute_mask(steps))
+        loss = keras.losses.MeanSquaredError(reduction="none")
+        return tf.reduce_mean(loss(tf.zeros_like(steps), error) * tf.abs(y[:, :1]))
+
     def ignored(self, x, y, output):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
         return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
 
 
-@pytest.mark.parametrize("name", ["weighted", "masked", "ignored"])
-def test_a_keras_loss_that_is_no_mean_over_examples_is_given_all_rows(name, float64):
+@pytest.mark.parametrize("name", ["weighted", "masked", "each", "ignored"])
+def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):
     def step(model, data):
         x, y = data
         with tf.GradientTape() as tape:

@@ -305,11 +305,13 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
     """Whether a Keras loss is no mean and no sum over the examples of a batch.
 
     It divides by the sum of the sample weights, or by the number of steps that a mask leaves; or a
-    trial on made-up rows shows it.
+    trial on made-up rows shows it. One with reduction="none" has a value for each example.
 
     Args:
         loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
     """
+    if loss.reduction in ("none", None):
+        return False
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return True
     masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
