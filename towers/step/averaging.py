@@ -18,8 +18,9 @@ from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
-# V of them, of one tower or a sum; a tuple of IndexedSlices: see `lookups.apart`.
-Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | tuple | None]"
+from towers.step.lookups import add_slices
+
+Values: TypeAlias = list[Any]  # V of one tower or a sum: tensors, slices as of `lookups`, or None
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -60,22 +61,11 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; IndexedSlices (gradients of embeddings) are joined, None stays None.
-
-    Without a dense_shape they are of the same indices, and their values are added.
-    """
+    """left + right; slices (gradients of embeddings) as `lookups.add_slices`, None stays None."""
     if left is None:
         return None
-    if isinstance(left, tuple):
-        return tuple(map(add, left, right))
-    if isinstance(left, tf.IndexedSlices) and left.dense_shape is None:
-        return tf.IndexedSlices(left.values + right.values, left.indices)
-    if isinstance(left, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.concat([left.values, right.values], axis=0),
-            tf.concat([left.indices, right.indices], axis=0),
-            left.dense_shape,
-        )
+    if isinstance(left, tf.IndexedSlices | tuple):
+        return add_slices(left, right)
     return left + right
 
 

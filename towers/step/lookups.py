@@ -16,7 +16,7 @@ from towers.rows.rows import Rows
 
 
 def apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
-    """Slices of all towers' lookups without a dense_shape, by which `averaging.add` knows them.
+    """Slices of all towers' lookups without a dense_shape, by which `add_slices` knows them.
 
     A tuple of both kinds where a table is looked up in both ways; what is no IndexedSlices as it
     is.
@@ -35,6 +35,19 @@ def apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
     if kinds == {False}:
         return gradient
     return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def add_slices(left: Any, right: Any) -> Any:
+    """left + right, of what `apart` returned."""
+    if isinstance(left, tuple):
+        return tuple(map(add_slices, left, right))
+    if left.dense_shape is None:
+        return tf.IndexedSlices(left.values + right.values, left.indices)
+    return tf.IndexedSlices(
+        tf.concat([left.values, right.values], axis=0),
+        tf.concat([left.indices, right.indices], axis=0),
+        left.dense_shape,
+    )
 
 
 def whole(gradient: Any, shape: Sequence[int]) -> Any:
