@@ -196,13 +196,27 @@ class Losses:
         set_keras_mask(error, self.masking.compute_mask(steps))
         return keras.losses.MeanSquaredError()(tf.zeros_like(steps), error, tf.abs(y[:, :1]))
 
+    def each(self, x, y, output):
+        steps = tf.stack([x, y[:, :1] * x], axis=1)
+        error = self.masking(steps) * output[:, None, :1]
+        set_keras_mask(error, self.masking.compute_mask(steps))
+        loss = keras.losses.MeanSquaredError(reduction="none")
+        return tf.reduce_mean(loss(tf.zeros_like(steps), error) * tf.abs(y[:, :1]))
+
+    def sequence(self, x, y, output):
+        """As a Dense layer has it that is called on steps."""
+        steps = tf.stack([output, output**2], axis=1)
+        error = tf.tensordot(steps, tf.ones([2, 1], x.dtype), 1)
+        set_keras_mask(error, tf.stack([x[:, 0] > 0.0, x[:, 0] > -9.0], axis=1))
+        return keras.losses.MeanSquaredError()(y[:, :, tf.newaxis], error)
+
     def ignored(self, x, y, output):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
         return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
 
 
-@pytest.mark.parametrize("name", ["weighted", "masked", "ignored"])
-def test_a_keras_loss_that_is_no_mean_over_examples_is_given_all_rows(name, float64):
+@pytest.mark.parametrize("name", ["weighted", "masked", "each", "sequence", "ignored"])
+def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):
     def step(model, data):
         x, y = data
         with tf.GradientTape() as tape:

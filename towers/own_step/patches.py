@@ -250,7 +250,7 @@ class Patches:
         """Gives a loss that is no mean over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
         if needs_all_rows(loss, *given) and not self._scope.is_unready:
-            if self._meetings.is_outermost() and all(map(self._can_gather, tf.nest.flatten(given))):
+            if self._meetings.is_outermost() and self._can_gather(tf.nest.flatten(given)):
                 given = tf.nest.map_structure(self._all_rows, given)
             else:
                 warnings.warn(
@@ -262,12 +262,15 @@ class Patches:
         y_true, y_pred, sample_weight = given
         return original(loss, y_true, y_pred, sample_weight=sample_weight)
 
-    def _can_gather(self, value: Any) -> bool:
-        """Whether all towers know a value, or it has one row for each example of the shard."""
-        if not tf.is_tensor(value):
-            return True
-        fact = self._meetings.rows.fact(value)
-        return not fact.local or fact.axis == 0 and fact.each == 1 and fact.fault is None
+    def _can_gather(self, values: Sequence[Any]) -> bool:
+        """Whether all towers know the values, or each has one row for each example of the shard.
+
+        Where one has, so have those beside it whose number is some fixed one for each example.
+        """
+        facts = [self._meetings.rows.fact(value) for value in values if tf.is_tensor(value)]
+        own = [fact for fact in facts if fact.local]
+        are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
+        return are_rows and (not own or any(f.each == 1 for f in own))
 
     def _all_rows(self, value: Any) -> Any:
         """A value's rows of all towers, with its mask."""
@@ -305,11 +308,13 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
     """Whether a Keras loss is no mean and no sum over the examples of a batch.
 
     It divides by the sum of the sample weights, or by the number of steps that a mask leaves; or a
-    trial on made-up rows shows it.
+    trial on made-up rows shows it. One with reduction="none" has a value for each example.
 
     Args:
         loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
     """
+    if loss.reduction in ("none", None):
+        return False
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return True
     masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]

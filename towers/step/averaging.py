@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from towers.step.lookups import add_slices
 
-# V of them, of one tower or a sum; a tuple of IndexedSlices: see `lookups.apart`.
-Values: TypeAlias = "list[tf.Tensor | tf.IndexedSlices | tuple | None]"
+Values: TypeAlias = list[Any]  # V of one tower or a sum: tensors, slices as of `lookups`, or None
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -62,11 +61,12 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; None stays None."""
+    """left + right; slices (gradients of embeddings) as `lookups.add_slices`, None stays None."""
     if left is None:
         return None
-    is_sparse = isinstance(left, tf.IndexedSlices | tuple)
-    return add_slices(left, right) if is_sparse else left + right
+    if isinstance(left, tf.IndexedSlices | tuple):
+        return add_slices(left, right)
+    return left + right
 
 
 def _tree(values: Sequence[Values]) -> Tree:

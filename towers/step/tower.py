@@ -50,8 +50,7 @@ class TowerOutput(NamedTuple):
     """The results of one tower.
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
-    gradients: one for each trainable variable: a tensor, slices as `lookups.apart` has them, or
-        None.
+    gradients: one for each trainable variable: a tensor, slices as of `lookups`, or None.
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     masks: the outputs' Keras masks, each [n, ...] or None.

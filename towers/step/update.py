@@ -39,8 +39,7 @@ def update(
 
     def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
         loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
-        gradients = [whole(g, v.shape) for g, v in zip(gradients, variables, strict=True)]
-        optimizer.apply(gradients, variables)
+        optimizer.apply([whole(g, v.shape) for g, v in zip(gradients, variables)], variables)
         return loss, statistics
 
     def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
