@@ -90,3 +90,15 @@ def test_module_that_cannot_be_imported_is_refused_with_the_cause():
 def test_missing_function_is_refused(user_module):
     user_module("")
     assert "has no function 'build'" in refusal("user_model:build")
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20"])
+def test_built_in_models_take_channels_last_whatever_keras_json_says(name):
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = models.load(name).build((28, 28, 1), 10)
+        assert keras.config.image_data_format() == "channels_first"
+    finally:
+        keras.config.set_image_data_format(before)
+    assert model(np.zeros((2, 28, 28, 1), "float32")).shape == (2, 10)

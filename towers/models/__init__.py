@@ -1,5 +1,6 @@
 """Models by name: the built-in ones, one file each, `package.module:function`, and FILE.keras."""
 
+import functools
 import importlib
 import inspect
 import os
@@ -64,7 +65,7 @@ def load(name: str) -> ModelSource:
     if name in _BUILDERS:
         module_name, _, function_name = _BUILDERS[name].partition(":")
         module = importlib.import_module(f"{__name__}.{module_name}")
-        return _source(name, getattr(module, function_name), module)
+        return _source(name, _channels_last(getattr(module, function_name)), module)
     if ":" in name:
         function = named.import_function(name, "model")
         return _source(name, function, named.import_module(name, "model"))
@@ -119,3 +120,18 @@ def _is_count(value: object) -> bool:
 
 def _bad_constant(name: str, constant: str, value: object, wanted: str) -> ValueError:
     return ValueError(f"model ({name!r}): {constant} ({value!r}) in its module must be {wanted}.")
+
+
+def _channels_last(build: Callable) -> Callable:
+    """A builder of models of [n, height, width, channels], whatever keras.json asks for."""
+
+    @functools.wraps(build)
+    def built(*arguments: Any) -> keras.Model:
+        before = keras.config.image_data_format()
+        keras.config.set_image_data_format("channels_last")
+        try:
+            return build(*arguments)
+        finally:
+            keras.config.set_image_data_format(before)
+
+    return built
