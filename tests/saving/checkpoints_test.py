@@ -167,7 +167,8 @@ def test_nothing_is_removed_for_a_checkpoint_that_could_not_be_read(tmp_path, mo
     for step in (4, 5, 6, 7):
         (line,) = written(tmp_path, step, {"long": "x" * 10_000})
         assert line.endswith(
-            f"step-{step} is not written, as it could not be read: manifest.json is too large."
+            f"step-{step} is not written, as it could not be read: manifest.json is too large; "
+            "training goes on."
         )
     assert [checkpoints.step_of(path) for path in checkpoints.find(tmp_path)] == [3, 2, 1]
 
@@ -258,7 +259,8 @@ def test_a_model_with_nan_is_never_the_last_checkpoint(tmp_path):
     writer.write(checkpoints.path_of(tmp_path, 0, 1), make(np.nan), None)
     assert not writer.wait()
     assert said == [
-        f"{tmp_path}/epoch-0-step-1 is not written: 0/kernel holds NaN or infinite values."
+        f"{tmp_path}/epoch-0-step-1 is not written: 0/kernel holds NaN or infinite values; "
+        "training goes on."
     ]
     assert checkpoints.find(tmp_path) == []
 

@@ -80,9 +80,9 @@ def test_config_json_gets_a_larger_limit_and_what_a_killed_process_left_goes(run
 def test_a_run_without_a_first_checkpoint_does_not_begin(run, directory):
     (directory / run_dir.CHECKPOINTS).rmdir()
     warnings = []
-    with pytest.raises(ValueError, match="no checkpoint can be written"):
+    with pytest.raises(ValueError, match=r"no checkpoint can be written: .* \(No such file or dir"):
         saver_of(run, directory, warn=warnings.append).begin(Position())
-    assert len(warnings) == 1
+    assert warnings == []
 
 
 def test_results_without_a_checkpoint_are_not_replaced(run, directory):

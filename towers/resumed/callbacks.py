@@ -64,9 +64,10 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         history.history = {name: list(values) for name, values in position.history.items()}
         if self._saved.is_new:
             self._save({})
-            if not self._saver.wait():
+            fault = self._saver.fault()
+            if fault is not None:
                 raise ValueError(
-                    f"directory ({self._resume.directory}): no checkpoint can be written."
+                    f"directory ({self._resume.directory}): no checkpoint can be written: {fault}."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -124,6 +124,10 @@ class Saver:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
         return self._writer.wait()
 
+    def fault(self) -> str | None:
+        """Waits likewise; why the last checkpoint is not on the disk, of which nobody is warned."""
+        return self._writer.fault()
+
     def close(self) -> None:
         """Waits until nothing is being written."""
         self.wait()

@@ -185,7 +185,7 @@ class Writer:
         """Args: warn: called in the caller's thread, when a write has failed."""
         self._warn = warn
         self._thread: threading.Thread | None = None
-        self._error: str | None = None
+        self._fault: str | None = None
 
     def write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
         """Begins to write; waits only for the write before it.
@@ -197,7 +197,7 @@ class Writer:
         try:
             checkpoint = checkpoint._replace(state=json_copy(checkpoint.state))
         except ValueError as error:
-            self._error = f"{path} is not written: what it would hold is no JSON ({error})."
+            self._fault = f"{path} is not written: what it would hold is no JSON ({error})"
             return
         self._thread = threading.Thread(
             target=self._write, args=(path, checkpoint, best_step), daemon=True
@@ -206,28 +206,33 @@ class Writer:
 
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last write went well."""
+        fault = self.fault()
+        if fault is not None:
+            self._warn(f"{fault}; training goes on.")
+        return fault is None
+
+    def fault(self) -> str | None:
+        """Waits likewise; why the last write failed, which nobody is warned of then."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        error, self._error = self._error, None
-        if error:
-            self._warn(error)
-        return not error
+        fault, self._fault = self._fault, None
+        return fault
 
     def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
         try:
             name = first_not_finite(checkpoint.arrays)
             if name is not None:
-                self._error = f"{path} is not written: {name} holds NaN or infinite values."
+                self._fault = f"{path} is not written: {name} holds NaN or infinite values"
                 return
             write(path, checkpoint)
             prune(path.parent, path, best_step)
         except OSError as error:
-            self._error = f"{path} cannot be written ({error.strerror}); training goes on."
+            self._fault = f"{path} cannot be written ({error.strerror})"
         except DamagedError as error:
-            self._error = f"{path} is not written, as it could not be read: {error}."
+            self._fault = f"{path} is not written, as it could not be read: {error}"
         except Exception as error:  # nobody else would see it
-            self._error = f"{path} cannot be written ({error!r}); training goes on."
+            self._fault = f"{path} cannot be written ({error!r})"
 
 
 def json_copy(value: Any) -> Any:

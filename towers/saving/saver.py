@@ -129,8 +129,12 @@ class Saver:
         run_dir.remove_temporary_files(self._directory)
         if is_new:
             self.save(position)
-            if not self.wait():
-                raise ValueError(f"run_dir ({self._directory}): no checkpoint can be written.")
+            with watch.at_work():
+                fault = self._writer.fault()
+            if fault is not None:
+                raise ValueError(
+                    f"run_dir ({self._directory}): no checkpoint can be written: {fault}."
+                )
 
     def save(self, position: Position) -> None:
         """Copies the state, and begins to write it."""
