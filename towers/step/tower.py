@@ -164,8 +164,7 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        if not self._is_alone:
-            gradients = [apart(g, facts.are_shared) for g in gradients]
+        gradients = gradients if self._is_alone else apart(gradients, facts.are_shared)
         return TowerOutput(loss, gradients, assigned, predictions, _masks(predictions), finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
