@@ -159,7 +159,7 @@ class Patches:
                 return tf.IndexedSlices(values, indices)
             return tf.IndexedSlices(*meetings.join([part.values, part.indices]), part.dense_shape)
 
-        parts = apart(gradient, lambda i: are_shared(i, meetings.rows, meetings.dependence))
+        (parts,) = apart([gradient], lambda i: are_shared(i, meetings.rows, meetings.dependence))
         added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
         return whole(added, source.shape)
 

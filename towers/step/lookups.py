@@ -15,16 +15,20 @@ from towers.levels.dependence import Dependence
 from towers.rows.rows import Rows
 
 
-def apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
+def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> list[Any]:
     """Slices of all towers' lookups without a dense_shape, by which `add_slices` knows them.
 
     A tuple of both kinds where a table is looked up in both ways; what is no IndexedSlices as it
     is.
 
     Args:
-        gradient: of a tower.
+        gradients: of a tower.
         is_shared: whether all towers have the same of indices.
     """
+    return [_apart(gradient, is_shared) for gradient in gradients]
+
+
+def _apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     parts = [

@@ -157,8 +157,7 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        if not self._is_alone:
-            gradients = [apart(gradient, facts.are_shared) for gradient in gradients]
+        gradients = gradients if self._is_alone else apart(gradients, facts.are_shared)
         return _output(forward, loss, gradients, finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
