@@ -20,7 +20,7 @@ from towers import command_line
 from towers.config import TrainConfig
 from towers.machine import terminal
 from towers.saving.model_files import file_config, find_file
-from towers.saving.resume import continued_config
+from towers.saving.resume import continued_config, resumed_directory
 
 
 def define_flags() -> None:
@@ -165,7 +165,8 @@ def _define_run_flags(define: Callable[..., None]) -> None:
            "Beside it only --num_gpus, --logical_gpus, --device, --prefetch_to_devices, "
            "--checkpoint_every, --nonfinite, --data_workers, --data_timeout, --tensorboard, "
            "--histograms, --export, --worker_timeout, --trust_run_dir, an --epochs or --max_steps "
-           "that is not reached yet, or a larger --early_stopping.")
+           "that is not reached yet, or a larger --early_stopping. --resume=auto: go on with the "
+           "run in --run_dir where there is one, else begin it.")
     define(switch, "trust_run_dir", "With --resume, --evaluate or --predict, import modules that "
            "the run's config.json names from the run's own directory, too: it runs what whoever "
            "wrote them wants.")
@@ -228,12 +229,13 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     _check_commands()
     fields: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
     given = {flag.name: flag.value for flag in fields if flag.present}
-    if flags.FLAGS.resume:
-        return continued_config(flags.FLAGS.resume, given)
+    resumed = resumed_directory(given)
+    if resumed is not None:
+        return continued_config(resumed, given)
     if flags.FLAGS.evaluate or flags.FLAGS.predict:
         return file_config(_model_file(), given)
     values: dict[str, Any] = {flag.name: flag.value for flag in fields}
-    return TrainConfig(**values)
+    return TrainConfig(**{**values, "resume": None})
 
 
 def _check_commands() -> None:

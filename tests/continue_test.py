@@ -67,6 +67,17 @@ def test_the_history_and_the_final_model_are_those_of_an_uninterrupted_run():
         np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
+def test_one_script_begins_a_run_and_goes_on_with_it():
+    whole = towers.train(config(run_dir="whole", epochs=3))
+    with pytest.raises(ValueError, match="resume=auto goes on with the run in `run_dir`.*name one"):
+        towers.train(config(resume="auto"))
+    interrupted(epochs=3, resume="auto")
+    assert json.loads((RUN / "config.json").read_text())["resume"] is None
+    assert towers.train(config(run_dir="run", epochs=3, resume="auto")) == whole
+    with pytest.raises(ValueError, match="cannot change optimizer"):
+        towers.train(config(run_dir="run", epochs=3, resume="auto", optimizer="sgd"))
+
+
 def test_a_run_of_before_there_were_other_tasks_goes_on():
     """Its rows are lists without names, and nothing tells a monitor's mode or callbacks."""
     whole = towers.train(config(run_dir="whole"))

@@ -122,7 +122,8 @@ class TrainConfig:
         divided among the towers.
     worker_timeout: seconds after which a worker is lost that does not answer, or lets others wait.
     run_dir: None means the next free runs/<model>-<dataset>-001.
-    resume: the directory of a run to go on with; its config.json brings the other values.
+    resume: the directory of a run to go on with; its config.json brings the other values. "auto":
+        `run_dir`, where it holds a run; else one begins there.
     trust_run_dir: import what a run's config.json names from the run's own directory, too.
     checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
         at least one every 10 minutes.

@@ -1,5 +1,6 @@
 """train(config): from a configuration to a trained model, and the run directory it leaves."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -38,7 +39,7 @@ from towers.saving.follower import Follower
 from towers.saving.keras_files import BestModel, save_model, unreadable
 from towers.saving.position import Position
 from towers.saving.results import ResultsFile
-from towers.saving.resume import continued_config, given_fields
+from towers.saving.resume import AUTO, continued_config, given_fields, resumed_directory
 from towers.saving.saver import Saver
 from towers.step.nonfinite import NonFiniteError
 
@@ -82,8 +83,13 @@ def train(
     watch.set_timeout(config.worker_timeout)
     if config.tensorboard:
         tensorboard.check_installed()
-    if config.resume is not None and config.run_dir is None:
-        config = continued_config(config.resume, given_fields(config))
+    if config.resume == AUTO or config.resume is not None and config.run_dir is None:
+        given = given_fields(config)
+        directory = resumed_directory(given)
+        if directory is None:
+            config = dataclasses.replace(config, resume=None)
+        else:
+            config = continued_config(directory, given)
     objects = Objects(model, train, test)
     config = objects.named_in(config)
     check(callbacks, "callbacks hold")

@@ -10,6 +10,7 @@ from towers.config import TrainConfig
 from towers.saving import run_dir
 from towers.saving.trust import check_modules
 
+AUTO = "auto"
 # No bit of a good step depends on these.
 _FREE = (
     "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
@@ -21,6 +22,26 @@ _LARGER = ("early_stopping",)
 _NOT_OF_THE_RUN = (  # not done again
     "plan", "profile", "verify_gradients", "run_dir", "resume", "export", "trust_run_dir",
 )
+
+
+def resumed_directory(given: Mapping[str, Any]) -> str | None:
+    """The directory of the run that goes on; None where a new one begins.
+
+    Args:
+        given: the fields that the user has set, among them perhaps `resume`: a directory; or AUTO
+            for `run_dir`, where that holds a run.
+
+    Raises:
+        ValueError: AUTO without a `run_dir`.
+    """
+    if given.get("resume") != AUTO:
+        return given.get("resume")
+    if given.get("run_dir") is None:
+        raise ValueError(
+            "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
+        )
+    directory = os.path.expanduser(given["run_dir"])
+    return directory if (Path(directory) / run_dir.CONFIG).is_file() else None
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
