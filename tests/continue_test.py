@@ -243,6 +243,7 @@ def test_a_run_whose_first_checkpoint_cannot_be_written_does_not_begin(monkeypat
     monkeypatch.setattr(towers.TowerStep, "train_batch", lambda *a: pytest.fail("trained"))
     with pytest.raises(ValueError, match=r"run_dir \(.*/run\): no checkpoint .*: .*Read-only"):
         towers.train(config(run_dir="run"))
+    assert not RUN.exists()
 
 
 def test_a_full_disk_in_mid_run_does_not_end_it(monkeypatch, capsys):

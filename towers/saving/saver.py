@@ -1,6 +1,7 @@
 """A run's state, on its way to the disk and back."""
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,6 +133,8 @@ class Saver:
             with watch.at_work():
                 fault = self._writer.fault()
             if fault is not None:
+                if self._run.config.resume is None:  # there is nothing to go on with
+                    shutil.rmtree(self._directory, ignore_errors=True)
                 raise ValueError(
                     f"run_dir ({self._directory}): no checkpoint can be written: {fault}."
                 )
