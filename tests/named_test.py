@@ -104,3 +104,10 @@ def test_unknown_name_far_from_all_suggests_nothing():
 def test_what_a_users_module_raises_is_named_with_its_line(module):
     module("named_raises", "import math\n\nmath.sqrt(-1)\n")
     assert "ValueError: math domain error (named_raises.py:3). " in refusal("named_raises:build")
+
+
+def test_why_keras_cannot_load_a_model_is_the_class_that_it_does_not_know():
+    config = "{'layers': " + "x" * 5000 + "}"
+    error = TypeError(f"could not be deserialized. {config} Could not locate class 'Mixes'. Make")
+    assert named.loading_failed(error) == "Could not locate class 'Mixes'"
+    assert len(named.loading_failed(TypeError(config))) == 300

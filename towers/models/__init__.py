@@ -25,7 +25,6 @@ _BUILDERS = {
     "resnet50": "resnet50:build",
 }
 NAMES = tuple(_BUILDERS)
-_LONGEST_REASON = 300  # characters of an error of Keras', which may print a whole configuration
 
 
 class ModelSource(NamedTuple):
@@ -85,10 +84,10 @@ def load_file(path: str) -> keras.Model:
     try:
         return keras.saving.load_model(path)
     except Exception as error:  # Keras raises many kinds, for layers of one's own, too
-        reason = named.one_line(error)[:_LONGEST_REASON]
         raise ValueError(
-            f"model ({path}) cannot be loaded: {reason}. Layers of one's own must be registered: "
-            "load it in a function of yours, and name that: model=package.module:function."
+            f"model ({path}) cannot be loaded: {named.loading_failed(error)}. Layers of one's own "
+            "must be registered: load it in a function of yours, and name that: "
+            "model=package.module:function."
         ) from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 
 from towers.config import TrainConfig
-from towers.named import one_line
+from towers.named import loading_failed
 
 _LISTED = 6  # variables that a line names; the rest are counted
 
@@ -71,8 +71,9 @@ def load(path: str | Path, argument: str, compile: bool = False) -> keras.Model:
         return keras.saving.load_model(path, compile=compile)
     except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
         raise ValueError(
-            f"{argument} ({path}) cannot be loaded by Keras: {one_line(error)}. Layers of your own "
-            "need keras.saving.register_keras_serializable, in the module that `model` names."
+            f"{argument} ({path}) cannot be loaded by Keras: {loading_failed(error)}. Layers of "
+            "your own need keras.saving.register_keras_serializable, in the module that `model` "
+            "names."
         ) from error
 
 
