@@ -96,12 +96,15 @@ def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
 
 
 def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
-    message = error_of(
+    done = run_train(
         "--model=tests.diagnosis.blame_test:summing", "--dataset=tests.diagnosis.blame_test:data",
         "--num_towers=3", "--verify_gradients", cwd=tmp_path,
     )
-    assert message.startswith("--verify_gradients has found") and "'summed_of_large" in message
-    assert message.endswith(" --verify_gradients=warn trains all the same.")
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stdout.startswith("Warning   loss 'summed_of_large_labels' (blame_test.py:")
+    assert done.stderr.startswith("error: --verify_gradients has found")
+    assert "'summed_of_large" in done.stderr
+    assert done.stderr.endswith(" --verify_gradients=warn trains all the same.\n")
 
 
 def test_verbosity_1_shows_the_traceback(tmp_path):

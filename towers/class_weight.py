@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
-import numpy as np
-
 BALANCED = "balanced"
 _LARGEST_CLASS = 1_000_000  # weights are a table of so many
 _SHOWN = 10  # weights in a line
@@ -32,11 +30,13 @@ def weights_of(text: str) -> dict[int, float]:
     return _pairs(text)
 
 
-def balanced(labels: np.ndarray) -> dict[int, float]:
+def balanced(labels: Sequence[int]) -> dict[int, float]:
     """N / (classes * examples of the class), of each class that N labels name.
 
     Source: King and Zeng 2001, Logistic regression in rare events data; scikit-learn's "balanced".
     """
+    import numpy as np  # not for flags alone, which the launcher reads, too
+
     classes, counts = np.unique(labels, return_counts=True)
     weights = len(labels) / (len(classes) * counts)
     return dict(zip(map(int, classes), map(float, weights), strict=True))
