@@ -332,6 +332,16 @@ def data_that_move():
     return small_data()
 
 
+def test_a_file_to_begin_with_is_one_of_the_directory_where_the_run_began(capsys):
+    keras.utils.clear_session()  # layers are numbered anew, as in another process
+    towers.train(config(run_dir="first", model="mlp", epochs=1))
+    os.rename("first/final.keras", "mine.keras")
+    keras.utils.clear_session()
+    moving = {"dataset": "tests.loop_test:data_that_move", "model": "mlp"}
+    towers.train(config(**moving, run_dir="run", init_from="mine.keras", epochs=1))
+    assert "variables begin with the values in mine.keras" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["run", None])
 def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_path, capsys):
     class Moves(keras.callbacks.Callback):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +17,7 @@ from towers.datasets.image_folder import shown
 from towers.datasets.options import InputOptions
 from towers.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
+from towers.machine import places
 from towers.machine.devices import has_started
 from towers.machine.logical import divide_gpus, logical_cpus
 from towers.machine.policy import policy_of
@@ -90,6 +92,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
     Raises:
         ValueError: see `train`.
     """
+    begun = places.here()  # a function that makes the data may move the process
     _check_towers(config)
     devices = find_devices(config)
     home = _variable_device(config.variable_device)
@@ -106,7 +109,7 @@ def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
         train_examples, weights = weighed(
             train_examples, config.class_weight, model, dataset.num_classes
         )
-        notes = [*dataset.notes, *_prepare(model, config)]
+        notes = [*dataset.notes, *_prepare(model, config, begun)]
         notes += [*weights, *_give_optimizer(model, config, source, length)]
         metrics = CompiledMetrics(model)
         make_step = _step_maker(config, model, metrics, devices)
@@ -174,11 +177,11 @@ def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
     return [*names, *(f"val_{name}" for name in names if test is not None)]
 
 
-def _prepare(model: keras.Model, config: TrainConfig) -> list[str]:
-    """What is done to a model before it has an optimizer; in words, for the user."""
+def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
+    """Does what is to be done before there is an optimizer; says it in words, for the user."""
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    notes = [take_values(model, config)] if config.init_from is not None else []
+    notes = [take_values(model, config, begun)] if config.init_from is not None else []
     if config.freeze is not None:
         notes.append(freeze(model, config.freeze))
     return [note for note in notes if note]

@@ -139,7 +139,7 @@ def _run(
         together.check_same(run, saver.data)
         loaded = saver.load(resume=config.resume is not None)
         if loaded is None:
-            starting_values.check_file(config)
+            starting_values.check_file(config, begun)
         else:
             _check_limit(run, loaded.position)
         _open_log(log, out, noise)

@@ -11,7 +11,7 @@ from towers.named import loading_failed
 _LISTED = 6  # variables that a line names; the rest are counted
 
 
-def take_values(model: keras.Model, config: TrainConfig) -> str | None:
+def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
     """Gives a model's variables the values of those of the same name and shape in a file.
 
     A run that goes on has its values in its checkpoint: then the file may be gone.
@@ -19,6 +19,7 @@ def take_values(model: keras.Model, config: TrainConfig) -> str | None:
     Args:
         model: a built model.
         config: its `init_from`, the file; None: nothing is done.
+        begun: the directory that a relative path is of.
 
     Returns:
         How many were found and which were not, in words; None where nothing was done.
@@ -27,10 +28,10 @@ def take_values(model: keras.Model, config: TrainConfig) -> str | None:
         ValueError: the file cannot be read, or nothing in it fits.
     """
     path = config.init_from
-    if path is None or config.resume is not None and not Path(path).exists():
+    if path is None or config.resume is not None and not (begun / path).exists():
         return None
-    check_file(config)
-    saved = load(path, "init_from")
+    check_file(config, begun)
+    saved = load(begun / path, "init_from")
     sources = list(zip(_names(saved), saved.weights, strict=True))
     missing = []
     for variable, name in zip(model.weights, _names(model), strict=True):
@@ -50,9 +51,9 @@ def take_values(model: keras.Model, config: TrainConfig) -> str | None:
     return f"{text}; not found in it: {_listed(missing)}" if missing else text
 
 
-def check_file(config: TrainConfig) -> None:
+def check_file(config: TrainConfig, begun: Path = Path()) -> None:
     """Raises ValueError where a run begins with the values of a file, and there is none."""
-    if config.init_from is not None and not Path(config.init_from).is_file():
+    if config.init_from is not None and not (begun / config.init_from).is_file():
         raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
 
 
