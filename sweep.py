@@ -13,8 +13,8 @@ from typing import Any
 from absl import flags
 
 from towers import command_line
+from towers.checkpointing.run_dir import RUNS, file_name
 from towers.config import TrainConfig
-from towers.saving.run_dir import RUNS, file_name
 from towers.sweep.cells import make_cells
 from towers.sweep.run import run_sweep
 

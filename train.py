@@ -17,10 +17,10 @@ from absl import flags
 
 import towers
 from towers import command_line
+from towers.after_training.model_files import file_config, find_file
+from towers.checkpointing.continued import continued_config, resumed_directory
 from towers.config import TrainConfig
 from towers.machine import terminal
-from towers.saving.model_files import file_config, find_file
-from towers.saving.resume import continued_config, resumed_directory
 
 
 def define_flags() -> None:

@@ -19,7 +19,7 @@ from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
 _ABOUT_UPDATES = (  # files and folders
-    "conformance", "step", "diagnosis", "gpu_test.py", "parallel_model_devices_test.py",
+    "conformance", "step", "diagnosis", "gpu_test.py", "parallel",
     "datasets", "resumed",  # compare with processes
 )
 _LONG = (  # begun last, the others would be done before it

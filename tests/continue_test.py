@@ -13,9 +13,9 @@ import towers
 from tests import loop_test
 from tests.loop_test import config
 from tests.results import COLUMNS
+from towers.checkpointing import checkpoints, run_dir
+from towers.checkpointing.continued import continued_config
 from towers.config import TrainConfig
-from towers.saving import checkpoints, run_dir
-from towers.saving.resume import continued_config
 
 RUN = run_dir.Path("run")
 

@@ -6,24 +6,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
-# A folder imports those before it; the flat modules, the trunk, put all of them together.
+# Rooms, and the flat modules: each imports only those before it.
 ORDER = (
-    "machine", "levels", "rows", "step", "own_step", "recipe", "saving", "resumed", "reporting",
-    "diagnosis",
+    "machine", "named", "class_weight", "config", "command_line", "models", "reading", "datasets",
+    "levels", "rows", "step", "own_step", "recipe", "checkpointing", "training", "parallel",
+    "reporting", "diagnosis", "after_training", "loop", "sweep", "launch",
 )
-# Know nothing of towers; of the machine, only its cores.
-APART = ("models", "datasets", "reading")
-# Flat modules that folders may import: what defines a run, what it is made of, and the shape of
-# what runs beside it.
-TRUNK_BELOW = {
-    "recipe": {"config", "listener", "named"},
-    "saving": {"config", "build", "best", "listener"},
-    "reporting": {"named", "config", "build", "best", "listener", "pace"},
-    "diagnosis": {"config", "build", "command_line"},
-    "models": {"named"},
-    "datasets": {"named", "class_weight"},
-    "reading": {"named"},
-}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -44,36 +32,16 @@ def imported(path):
     return found
 
 
-def folder_of(path):
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else None
-
-
-def is_folder(name):
-    return (PACKAGE / name).is_dir()
-
-
-def may_import(folder, name):
-    """Whether files of a folder may import a folder, or a flat module."""
-    if not is_folder(name):
-        return name in TRUNK_BELOW.get(folder, set()) or name.startswith("__")
-    below = ORDER[: ORDER.index(folder)] if folder in ORDER else ()
-    return (
-        name == folder
-        or name in below
-        or folder in APART and name == "machine"
-        or folder == "datasets" and name == "reading"
-        or name in APART and folder in ORDER[ORDER.index("saving"):]
-    )
-
-
 def test_imports_run_downwards():
-    on_top = (None, "sweep", "launch", "after_training")
-    assert [
-        f"{path.relative_to(PACKAGE)} imports {name}"
-        for path in FILES if folder_of(path) not in on_top
-        for name, *_ in imported(path) if not may_import(folder_of(path), name)
-    ] == []
+    """A room, or a flat module, imports itself and those before it."""
+    wrong = []
+    for path in FILES:
+        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        if room != "__init__":
+            allowed = {*ORDER[: ORDER.index(room) + 1], "__version__"}
+            wrong += [f"{path.relative_to(PACKAGE)} imports {name}"
+                      for name, *_ in imported(path) if name not in allowed]
+    assert wrong == []
 
 
 def test_the_trunk_imports_no_circle():
@@ -115,7 +83,6 @@ CROSS_CUTTING = {
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",
     "workers_run_test": "train.py on several workers",
-    "parallel_model_workers_test": "make_parallel on several workers",
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
     "step/switches_test": "a step's switches against each other",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
@@ -130,25 +97,16 @@ CROSS_CUTTING = {
     "layout_test": "all modules",
     "ragged_test": "ragged tensors, wherever a batch goes",
     "process_test": "a run as a process: full disks, closed pipes, too little memory",
-    "parallel_model_callbacks_test": "parallel_model, in parts",
-    "parallel_model_devices_test": "parallel_model, in parts",
-    "parallel_model_own_steps_test": "parallel_model, in parts",
-    "parallel_model_saving_test": "parallel_model, in parts",
-    "parallel_model_training_test": "parallel_model, in parts",
 }
 
 
-def mirrored():
-    """Where a module's tests stand, without the ending: "step/tower_test"; a package's by name."""
-    names = {}
-    for path in FILES:
-        module = path.relative_to(PACKAGE).with_suffix("").as_posix()
-        folder, _, name = module.rpartition("/")
-        if name not in ("__init__", "__main__"):
-            names[module] = f"{module}_test"
-        elif folder:
-            names[module] = f"{folder}/{folder}_test"
-    return names
+def named_for_a_module(test):
+    """Whether "step/tower_test", or "step/tower_bits_test", has "step/tower"."""
+    words = test.removesuffix("_test").split("_")
+    names = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
+    return test.partition("/")[2] == f"{test.partition('/')[0]}_test" or any(
+        (PACKAGE / f"{name}.py").exists() for name in names
+    )
 
 
 TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
@@ -156,7 +114,7 @@ TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
 
 
 def test_every_test_file_has_its_module_or_a_reason():
-    assert TESTS - set(mirrored().values()) == set(CROSS_CUTTING)
+    assert {test for test in TESTS if not named_for_a_module(test)} == set(CROSS_CUTTING)
 
 
 def test_the_hour_is_nine_files_of_at_most_1650_lines_that_readme_lists():

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 import towers
 from towers import loop
-from towers.build import build
+from towers.checkpointing import checkpoints, run_dir
 from towers.config import TrainConfig
 from towers.datasets.batches import shuffled_batches
 from towers.reporting import tensorboard
-from towers.saving import checkpoints, run_dir
+from towers.training.build import build
 
 NUM_CLASSES = 3
 

@@ -27,9 +27,9 @@ PUBLIC = {  # by documentation
 OF_TESTS = {
     ("tests/step/partitions.py", "tensorflow.python.eager"):
         "the graphs after all optimizations, which no part of towers needs",
-    ("tests/parallel_model_callbacks_test.py", "tensorflow.core.util"):
+    ("tests/parallel/parallel_model_callbacks_test.py", "tensorflow.core.util"):
         "reads the file that Keras' TensorBoard callback writes",
-    ("tests/parallel_model_test.py", "_jit_compile"):
+    ("tests/parallel/parallel_model_test.py", "_jit_compile"):
         "Keras' property sets what it is asked for",
 }
 

@@ -10,8 +10,8 @@ import towers
 from tests.loop_test import config
 from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
+from towers.checkpointing import checkpoints, run_dir
 from towers.config import TrainConfig
-from towers.saving import checkpoints, run_dir
 
 SHORT = (*FLAGS, "--max_steps=2")
 

@@ -147,7 +147,7 @@ def outcome(directory):
     Weights, seeds, optimizer, sums and positions come from the last checkpoint; the final model
     and the rows of results.csv, timing aside, from their files.
     """
-    from towers.saving import checkpoints
+    from towers.checkpointing import checkpoints
 
     path, (state, arrays), wrong = checkpoints.read_newest(directory / "checkpoints")
     position = {k: v for k, v in state["position"].items() if k != "results"}
@@ -165,7 +165,7 @@ def outcome(directory):
 
 def meet_at_each_step(fault):
     """From now on this process evaluates an expression at each step; see `start`."""
-    from towers.saving import position
+    from towers.checkpointing import position
 
     def kill(name):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.machine.workers import join_workers
-    from towers.parallel_model import make_parallel
-    from towers.resumed.callback import Resume
+    from towers.parallel.parallel_model import make_parallel
+    from towers.parallel.resume import Resume
     from towers.step import TowerStep
     from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Resume": "towers.resumed.callback",
+    "Resume": "towers.parallel.resume",
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
     "datasets": "towers.datasets",
@@ -32,7 +32,7 @@ _MODULES = {
     "join_workers": "towers.machine.workers",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
-    "make_parallel": "towers.parallel_model",
+    "make_parallel": "towers.parallel.parallel_model",
     "models": "towers.models",
     "prefetched": "towers.step.prefetch",
     "tower_devices": "towers.machine.devices",

@@ -15,10 +15,10 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from towers.config import WARN
-from towers.levels.lines import line_of_error
 from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.terminal import Noise
+from towers.machine.user_lines import line_of_error
 
 flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
 

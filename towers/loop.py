@@ -9,39 +9,39 @@ from typing import Any
 
 import keras
 
-from towers import deterministic, together
 from towers.after_training import export
-from towers.recipe.average_weights import AveragedWeights
-from towers.build import Run
-from towers.callbacks import Callbacks, check, load
+from towers.checkpointing import run_dir
+from towers.checkpointing.continued import AUTO, continued_config, given_fields, resumed_directory
+from towers.checkpointing.position import Position
 from towers.config import TrainConfig
 from towers.datasets import batches
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.diagnosis.verify import Verification
-from towers.fitting import build_fitting
-from towers.epochs import Epochs, evaluate, num_steps
-from towers.listener import Listener, Listeners
 from towers.machine import environment, places, signals, watch, workers
 from towers.machine.terminal import Noise
-from towers.memory import out_of_memory_explained
-from towers.objects import Objects, is_python, title
-from towers.pace import Pace
+from towers.recipe import starting_values
 from towers.reporting import outcome, own_warnings, report, tensorboard
 from towers.reporting.curves import Curves
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
 from towers.reporting.skipped import SkippedLine
-from towers.recipe import starting_values
-from towers.saving import run_dir
-from towers.saving.autosave import Autosave
-from towers.saving.follower import Follower
-from towers.saving.keras_files import BestModel, save_model, unreadable
-from towers.saving.position import Position
-from towers.saving.results import ResultsFile
-from towers.saving.resume import AUTO, continued_config, given_fields, resumed_directory
-from towers.saving.saver import Saver
 from towers.step.nonfinite import NonFiniteError
+from towers.training import deterministic, several_workers
+from towers.training.auto_towers import build_fitting
+from towers.training.autosave import Autosave
+from towers.training.average_weights import AveragedWeights
+from towers.training.build import Run
+from towers.training.callbacks import Callbacks, check, load
+from towers.training.epochs import Epochs, evaluate, num_steps
+from towers.training.follower import Follower
+from towers.training.keras_files import BestModel, save_model, unreadable
+from towers.training.listener import Listener, Listeners
+from towers.training.memory import out_of_memory_explained
+from towers.training.objects import Objects, is_python, title
+from towers.training.pace import Pace
+from towers.training.results_file import ResultsFile
+from towers.training.saver import Saver
 
 
 def train(
@@ -96,12 +96,12 @@ def train(
     if config.resume is None and cluster.is_chief:
         run_dir.check(config.run_dir)
     export.check(config.export)
-    together.check_config(cluster, config)
+    several_workers.check_config(cluster, config)
     if config.deterministic:
         deterministic.enable(config.seed)  # before the first kernel
     with (
         _dtype_policy(config.precision),
-        closing(together.report(cluster)) as out,
+        closing(report.report_of(cluster)) as out,
         own_warnings.told(out.warn) if noise else nullcontext(),
     ):
         with deterministic.refusals_explained(config.deterministic):
@@ -125,10 +125,10 @@ def _run(
     config, cluster = run.config, run.workers.cluster
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
-    together.check_same(run, {})
+    several_workers.check_same(run, {})
     verification = _verified(run)
-    directory = together.directory(run, lambda config: _make_directory(config, begun), begun)
-    log = directory / together.log_name(cluster)
+    directory = several_workers.directory(run, lambda config: _make_directory(config, begun), begun)
+    log = directory / several_workers.log_name(cluster)
     make_saver = Saver if cluster.is_chief else Follower
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
@@ -136,7 +136,7 @@ def _run(
         deterministic.refusals_explained(config.deterministic, log),
         closing(make_saver(run, directory, callbacks, out.warn)) as saver,
     ):
-        together.check_same(run, saver.data)
+        several_workers.check_same(run, saver.data)
         loaded = saver.load(resume=config.resume is not None)
         if loaded is None:
             starting_values.check_file(config, begun)

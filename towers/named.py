@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from towers.levels.lines import line_of_error
+from towers.machine.user_lines import line_of_error
 
 _LONGEST_REASON = 300  # characters
 

@@ -11,10 +11,10 @@ import towers
 from tests.datasets import pixels_test
 from tests.loop_test import small_data
 from towers.after_training import predicting
+from towers.after_training.model_files import file_config, find_file
 from towers.after_training.predicting import evaluate_file, predict_file
 from towers.config import TrainConfig
 from towers.reporting.report import Report
-from towers.saving.model_files import file_config, find_file
 
 (_, _), (X, Y) = small_data()
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.resumed.fits import Fits, rows
+from tests.parallel.fits import Fits, rows
 from towers.machine.policy import REHEARSAL
 
 C, L = keras.callbacks, keras.layers

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.parallel import assert_same_logs
+from tests.parallel.pairs import assert_same_logs
 
 L = keras.layers
 ops = keras.ops

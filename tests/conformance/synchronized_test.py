@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import towers
-from tests.parallel import assert_same_logs
+from tests.parallel.pairs import assert_same_logs
 
 L = keras.layers
 

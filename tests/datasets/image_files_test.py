@@ -12,14 +12,14 @@ import towers
 from tests import forked
 from tests.train_test import environment
 from towers import datasets
+from towers.after_training.model_files import file_config
 from towers.after_training.predicting import evaluate_file
+from towers.checkpointing.continued import continued_config
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import image_folder
 from towers.datasets.image_files import ImageFiles
 from towers.reporting.report import Report
-from towers.saving.model_files import file_config
-from towers.saving.resume import continued_config
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.compiled import losses
 from towers.diagnosis.verify import verify_gradients
+from towers.recipe.compiled import losses
 from towers.step import TowerStep
 
 L = keras.layers

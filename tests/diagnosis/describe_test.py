@@ -8,9 +8,9 @@ import tensorflow as tf
 
 import towers
 from tests.build_test import config
-from towers.build import build
 from towers.diagnosis import describe
 from towers.reporting.report import Report
+from towers.training.build import build
 
 NO_GPUS = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"

@@ -8,9 +8,9 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests.machine.nvidia_test import make_nvidia_smi
-from towers.build import find_devices
 from towers.config import TrainConfig
 from towers.machine import devices, logical, nvidia
+from towers.training.build import find_devices
 
 ROOT = Path(__file__).parents[2]
 # A process of its own, on 8 cores: TensorFlow starts but once, and its threads stay.

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from tests.results import COLUMNS, classifier_result
-from towers.best import Monitor
+from towers.checkpointing.best import Monitor
+from towers.checkpointing.position import Position
 from towers.reporting.curves import Curves, best_epoch, draw_curves, draw_or_warn
-from towers.saving.position import Position
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
 PNG = b"\x89PNG\r\n\x1a\n"

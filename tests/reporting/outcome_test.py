@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from towers.best import Best, Monitor
+from towers.checkpointing.best import Best, Monitor
+from towers.checkpointing.position import Position
 from towers.config import TrainConfig
 from towers.reporting import outcome
 from towers.reporting.report import Report
-from towers.saving.position import Position
-from towers.saving.saver import Loaded
+from towers.training.saver import Loaded
 
 
 def test_a_resumed_run_says_from_where():

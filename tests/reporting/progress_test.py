@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.results import classifier_result
-from towers.best import Best
+from towers.checkpointing.best import Best
+from towers.checkpointing.position import Position
 from towers.config import TrainConfig
 from towers.reporting.outcome import num_skipped
 from towers.reporting.progress import ProgressLines
 from towers.reporting.report import Report
-from towers.saving.position import Position
 
 RESULT = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3)
 

@@ -10,15 +10,13 @@ from towers.machine.cluster import ALONE, Cluster
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.exchange import (
     Subtree,
-    _pack,
-    _packages,
-    _unpack,
     fingerprint,
     make_exchange,
     make_plan,
     subtrees,
     towers_of,
 )
+from towers.step.transfers import LARGE, pack, packages, unpack
 
 counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
 
@@ -90,15 +88,15 @@ def test_a_large_tensor_travels_by_itself_and_the_others_of_a_dtype_together():
     small, large = tf.zeros([3, 2]), tf.zeros([500, 1000])
     double = tf.zeros([5], tf.float64)
     values = [small, large, None, double, large, small]
-    assert [chosen for chosen, _ in _packages(values)] == [[0, 5], [1], [3], [4]]
+    assert [chosen for chosen, _ in packages(values, LARGE)] == [[0, 5], [1], [3], [4]]
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 8])
 def test_what_is_packed_comes_out_again(multiple):
     values = [tf.reshape(tf.range(6.0), [2, 3]), tf.constant(7.0), tf.zeros([0, 4])]
-    packed = _pack(values, multiple)
+    packed = pack(values, multiple)
     assert packed.shape[0] == -(-7 // multiple) * multiple
-    for part, value in zip(_unpack(packed, [v.shape for v in values]), values, strict=True):
+    for part, value in zip(unpack(packed, [v.shape for v in values]), values, strict=True):
         assert part.shape == value.shape and np.array_equal(part, value)
 
 

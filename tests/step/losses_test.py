@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.step import loss_masks, losses, outputs
-from towers.step.compute_loss import ModelLoss
+from towers.step import losses, outputs
 from towers.step.losses import SHARES_SPEC, Losses, Shares, tower_shares
-from towers.step.outputs import OutputLoss
+from towers.step.outputs import ModelLoss, OutputLoss
 from towers.step.sharding import shard_batch
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
@@ -55,7 +54,7 @@ def test_weighted_by_its_denominator_shards_give_keras_loss_of_all(
         predicted = with_mask(predicted) if is_masked else predicted
         weight = tf.constant(sample_weight[rows, :weighted_steps]) if weighted_steps else None
         labels = tf.constant(y[rows])
-        mask = loss_masks.loss_mask(loss, labels, predicted)
+        mask = outputs.loss_mask(loss, labels, predicted)
         assert (mask is not None) is is_masked
         w = losses.shard_weight(loss, weight, tf.constant(len(y[rows])), mask)
         return float(loss(labels, predicted, weight)), float(w)
@@ -100,13 +99,13 @@ def test_a_loss_masks_by_itself_and_with_its_outputs_mask():
     labels = tf.constant([[0, 9, 1, 9]])
     y_pred = tf.constant([[[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]])
     masked = keras.layers.Masking()(y_pred)
-    assert loss_masks.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
-    both = loss_masks.loss_mask(ignoring, labels, masked)
+    assert outputs.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
+    both = outputs.loss_mask(ignoring, labels, masked)
     assert both.numpy().tolist() == [[True, False, False, False]]
     plain = keras.losses.SparseCategoricalCrossentropy()
-    assert loss_masks.loss_mask(plain, labels, y_pred) is None
-    assert loss_masks.makes_mask(ignoring, labels, y_pred)
-    assert not loss_masks.makes_mask(plain, labels, y_pred)
+    assert outputs.loss_mask(plain, labels, y_pred) is None
+    assert outputs.makes_mask(ignoring, labels, y_pred)
+    assert not outputs.makes_mask(plain, labels, y_pred)
 
 
 def test_asking_whether_a_loss_masks_leaves_the_callers_graph_as_it_is():
@@ -115,7 +114,7 @@ def test_asking_whether_a_loss_masks_leaves_the_callers_graph_as_it_is():
         labels = tf.constant([0, 9])
         y_pred = tf.constant([[0.5, 0.5], [0.5, 0.5]])
         before = len(graph.get_operations())
-        assert loss_masks.makes_mask(ignoring, labels, y_pred)
+        assert outputs.makes_mask(ignoring, labels, y_pred)
         assert len(graph.get_operations()) == before
 
 
@@ -123,7 +122,7 @@ def test_a_loss_with_a_call_of_its_own_is_a_mean_over_examples():
     loss = AbsoluteError(reduction="sum")
     assert outputs.overrides_call(loss) and not outputs.is_sum(loss)
     assert outputs.loss_reduction(loss) == "mean"
-    assert not loss_masks.makes_mask(loss, tf.zeros([2, 1]), tf.zeros([2, 1]))
+    assert not outputs.makes_mask(loss, tf.zeros([2, 1]), tf.zeros([2, 1]))
     assert float(losses.shard_weight(loss, None, tf.constant(3))) == 3
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.step import outputs
-from towers.step.compute_loss import ModelLoss
+from towers.step.outputs import ModelLoss
 
 A_LIST, A_DICT = ["p", "q"], {"b": "q", "a": "p"}  # structures of outputs; dicts in sorted order
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from towers.step.assigned import NOTHING
-from towers.step.compute_loss import ModelLoss
 from towers.step.losses import Shares
+from towers.step.outputs import ModelLoss
 from towers.step.tower import Tower, TowerInput
 
 L = keras.layers

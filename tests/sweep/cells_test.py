@@ -3,7 +3,7 @@
 import pytest
 
 from towers.config import TrainConfig
-from towers.sweep.cells import Cell, cell_name, check_cells, make_cells, train_flags
+from towers.sweep.cells import Cell, Machine, cell_name, check_cells, make_cells, train_flags
 
 
 def test_the_cells_are_all_combinations_batches_before_gpu_counts():
@@ -70,3 +70,14 @@ def test_the_flags_of_a_cell_are_what_differs_from_train_pys_defaults():
 def test_a_cells_directory_has_a_name_that_is_safe_for_files():
     label = Cell("my.models:build", 0.25, 128, 2).label
     assert cell_name(label, 128, 2) == "my.models_build_dropout_0.25-batch128-gpus2"
+
+
+def test_gpus_are_called_by_their_name_and_cpu_devices_by_their_cores():
+    assert str(Machine("NVIDIA H100", 16)) == "NVIDIA H100"
+    assert str(Machine(None, 2)) == "logical CPU devices on 2 cores"
+    assert str(Machine(None, 1)) == "logical CPU devices on 1 core"
+
+
+def test_devices_are_counted_in_the_right_number():
+    assert [Machine("NVIDIA H100", 16).devices(n) for n in (1, 2)] == ["1 GPU", "2 GPUs"]
+    assert [Machine(None, 2).devices(n) for n in (1, 8)] == ["1 device", "8 devices"]

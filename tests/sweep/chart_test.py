@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tests.sweep.table_test import of_speeds
+from towers.sweep.cells import Machine
 from towers.sweep.chart import draw_sweep
-from towers.sweep.machine import Machine
 
 PNG = b"\x89PNG\r\n\x1a\n"
 GPUS = Machine("NVIDIA H100", 16)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers import datasets, models, named
 from towers.after_training import prediction_files
-from towers.build import find_devices
+from towers.after_training.model_files import class_names
 from towers.config import TrainConfig
 from towers.datasets import image_folder
 from towers.datasets.batches import Examples, load_examples, num_steps, ordered_batches
@@ -19,9 +19,7 @@ from towers.datasets.dataset import Dataset
 from towers.datasets.options import InputOptions
 from towers.machine.devices import place_towers
 from towers.machine.workers import join_workers
-from towers.objects import PYTHON
-from towers.pace import Pace
-from towers.parallel_model import parallel_on
+from towers.parallel.parallel_model import parallel_on
 from towers.recipe.starting_values import load
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import (
@@ -30,7 +28,9 @@ from towers.reporting.report import (
     labelled,
     share_line,
 )
-from towers.saving.model_files import class_names
+from towers.training.build import find_devices
+from towers.training.objects import PYTHON
+from towers.training.pace import Pace
 
 _HOME = "/cpu:0"
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import keras
 from rich.text import Text
 
-from towers.build import Run
 from towers.diagnosis.anatomy import CHROME_TRACE, Anatomy, full_batches, measure
 from towers.diagnosis.phases import (
     HOST_OVERHEAD,
@@ -23,6 +22,7 @@ from towers.diagnosis.phases import (
 from towers.machine.devices import count_cores, is_gpu
 from towers.reporting.formats import format_bytes
 from towers.reporting.report import Report, labelled
+from towers.training.build import Run
 
 _BAR_WIDTH = 30
 _WORTH_A_WORD = 0.15  # a phase's share of the step, from which it is named beside the towers

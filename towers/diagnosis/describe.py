@@ -4,7 +4,6 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.build import Run, training_loss
 from towers.config import WARN
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.diagnosis import plan
@@ -15,6 +14,7 @@ from towers.machine.policy import REHEARSAL, is_rehearsal
 from towers.recipe.optimizer import given, shown_rate
 from towers.reporting import report
 from towers.reporting.report import Report
+from towers.training.build import Run, training_loss
 
 
 def describe(run: Run, out: Report, what: str) -> None:

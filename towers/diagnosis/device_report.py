@@ -12,7 +12,6 @@ import tensorflow as tf
 from rich.text import Text
 
 from towers import __version__
-from towers.build import find_devices
 from towers.command_line import as_flags
 from towers.config import TrainConfig
 from towers.machine import nvidia, tensorflow_internals
@@ -20,6 +19,7 @@ from towers.machine.devices import count_cores, intra_op_threads, is_gpu, place_
 from towers.machine.logical import shared_gpus
 from towers.reporting.formats import format_bytes
 from towers.reporting.report import devices_line, labelled
+from towers.training.build import find_devices
 
 _COLUMNS = 90  # of a line, beside its label
 _CPU_INFO = Path("/proc/cpuinfo")

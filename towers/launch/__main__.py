@@ -12,7 +12,7 @@ import sys
 from absl import flags
 
 from towers import command_line
-from towers.launch import cluster, command, gpus
+from towers.launch import command, worker_environment
 from towers.launch.run import launch
 from towers.machine import nvidia
 
@@ -22,7 +22,8 @@ def define_flags() -> None:
     flags.DEFINE_integer("workers", None, "Processes that train together, each with its share of "
                          "the towers. No default: every one needs cores and memory of its own.")
     flags.DEFINE_integer("gpus_per_worker", None, "GPUs that each worker sees, of those in "
-                         f"{gpus.VARIABLE} or of all. Default: every worker sees what there is.")
+                         f"{worker_environment.VARIABLE} or of all. Default: every worker sees "
+                         "what there is.")
     flags.DEFINE_integer("max_restarts", 3, "How often the run goes on after a worker was lost, "
                          "each time with one worker less. The default outlives bad luck, but not "
                          "a fault that comes back.")
@@ -61,7 +62,7 @@ def run(argv: list[str]) -> int:
 
 def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None]:
     """Each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is."""
-    visible = os.environ.get(gpus.VARIABLE)
+    visible = os.environ.get(worker_environment.VARIABLE)
     if gpus_per_worker is None:
         if num_workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
             warning = f"all {num_workers} workers see the same GPUs, and TensorFlow takes all of " \
@@ -70,14 +71,14 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
         return [None] * num_workers
     present = nvidia.driver_gpus() if visible is None else None
     num_present = None if present is None else len(present)
-    return [*gpus.shares(num_workers, gpus_per_worker, visible, num_present)]
+    return [*worker_environment.shares(num_workers, gpus_per_worker, visible, num_present)]
 
 
 def print_tf_config(hosts: list[str], words: list[str]) -> None:
     """A line for each machine: its TF_CONFIG, and the command where one is given."""
-    addresses = cluster.checked_hosts(hosts)
+    addresses = worker_environment.checked_hosts(hosts)
     for index, address in enumerate(addresses):
-        text = cluster.tf_config(addresses, index)
+        text = worker_environment.tf_config(addresses, index)
         start = f"TF_CONFIG='{text}' python {command.shown(words)}" if words else (
             f"export TF_CONFIG='{text}'"
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from towers.launch.lines import without_escapes
-from towers.saving.run_dir import CONFIG
+from towers.checkpointing.run_dir import CONFIG
+from towers.launch.screen import without_escapes
 
 _TRAIN = "train.py"
 _EXAMPLE = "python -m towers.launch --workers=2 -- train.py --num_towers=8"

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from towers.launch.command import announced_directory
-from towers.launch.lines import HeldBack, Lines
-from towers.launch.screen import Screen
+from towers.launch.screen import HeldBack, Lines, Screen
 from towers.machine import parent
 
 _PIECE = 1 << 16  # bytes of one read

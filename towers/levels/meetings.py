@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
-from towers.levels.lines import current_line
+from towers.machine.user_lines import current_line
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.lines import line_of
 from towers.machine.tensorflow_internals import replace_input
+from towers.machine.user_lines import line_of
 
 _SUMS = ("AddN", "AccumulateNV2")
 # All kernels of TensorFlow 2.21's CPUs that gave other bits in 40 calls at once, of 45 tried.

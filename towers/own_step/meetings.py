@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line
 from towers.levels.meetings import Meetings
+from towers.machine.user_lines import current_line
 from towers.rows.facts import COUNT, ROWS, Fact
 from towers.rows.rows import Rows
 from towers.step.gathering import gathered_by

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line
 from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
+from towers.machine.user_lines import current_line
 from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
 from towers.rows.facts import Fact

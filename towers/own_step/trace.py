@@ -17,7 +17,7 @@ from towers.levels.dependence import Dependence
 from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.own_step.foreign import check_no_foreign_resources
+from towers.machine.user_lines import line_of
 from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
 from towers.own_step.variables import VariableScope
@@ -28,6 +28,8 @@ from towers.step.state import statistics as statistics_of
 from towers.step.synchronized import synchronized, synchronized_layers
 
 _MOST_TRACES = 4  # layers in layers are built one after another
+_OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
+_OF_TABLES = ("LookupTable",)
 
 
 @dataclass
@@ -157,4 +159,40 @@ def _of_batch(meetings: StepMeetings, logs: Any) -> Any:
         }
     return tf.nest.map_structure(
         lambda v: meetings.of_batch(v, "what the step returns"), logs
+    )
+
+
+def check_no_foreign_resources(function: Any, scope: VariableScope) -> None:
+    """Raises ValueError for a tf.Variable, a lookup table, and whatever else has a state.
+
+    Args:
+        function: the traced step.
+        scope: which knows the reads of Keras' variables.
+    """
+    known = scope.read_names
+    for handle, placeholder in captures(function):
+        if placeholder.dtype not in (tf.resource, tf.variant):
+            continue
+        for user in placeholder.consumers():
+            if not any(output.name in known for output in user.outputs):
+                raise ValueError(f"{line_of(user)} uses {_what(user, handle, function)}")
+
+
+def _what(user: tf.Operation, handle: Any, function: Any) -> str:
+    if user.type.startswith(_OF_TABLES):
+        return (
+            "a lookup table, which towers cannot copy into their graphs. Look the values up in the "
+            "data pipeline: dataset.map(layer)."
+        )
+    names = [v.name for v in function.variables if v.handle is handle]
+    if names or user.type.startswith(_OF_VARIABLES):
+        name = f" {names[0]!r}" if names else ""
+        return (
+            f"tf.Variable{name}, which Keras does not track, so that towers cannot tell what it "
+            "becomes. Create it with add_weight or keras.Variable, and draw noise from "
+            "keras.random with a keras.random.SeedGenerator."
+        )
+    return (
+        f"{user.type}, which has a state of its own outside of the step. Take it out of the step, "
+        "into a callback or the data pipeline."
     )

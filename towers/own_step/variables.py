@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line, is_of_keras
+from towers.machine.user_lines import current_line, is_of_keras
 from towers.own_step.meetings import StepMeetings, Update
 from towers.step.assigned import terms_of
 from towers.step.raw_variables import read_as_they_are, variable_behind

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.saving.run_dir import write_atomically
+from towers.checkpointing.run_dir import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

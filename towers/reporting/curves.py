@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.best import Monitor
-from towers.listener import Listener
+from towers.checkpointing.best import Monitor
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import Result
 from towers.named import one_line
 from towers.reporting.chart_style import COLORS, drawn, style_axes
-from towers.saving.position import Position
-from towers.saving.run_dir import Result
+from towers.training.listener import Listener
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

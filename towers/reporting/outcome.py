@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from towers.best import Monitor
-from towers.build import Run
+from towers.checkpointing.best import Monitor
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import BEST, FINAL
 from towers.datasets.batches import num_steps
 from towers.machine.words import plural
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import Report, labelled
-from towers.saving.position import Position
-from towers.saving.run_dir import BEST, FINAL
-from towers.saving.saver import Loaded
+from towers.training.build import Run
+from towers.training.saver import Loaded
 
 
 def describe_resumed(loaded: Loaded | None, out: Report) -> None:

@@ -1,12 +1,12 @@
 """The lines of a run's epochs: a bar that moves, two lines after each, updates left out."""
 
-from towers.build import Run
-from towers.listener import Listener
-from towers.pace import Pace
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import Result
 from towers.reporting.outcome import num_skipped, skipped_warning
 from towers.reporting.report import Progress, Report, epoch_label
-from towers.saving.position import Position
-from towers.saving.run_dir import Result
+from towers.training.build import Run
+from towers.training.listener import Listener
+from towers.training.pace import Pace
 
 
 class ProgressLines(Listener):

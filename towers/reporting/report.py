@@ -19,6 +19,7 @@ from towers.machine.words import plural
 from towers.reporting.formats import format_seconds, format_values
 from towers.reporting.wrapped import wrapped
 from towers.step.sharding import shard_sizes
+from towers.training.several_workers import log_name
 
 _LABEL_WIDTH = 10
 _BAR_WIDTH = 12
@@ -384,3 +385,15 @@ def _placement(tower_devices: Sequence[str], first: int) -> str:
         parts.append(f"{tower_range(first, first + count - 1)} on {device}")
         first += count
     return f"towers {', '.join(parts)}"
+
+
+def report_of(cluster: Cluster) -> Report:
+    """Where a worker's lines go: the chief's to the terminal, all to a log of its own."""
+    if cluster.is_chief:
+        return Report()
+    print(
+        f"worker {cluster.index} of {cluster.num_workers}, at {cluster.addresses[cluster.index]}: "
+        f"its lines go to {log_name(cluster)} in the run's directory",
+        flush=True,
+    )
+    return Report(open(os.devnull, "w", encoding="utf-8"))

@@ -4,11 +4,11 @@ import time
 
 from rich.text import Text
 
-from towers.build import Run
-from towers.listener import Listener
+from towers.checkpointing.position import Position
 from towers.reporting.formats import format_seconds
 from towers.reporting.report import Report, labelled
-from towers.saving.position import Position
+from towers.training.build import Run
+from towers.training.listener import Listener
 
 
 class SkippedLine(Listener):

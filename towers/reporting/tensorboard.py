@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from towers.listener import Listener
-from towers.saving.run_dir import Result
+from towers.checkpointing.run_dir import Result
 from towers.step import TowerStep
+from towers.training.listener import Listener
 
 FOLDER = "tensorboard"  # in the run directory
 NUM_BUCKETS = 30  # of a histogram: TensorBoard's own default

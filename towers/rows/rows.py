@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from towers.levels.lines import line_of
 from towers.machine.tensorflow_internals import called_graph
+from towers.machine.user_lines import line_of
 from towers.rows.facts import ROWS, SHARED, UNKNOWN, Fact, Fault, uneven
 from towers.rows.rules import infer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.lines import is_of_keras
+from towers.machine.user_lines import is_of_keras
 from towers.rows import pieces, reductions
 from towers.rows import row_by_row as by_row
 from towers.rows.axes import open_axis

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.lines import current_line, is_of_keras
+from towers.machine.user_lines import current_line, is_of_keras
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.shard_facts import ShardFacts
 from towers.step.state import is_seed

@@ -16,7 +16,7 @@ sum has the same bits on any number of workers. Every worker knows the global ba
 shards it needs nothing but their sizes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, Union
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ from towers.machine.collectives import Collectives
 from towers.machine.watch import ANOTHER_BATCH
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
+from towers.step.transfers import LARGE, pack, packages, unpack
 
 
 class Subtree(NamedTuple):
@@ -162,10 +163,10 @@ class WorkersExchange(Exchange):
         for i, value in enumerate(added[0]):
             if isinstance(value, (tf.IndexedSlices, tuple)):
                 sums[i] = self._add_slices([values[i] for values in added])
-        for chosen, shapes in _packages(added[0]):
-            packed = [_pack([values[i] for i in chosen], self._num_workers) for values in added]
+        for chosen, shapes in packages(added[0], LARGE):
+            packed = [pack([values[i] for i in chosen], self._num_workers) for values in added]
             total = self._sum_packed(tf.stack(packed))
-            for i, part in zip(chosen, _unpack(total, shapes), strict=True):
+            for i, part in zip(chosen, unpack(total, shapes), strict=True):
                 sums[i] = part
         return sums
 
@@ -184,9 +185,9 @@ class WorkersExchange(Exchange):
 
     def of_tower_0(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
-        for chosen, shapes in _packages(values):
-            packed = self._collectives.broadcast(_pack([values[i] for i in chosen]))
-            for i, part in zip(chosen, _unpack(packed, shapes), strict=True):
+        for chosen, shapes in packages(values, LARGE):
+            packed = self._collectives.broadcast(pack([values[i] for i in chosen]))
+            for i, part in zip(chosen, unpack(packed, shapes), strict=True):
                 received[i] = part
         return received
 
@@ -282,35 +283,3 @@ def _add_plan(plan: Plan, value: Callable[[Subtree], tf.Tensor]) -> tf.Tensor:
         return value(plan)
     left, right = plan
     return _add_plan(left, value) + _add_plan(right, value)
-
-
-# Packing copies a tensor twice; an exchange of its own costs 1 to 2 ms (benchmarks/machines.py).
-_LARGE = 2 * 10**6  # bytes
-
-
-def _packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
-    """The packages that values travel in: which values, and their shapes.
-
-    Each large tensor by itself, the others of one dtype as one.
-    """
-    packages: dict[tuple[tf.DType, int | None], list[int]] = {}
-    for i, value in enumerate(values):
-        if isinstance(value, tf.Tensor):
-            is_large = value.shape.num_elements() * value.dtype.size >= _LARGE
-            packages.setdefault((value.dtype, i if is_large else None), []).append(i)
-    for chosen in packages.values():
-        yield chosen, [values[i].shape for i in chosen]
-
-
-def _pack(values: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """All values in one row, with zeros up to a multiple of that size."""
-    flat = [tf.reshape(value, [-1]) for value in values]
-    missing = -sum(value.shape[0] for value in flat) % multiple
-    return tf.concat([*flat, tf.zeros([missing], flat[0].dtype)] if missing else flat, axis=0)
-
-
-def _unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    sizes = [shape.num_elements() for shape in shapes]
-    missing = packed.shape[0] - sum(sizes)
-    parts = tf.split(packed, [*sizes, missing] if missing else sizes)
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]

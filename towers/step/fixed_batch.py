@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
-from towers.levels.lines import line_of
+from towers.machine.user_lines import line_of
 
 _CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
 # What pairs the rows of two tensors.

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.step.compute_loss import ModelLoss
-from towers.step.loss_masks import loss_mask, makes_mask
 from towers.step.outputs import (
+    ModelLoss,
     OutputLoss,
     is_sum,
+    loss_mask,
     loss_reduction,
+    makes_mask,
     per_output,
     resolve_losses,
 )

@@ -3,14 +3,15 @@
 A user gives one for all, a list, or a dict by the outputs' names; here they are laid side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import function_loss
-from towers.step.compute_loss import ModelLoss
+from towers.machine.keras_internals import function_loss, keras_mask
 from towers.step.structures import Structure
 
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
@@ -114,3 +115,70 @@ def is_sum(loss: keras.losses.Loss) -> bool:
 def loss_reduction(loss: keras.losses.Loss) -> str:
     """The reduction; a loss with a `__call__` of its own is taken for a mean over examples."""
     return "mean" if overrides_call(loss) else loss.reduction
+
+
+def loss_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor | None:
+    """The mask that Keras applies: the output's own, and the loss's (such as `ignore_class`).
+
+    Args:
+        loss: the Keras loss.
+        y: [n, ...] labels.
+        y_pred: [n, ...] predictions, carrying the output's mask where it has one.
+
+    Returns:
+        [n, ...] of bool, or None.
+    """
+    mask = keras_mask(y_pred)
+    if not makes_mask(loss, y, y_pred):
+        return mask
+    own = keras_mask(_values(loss, y, y_pred))
+    return own if mask is None else mask & own
+
+
+def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool:
+    """Whether a loss masks by itself (such as by `ignore_class`).
+
+    Asks a graph that is thrown away: the loss may hold assertions, which would keep alive all that
+    they look at in the graph of the caller.
+
+    Args:
+        loss: the Keras loss.
+        y, y_pred: labels and predictions; only their dtypes and shapes count.
+    """
+    if overrides_call(loss):
+        return False
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (y, y_pred)]
+    masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
+    return masked.get_concrete_function(*specs).structured_outputs is not None
+
+
+def _values(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """A model's own `compute_loss`, a batch mean, in place of one loss for each output.
+
+    compute: (x, y, y_pred, sample_weight, training) -> scalar.
+    """
+
+    compute: Callable
+
+
+@contextmanager
+def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
+    """Within, what a `compute_loss` tracks is no tower's to keep: Keras' loop runs it on all
+    predictions.
+
+    Raises:
+        ValueError: layers add losses, too: they exist in the towers alone, and would be missing.
+    """
+    trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    scope.state_mapping.update({id(v): zero for v, zero in trackers})
+    yield
+    if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
+        raise ValueError(
+            "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
+            "miss them. Update the metric in compute_metrics instead."
+        )

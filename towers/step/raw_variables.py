@@ -21,9 +21,9 @@ import keras
 import tensorflow as tf
 
 from towers.levels.cut import captures
-from towers.levels.lines import line_of
 from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import VARIABLE_CLASS
+from towers.machine.user_lines import line_of
 
 _SCOPE: ContextVar[keras.StatelessScope | None] = ContextVar("scope", default=None)
 _ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements

@@ -17,11 +17,11 @@ from towers.step import state as state_lib
 from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
-from towers.step.compute_loss import trackers_kept_out
 from towers.step.gathering import gathered_by, refuse
 from towers.step.lookups import apart
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
+from towers.step.outputs import trackers_kept_out
 from towers.step.raw_variables import check_closed, raw_variables_in
 from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues

@@ -27,9 +27,8 @@ from towers.machine.keras_internals import (
 )
 from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.loss_masks import loss_mask
 from towers.step.losses import Losses, shard_weight
-from towers.step.outputs import is_sum, overrides_call
+from towers.step.outputs import is_sum, loss_mask, overrides_call
 from towers.step.structures import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3

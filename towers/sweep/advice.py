@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from towers.sweep.break_even import break_even, compared, gpu_counts
-from towers.sweep.machine import Machine
+from towers.sweep.cells import Machine
 from towers.sweep.table import Row
 
 _GROWS = 1.1  # from the smallest to the largest batch, above the noise of short runs
@@ -91,3 +90,31 @@ def _listed(parts: Sequence[str]) -> str:
     """"a, b and c"."""
     *others, last = parts
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:
+    """The smallest global batch from which on `num_gpus` are faster than 1; None where never.
+
+    At this batch and at every larger one that has a speed-up, the speed-up is above 1.
+
+    Args:
+        rows: of one model, with speed-ups.
+        num_gpus: above 1.
+    """
+    found = None
+    for row in sorted(compared(rows, num_gpus), key=lambda row: -row.batch_size):
+        if row.speedup is None or row.speedup <= 1:
+            break
+        found = row.batch_size
+    return found
+
+
+def compared(rows: Sequence[Row], num_gpus: int) -> list[Row]:
+    """The rows of that GPU count that have a speed-up, by increasing global batch."""
+    found = [row for row in rows if row.num_gpus == num_gpus and row.speedup is not None]
+    return sorted(found, key=lambda row: row.batch_size)
+
+
+def gpu_counts(rows: Sequence[Row]) -> list[int]:
+    """The GPU counts that have at least one cell done, increasing."""
+    return sorted({row.num_gpus for row in rows if not row.error})

@@ -5,9 +5,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from towers.checkpointing.continued import given_fields
+from towers.checkpointing.run_dir import file_name
 from towers.config import TrainConfig
-from towers.saving.resume import given_fields
-from towers.saving.run_dir import file_name
+from towers.machine.words import plural
 
 
 class Cell(NamedTuple):
@@ -114,3 +115,22 @@ def _parsed(
             raise ValueError(f"{argument} ({given}) names {value} twice; name it once.")
         values.append(value)
     return values
+
+
+class Machine(NamedTuple):
+    """Where a cell ran.
+
+    gpu: the GPU's name; None where towers ran on logical CPU devices.
+    cores: the processor cores that the process may use.
+    """
+
+    gpu: str | None
+    cores: int
+
+    def __str__(self) -> str:
+        cores = f"{self.cores} {plural('core', self.cores)}"
+        return self.gpu or f"logical CPU devices on {cores}"
+
+    def devices(self, count: int) -> str:
+        """"2 GPUs", "1 device"."""
+        return f"{count} {plural('GPU' if self.gpu else 'device', count)}"

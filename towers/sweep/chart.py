@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towers.reporting.chart_style import COLORS, drawn, style_axes
-from towers.sweep.break_even import break_even, compared, gpu_counts
-from towers.sweep.machine import Machine
+from towers.sweep.advice import break_even, compared, gpu_counts
+from towers.sweep.cells import Machine
 from towers.sweep.table import Row
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from towers.checkpointing.run_dir import write_atomically
 from towers.config import TrainConfig
-from towers.saving.run_dir import write_atomically
 
 SETTINGS = "sweep.json"
 TABLE = "sweep.csv"

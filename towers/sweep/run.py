@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from towers import __version__
+from towers.checkpointing import run_dir
 from towers.config import TrainConfig
 from towers.machine.words import plural
 from towers.named import one_line
-from towers.saving import run_dir
 from towers.sweep import directory, table
 from towers.sweep.advice import advice
-from towers.sweep.cells import Cell, cell_name, check_cells, train_flags
+from towers.sweep.cells import Cell, Machine, cell_name, check_cells, train_flags
 from towers.sweep.chart import draw_sweep
 from towers.sweep.child import MEASURED
-from towers.sweep.machine import Machine
 from towers.sweep.progress import Clock, cell_line, running, show
 from towers.sweep.table import Key, Row
 

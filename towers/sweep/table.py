@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple, TypeAlias
 
-from towers.saving.run_dir import Result, write_atomically
+from towers.checkpointing.run_dir import Result, write_atomically
 from towers.sweep.cells import Cell
 
 Key: TypeAlias = tuple[str, int, int]  # label, global batch, GPU count: what no two rows share

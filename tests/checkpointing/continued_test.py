@@ -1,0 +1,87 @@
+"""A run that was killed goes on to the bits of one that never was: real processes and signals."""
+
+import os
+import signal
+
+import pytest
+
+from tests.resuming import FLAGS, NOTEBOOK, STEPS, resumed, start, train, uninterrupted
+from towers.checkpointing import checkpoints
+
+
+def killed_at(step, *flags, cwd, fault="kill('KILL')"):
+    """SIGKILL as soon as `step` updates are done, before the checkpoint of that step."""
+    code, stdout, stderr = train(*flags, cwd=cwd, fault=f"step == {step} and {fault}")
+    assert code == -signal.SIGKILL, stdout + stderr
+
+
+def killed_again_and_again(steps, *flags, cwd):
+    """One run, killed and resumed at one step after the other."""
+    killed_at(steps[0], *flags, cwd=cwd)
+    for step in steps[1:]:
+        killed_at(step, "--resume=run", cwd=cwd)
+    return resumed(cwd)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_on_any_devices(tmp_path):
+    killed_at(4, *FLAGS, "--checkpoint_every=3", cwd=tmp_path)
+    killed_at(7, "--resume=run", "--num_gpus=1", cwd=tmp_path)
+    assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "every"), [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
+def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_path):
+    """One process a step, each killed right after it.
+
+    Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches.
+    """
+    steps = range(1, STEPS + 1)
+    result = killed_again_and_again(steps, *flags, f"--checkpoint_every={every}", cwd=tmp_path)
+    assert result == uninterrupted(*flags)
+
+
+def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path):
+    """A run that stands still in its fifth step, the second on its directory, and the next."""
+    flags = [*FLAGS, "--checkpoint_every=1"]
+    first = start(*flags, cwd=tmp_path, fault="step == 5 and kill('STOP')")
+    try:
+        _, status = os.waitpid(first.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), first.communicate()
+        descriptors = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{first.pid}/fd")]
+        assert any(name.endswith("checkpoints/lock") for name in descriptors)
+        assert not any(name.startswith("socket:") for name in descriptors)
+        code, _, stderr = train("--resume=run", cwd=tmp_path)
+        assert (code, stderr) == (
+            2,
+            f"error: run is in use: process {first.pid} trains there. Wait for its end, or stop "
+            "it.\n",
+        )
+    finally:
+        first.kill()
+        first.communicate()
+    assert resumed(tmp_path) == uninterrupted(*FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("INT", 130, "stopped by Ctrl-C"),
+        ("HUP", 129, "stopped by SIGHUP"),
+        pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_in_mid_epoch_and_the_run_goes_on(name, code, said, tmp_path):
+    ended, stdout, stderr = train(*FLAGS, cwd=tmp_path, fault=f"step == 6 and kill({name!r})")
+    assert ended == code and stderr.endswith(f"{said}\n")
+    assert stdout.endswith("saved at step 6. Resume: python train.py --resume=run\n")
+    assert resumed(tmp_path) == uninterrupted(*FLAGS)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_the_older_checkpoint(tmp_path):
+    """Both come while a step runs, which is before the first could be obeyed."""
+    fault = "step == 6 and (kill('INT'), kill('INT'))"
+    code, stdout, _ = train(*FLAGS, cwd=tmp_path, fault=fault)
+    assert code == 130 and "saved at" not in stdout
+    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
+    assert (path.name, wrong) == ("epoch-1-step-4", [])

@@ -1,0 +1,303 @@
+"""Keras' callbacks do on a parallel model what they do on one device."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import towers
+from tests import forked
+from tests.parallel.pairs import (
+    CLASSIFIER,
+    assert_same_fit,
+    assert_same_logs,
+    assert_same_weights,
+    build_pair,
+    classifier,
+    fit_pair,
+    rows,
+)
+from towers.parallel.parallel_model import ParallelModel
+
+C = keras.callbacks
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Recorder(C.Callback):
+    """What Keras tells callbacks, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append(("epoch", epoch, sorted(logs)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.events.append(("batch", batch, sorted(logs)))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.events.append(("test", batch, sorted(logs)))
+
+
+def pair_of(optimizer=lambda: "adam"):
+    return build_pair(classifier, **{**CLASSIFIER, "optimizer": optimizer})
+
+
+def test_early_stopping_and_reduce_lr_on_plateau():
+    """A learning rate so large that the validation loss soon grows."""
+    pair = pair_of(lambda: keras.optimizers.Adam(0.3))
+    history = assert_same_fit(
+        pair, rows, batch_size=7, epochs=30, validation_split=0.4,
+        callbacks=lambda: [
+            C.ReduceLROnPlateau(factor=0.5, patience=1),
+            C.EarlyStopping(patience=3, restore_best_weights=True),
+        ],
+    )
+    assert 4 <= len(history["loss"]) < 30
+    assert history["learning_rate"][-1] < 0.3
+
+
+def test_learning_rate_scheduler_csv_logger_and_lambda_callback(tmp_path):
+    pair, recorders, seen = pair_of(), [Recorder(), Recorder()], []
+    for model, recorder in zip(pair, recorders, strict=True):
+        keras.utils.set_random_seed(2)
+        model.fit(
+            *rows(), batch_size=7, epochs=3, validation_split=0.3, verbose=0,
+            callbacks=[
+                C.LearningRateScheduler(lambda epoch, rate: 0.01 / (1 + epoch)),
+                C.CSVLogger(tmp_path / f"{len(seen)}.csv"),
+                C.LambdaCallback(on_train_end=lambda logs: seen.append(logs)),
+                recorder,
+            ],
+        )
+    assert_same_weights(pair)
+    theirs, ours = ((tmp_path / f"{i}.csv").read_text().splitlines() for i in range(2))
+    assert ours[0] == theirs[0] == "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss"
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        np.testing.assert_allclose(
+            [float(v) for v in a.split(",")], [float(v) for v in b.split(",")], rtol=1e-9
+        )
+    assert_same_logs(seen[1], seen[0])
+    assert recorders[0].events == recorders[1].events
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_model_checkpoint_writes_the_plain_model_of_the_best_epoch(weights_only, tmp_path):
+    parallel = pair_of(lambda: keras.optimizers.SGD(2.0)).ours
+    suffix = ".weights.h5" if weights_only else ".keras"
+    path = str(tmp_path / "best-{epoch}") + suffix
+    history = parallel.fit(
+        *rows(), batch_size=7, epochs=4, validation_split=0.3, verbose=0,
+        callbacks=[C.ModelCheckpoint(path, save_best_only=True, save_weights_only=weights_only)],
+    ).history
+    best = int(np.argmin(history["val_loss"])) + 1
+    if weights_only:
+        loaded = classifier()
+        loaded.load_weights(path.format(epoch=best))
+        loaded.compile("sgd", "sparse_categorical_crossentropy")
+    else:
+        loaded = keras.models.load_model(path.format(epoch=best))
+    assert not isinstance(loaded, ParallelModel)
+    x, y = (v[-10:] for v in rows())
+    loss = np.ravel(loaded.evaluate(x, y, verbose=0))[0]
+    np.testing.assert_allclose(loss, history["val_loss"][best - 1], rtol=1e-9)
+
+
+def test_terminate_on_nan():
+    pair = pair_of()
+    x, y = rows()
+    x = np.where(np.arange(31)[:, None] == 20, np.nan, x)
+    events = []
+    for model in pair:
+        recorder = Recorder()
+        model.fit(
+            x, y, batch_size=7, epochs=2, shuffle=False, verbose=0,
+            callbacks=[C.TerminateOnNaN(), recorder],
+        )
+        events.append(recorder.events)
+    assert events[0] == events[1]
+    assert [e for e in events[1] if e[0] == "batch"][-1][1] == 2
+
+
+class Crash(C.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise InterruptedError
+
+
+def test_backup_and_restore_goes_on_where_the_run_broke_off(tmp_path):
+    """Two epochs, a crash, a fresh model: the same weights as four epochs at once."""
+    expected = pair_of().ours
+    expected.fit(*rows(), batch_size=7, epochs=4, shuffle=False, verbose=0)
+    with pytest.raises(InterruptedError):
+        pair_of().ours.fit(
+            *rows(), batch_size=7, epochs=4, shuffle=False, verbose=0,
+            callbacks=[C.BackupAndRestore(tmp_path / "backup"), Crash()],
+        )
+    again = pair_of().ours
+    history = again.fit(
+        *rows(), batch_size=7, epochs=4, shuffle=False, verbose=0,
+        callbacks=[C.BackupAndRestore(tmp_path / "backup")],
+    )
+    assert history.epoch == [2, 3]
+    for a, b in zip(again.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_tensorboard_writes_what_it_writes_for_keras(tmp_path):
+    pytest.importorskip("tensorboard")
+    pair = pair_of()
+    for name, model in zip(("theirs", "ours"), pair, strict=True):
+        model.fit(
+            *rows(), batch_size=7, epochs=2, validation_split=0.3, verbose=0,
+            callbacks=[C.TensorBoard(tmp_path / name, histogram_freq=1, update_freq=1)],
+        )
+    theirs, ours = (tags(tmp_path / name) for name in ("theirs", "ours"))
+    assert ours == theirs
+    assert {"epoch_loss", "batch_loss", "epoch_accuracy"} <= {tag for _, tag in ours}
+
+
+def tags(folder):
+    import tensorflow as tf
+    from tensorflow.core.util import event_pb2
+
+    found = set()
+    for path in folder.rglob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            for value in event_pb2.Event.FromString(record.numpy()).summary.value:
+                # Automatic layer names count on from one model to the next.
+                found.add((path.parent.name, value.tag.split("/")[0].rstrip("_0123456789")))
+    return found
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_swap_ema_weights_and_gradient_accumulation(steps_per_execution):
+    """Optimizers with more than gradients and slots."""
+    pair = build_pair(
+        classifier, **{**CLASSIFIER, "optimizer": lambda: keras.optimizers.Adam(
+            0.01, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2, clipnorm=0.1,
+            weight_decay=0.1,
+        )}, steps_per_execution=steps_per_execution,
+    )
+    theirs, ours = fit_pair(
+        pair, rows, batch_size=7, epochs=3, validation_split=0.3,
+        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
+    )
+    assert_same_logs(ours, theirs)
+    assert_same_weights(pair)
+
+
+# Half precision.
+
+def half_precision_model():
+    return keras.Sequential([
+        keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)
+    ])
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_half_precision_learns_what_keras_learns(policy):
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(policy)
+    pair = build_pair(half_precision_model, optimizer=lambda: "sgd", loss="mse")
+    scaled = isinstance(pair.ours.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+    x, _ = rows()
+    theirs, ours = fit_pair(pair, lambda: (x, x[:, :1]), batch_size=7, epochs=5)
+    np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=0.02)
+    assert ours["loss"][-1] < ours["loss"][0]
+
+
+def test_an_overflow_on_one_tower_skips_the_update_on_all():
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    parallel = towers.make_parallel(half_precision_model(), 2, num_towers=3)
+    parallel.compile(keras.optimizers.SGD(0.1), "mse")
+    x, y = rows(9)[0].astype("float32"), np.zeros((9, 1), "float32")
+    parallel.train_on_batch(x, y)
+    weights, scale = parallel.get_weights(), float(parallel.optimizer.dynamic_scale)
+    y[4] = 1e4  # the second tower's
+    parallel.train_on_batch(x, y)
+    for before, after in zip(weights, parallel.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert float(parallel.optimizer.dynamic_scale) == scale / 2
+    parallel.train_on_batch(x, 0 * y)
+    assert np.any(weights[0] != parallel.get_weights()[0])
+
+
+class Replaces(C.Callback):
+    """Replaces the optimizer, as Keras has it: the train function is made anew."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            self.model.make_train_function(force=True)
+
+
+def test_a_callback_may_replace_the_optimizer():
+    pair = build_pair(classifier, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=7, epochs=3, callbacks=lambda: [Replaces()])
+    assert int(pair.ours.optimizer.iterations) == 10
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+calls = []
+
+def track():
+    fit = keras.Model.fit
+
+    def tracked(self, x, *args, **kwargs):
+        calls.append("tracked")
+        return fit(self, x, *args, **kwargs)
+
+    keras.Model.fit = lambda *args, **kwargs: tracked(*args, **kwargs)
+
+if sys.argv[1] == "before":
+    track()
+import towers
+
+towers.make_parallel  # imports what it is made of
+if sys.argv[1] == "after":
+    track()
+
+towers.logical_cpus(2)
+model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+parallel = towers.make_parallel(model, 2, num_towers=3)
+parallel.compile("sgd", "mse")
+x, y = np.random.default_rng(0).normal(size=(25, 8)).astype("float32")[:, :6], np.ones((25, 2))
+first = model.get_weights()
+
+def trained(*args, **kwargs):
+    model.set_weights(first)
+    history = parallel.fit(*args, shuffle=False, **kwargs)
+    assert len(history.history["loss"]) == 2, history.history
+    return [value.tobytes() for value in model.get_weights()]
+
+resumes = [towers.Resume(Path(sys.argv[2], str(i)), every=2) for i in range(2)]
+outcomes = [
+    trained(x, y, 7, 2, 0),
+    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0),
+    trained(x, y, 7, 2, 0, [resumes[0]]),
+    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0, callbacks=resumes[1]),
+]
+assert all(outcome == outcomes[0] for outcome in outcomes)
+assert all((resume.directory / "checkpoints").exists() for resume in resumes)
+print(calls)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_path):
+    """Experiment trackers do it, before towers is imported or after."""
+    run = forked.run("-c", TRACKED, when, str(tmp_path), cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.splitlines()[-1] == str(["tracked"] * 4)

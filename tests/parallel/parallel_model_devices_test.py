@@ -1,0 +1,84 @@
+"""The devices of make_parallel: where towers and variables are; machine/gpus_test has `gpus`."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests import forked
+from tests.parallel.pairs import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
+
+ROOT = Path(__file__).parents[1]
+
+
+def devices_of(parallel):
+    return parallel._towers.devices, parallel._towers.num_towers
+
+
+@pytest.mark.parametrize("gpus, expected", [(3, [0, 1, 2]), ([5, 1], [5, 1])])
+def test_towers_run_on_the_devices_asked_for(gpus, expected):
+    """On a machine without GPUs: logical CPU devices."""
+    devices = [f"/cpu:{i}" for i in expected]
+    assert devices_of(towers.make_parallel(classifier(), gpus)) == (devices, len(devices))
+
+
+def test_num_towers_gives_more_towers_than_devices():
+    assert devices_of(towers.make_parallel(classifier(), 2, num_towers=5))[1] == 5
+
+
+@pytest.mark.parametrize("num_towers", [0, -2, 1.5, "4"])
+def test_other_tower_counts_are_errors(num_towers):
+    with pytest.raises(ValueError, match="num_towers.*at least 1"):
+        towers.make_parallel(classifier(), 2, num_towers=num_towers)
+
+
+FRESH = """
+import sys
+import tensorflow as tf
+import towers
+import keras
+model = keras.Sequential([keras.layers.Dense(3)])
+if sys.argv[1] == "started":
+    model.build((None, 2))
+elif sys.argv[1] == "more":
+    towers.logical_cpus(4)
+parallel = towers.make_parallel(model, 3)
+print(len(tf.config.list_logical_devices("CPU")))
+"""
+
+
+@pytest.mark.parametrize("when, expected", [
+    ("fresh", (0, "3")), ("more", (0, "4")), ("started", (1, "")),
+])
+def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, expected):
+    run = forked.run("-c", FRESH, when, cwd=ROOT)
+    assert (run.returncode, run.stdout.strip()) == expected
+    if run.returncode:
+        assert "Call towers.logical_cpus(3) before anything else uses TensorFlow" in run.stderr
+
+
+@pytest.mark.parametrize("gpus, num_towers", [(1, None), (1, 4), (3, 4), ([6, 1], 5)])
+def test_any_devices_and_towers_give_keras_results(gpus, num_towers, float64):
+    pair = build_pair(classifier, **CLASSIFIER)
+    parallel = towers.make_parallel(pair.ours, gpus, num_towers=num_towers)
+    assert_same_fit(pair._replace(ours=parallel), rows, batch_size=7)
+
+
+def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():
+    """Read from the graph of one training step."""
+    with tf.device("/cpu:3"):  # a default device, as /gpu:0 is one
+        parallel = towers.make_parallel(keras.Sequential([keras.layers.Dense(3)]), [1, 2, 6])
+        parallel.compile("adam", "mse", metrics=["mae"])
+        x = np.ones((7, 6), "float32")
+        parallel.fit(x, x[:, :3], verbose=0)
+        step = tf.function(parallel.train_step, autograph=False)
+        graph = step.get_concrete_function((tf.constant(x), tf.constant(x[:, :3]))).graph
+    calls = [op for op in graph.get_operations()
+             if "PartitionedCall" in op.type and "train" in op.get_attr("f").name]
+    assert [op.device[-5:] for op in calls] == ["CPU:1", "CPU:2", "CPU:6"]
+    made = [*parallel.variables, *parallel.optimizer.variables, *parallel.metrics_variables]
+    for variable in made:
+        assert variable.value.device.endswith("CPU:0"), variable.path

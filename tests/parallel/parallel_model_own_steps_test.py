@@ -1,0 +1,299 @@
+"""make_parallel of models with steps of their own: all that Keras' loop does with them."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.own_step_cases import GAN, OWN, VAE, Distiller
+from tests.parallel.pairs import assert_same_logs
+
+CASES = {case.name: case for case in OWN}
+
+
+def both(name, num_towers=3):
+    """(by Keras, on towers), with the same initial values."""
+    models = []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(5)
+        model = CASES[name].make()
+        models.append(towers.make_parallel(model, 2, num_towers=num_towers) if on_towers else model)
+    return models
+
+
+def data(name, count=22):
+    return CASES[name].data(count, np.random.default_rng(count))
+
+
+def assert_same_variables(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-10, err_msg=a.path)
+
+
+def test_both_optimizers_of_a_gan_have_kerass_slots_and_counts(float64):
+    theirs, ours = both("gan")
+    for model in (theirs, ours):
+        model.fit(*data("gan"), batch_size=4, epochs=2, verbose=0, shuffle=False)
+    for name in ("d_optimizer", "g_optimizer"):
+        mine, kerass = getattr(ours, name), getattr(theirs, name)
+        assert mine.iterations.numpy() == kerass.iterations.numpy() == 12
+        assert_same_variables(mine.variables, kerass.variables)
+
+
+@pytest.mark.parametrize("name, steps", [("vae", 4), ("gan", 3), ("distillation", 10)])
+def test_several_steps_per_execution_are_the_same_steps(name, steps, float64):
+    theirs, ours = both(name)
+    ours.steps_per_execution = steps
+    histories = [
+        model.fit(*data(name), batch_size=4, epochs=2, verbose=0, shuffle=False).history
+        for model in (theirs, ours)
+    ]
+    assert_same_logs(histories[1], histories[0])
+    assert_same_variables(ours.variables, theirs.variables)
+
+
+@pytest.mark.parametrize("name", ["vae", "distillation"])
+def test_evaluate_is_kerass(name, float64):
+    theirs, ours = both(name)
+    results = [
+        m.evaluate(*data(name), batch_size=4, verbose=0, return_dict=True) for m in (theirs, ours)
+    ]
+    assert_same_logs(results[1], results[0])
+
+
+def test_validation_data_goes_through_the_models_own_test_step(float64):
+    theirs, ours = both("vae")
+    histories = [
+        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False,
+                  validation_data=data("vae", 9)).history
+        for model in (theirs, ours)
+    ]
+    assert "val_kl_loss" in histories[0]
+    assert_same_logs(histories[1], histories[0])
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_predict_joins_the_rows_of_a_predict_step(steps, float64):
+    theirs, ours = both("vae", num_towers=5)
+    ours.steps_per_execution = steps
+    rows = tf.data.Dataset.from_tensor_slices(data("vae")).batch(4)
+    expected, found = (m.predict(rows, verbose=0) for m in (theirs, ours))
+    assert list(found) == list(expected) == ["code", "output"]
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-10)
+
+
+def test_steps_that_are_not_the_models_own_stay_towers_own(float64):
+    """A model with a train_step alone: evaluate and predict are the plain ones."""
+    theirs, ours = both("calls_super")
+    x, y = data("calls_super")
+    results = [m.evaluate(x, y, batch_size=4, verbose=0, return_dict=True) for m in (theirs, ours)]
+    assert_same_logs(results[1], results[0])
+    np.testing.assert_allclose(
+        ours.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-10)
+
+
+def test_train_on_batch_is_kerass(float64):
+    theirs, ours = both("calls_super")
+    x, y = data("calls_super")
+    weight = np.linspace(0.0, 2.0, len(x))
+    for weights in (None, weight):
+        results = [m.train_on_batch(x, y, weights, return_dict=True) for m in (theirs, ours)]
+        assert_same_logs(results[1], results[0])
+    assert_same_variables(ours.variables, theirs.variables)
+
+
+@pytest.mark.parametrize("make", [
+    lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+    lambda x, y: Batches(x, y),
+], ids=["dataset", "PyDataset"])
+def test_data_of_any_kind(make, float64):
+    theirs, ours = both("vae")
+    histories = [
+        m.fit(make(*data("vae")), verbose=0, shuffle=False).history for m in (theirs, ours)
+    ]
+    assert_same_logs(histories[1], histories[0])
+
+
+class Batches(keras.utils.PyDataset):
+    """The rows in batches of 4."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-len(self.x) // 4)
+
+    def __getitem__(self, index):
+        rows = slice(4 * index, 4 * index + 4)
+        return self.x[rows], self.y[rows]
+
+
+def test_callbacks_see_and_change_what_they_do_under_keras(float64):
+    class Watches(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(logs["loss"])
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+            self.model.stop_training = epoch == 2
+
+    seen = []
+    theirs, ours = both("vae")
+    for model in (theirs, ours):
+        watches = Watches()
+        history = model.fit(*data("vae"), batch_size=4, epochs=9, verbose=0, shuffle=False,
+                            callbacks=[watches]).history
+        assert len(history["loss"]) == 3
+        seen.append(watches.seen)
+    assert len(seen[0]) == 18
+    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-10)
+
+
+def test_training_goes_on_after_another_fit_and_another_compile(float64):
+    theirs, ours = both("vae")
+    for model in (theirs, ours):
+        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
+        model.fit(*data("vae", 9), batch_size=5, verbose=0, shuffle=False)
+        model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
+        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
+    assert_same_variables(ours.variables, theirs.variables)
+
+
+def test_weights_that_are_frozen_in_between_stay_as_they_are(float64):
+    theirs, ours = both("vae")
+    for model in (theirs, ours):
+        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
+        model.encoder.trainable = False
+        model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
+        before = model.encoder.get_weights()
+        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
+        for a, b in zip(before, model.encoder.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert_same_variables(ours.variables, theirs.variables)
+
+
+class Teaches(keras.Model):
+    """A distillation; its teacher, which it trains, too, is built by nothing but its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = keras.layers.Dense(3), keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((self.teacher(x) - y_pred) ** 2)
+
+
+class Attacks(keras.Model):
+    """Trains on examples moved along the sign of their own gradient; built by its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(self(x) ** 2)
+        moved = x + 0.1 * tf.sign(tape.gradient(loss, x))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(moved) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("model_class", [Teaches, Attacks])
+def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, float64):
+    x = np.random.default_rng(0).normal(size=(22, 4))
+    models = []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(3)
+        model = model_class()
+        if on_towers:
+            model = towers.make_parallel(model, 2, num_towers=3)
+        model.compile("adam", jit_compile=False)
+        model.fit(x, x[:, :3], batch_size=8, shuffle=False, verbose=0, epochs=2)
+        models.append(model)
+    assert_same_variables(models[1].variables, models[0].variables)
+
+
+def test_a_layer_that_a_loss_makes_anew_each_time_is_refused():
+    class Forgets(Teaches):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((keras.layers.Dense(3)(x) - y_pred) ** 2)
+
+    model = towers.make_parallel(Forgets(), 2)
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(ValueError, match="own_steps_test.py:.* makes variable .*kernel.* traced"):
+        model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Saved(keras.Sequential):
+    """A step of its own in a model that Keras can write."""
+
+    def train_step(self, data):
+        return {**super().train_step(data), "own": tf.reduce_mean(data[0])}
+
+
+def saved():
+    return Saved([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+def fitted(model):
+    model.compile("adam", "mse", jit_compile=False)
+    rng = np.random.default_rng(0)
+    model.fit(rng.normal(size=(8, 4)), rng.normal(size=(8, 2)), verbose=0)
+    return model
+
+
+def test_what_keras_saves_and_loads_is_the_plain_model(tmp_path):
+    ours = fitted(towers.make_parallel(saved(), 2))
+    ours.save(tmp_path / "own.keras")
+    loaded = keras.models.load_model(tmp_path / "own.keras")
+    assert type(loaded) is Saved
+    x = np.ones([3, 4])
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), ours.predict(x, verbose=0))
+    again = towers.make_parallel(loaded, 2)
+    assert "own" in again.fit(x, np.ones([3, 2]), verbose=0).history
+
+
+@pytest.mark.parametrize("clone", [keras.models.clone_model, copy.deepcopy])
+def test_a_clone_is_the_plain_model(clone):
+    ours = fitted(towers.make_parallel(saved(), 2))
+    cloned = clone(ours)
+    assert type(cloned) is type(clone(saved()))  # of a Sequential's subclass, Keras' own choice
+    assert len(fitted(cloned).history.history["loss"]) == 1
+
+
+def test_weights_of_a_gan_are_saved_and_loaded(tmp_path, float64):
+    theirs, ours = both("gan")
+    for model in (theirs, ours):
+        model.fit(*data("gan"), batch_size=4, verbose=0, shuffle=False)
+        model.built = True  # without a `call` Keras does not know it
+    theirs.generator.layers[0].kernel.assign_add(theirs.generator.layers[0].kernel)
+    ours.save_weights(tmp_path / "gan.weights.h5")
+    theirs.load_weights(tmp_path / "gan.weights.h5")
+    assert_same_variables(theirs.weights, ours.weights)
+
+
+@pytest.mark.parametrize("cls", [GAN, VAE, Distiller])
+def test_the_parallel_model_is_an_instance_of_its_class(cls):
+    parallel = towers.make_parallel(cls(), 2)
+    assert isinstance(parallel, cls) and parallel.__class__ is cls

@@ -1,0 +1,218 @@
+"""Whatever Keras writes of a parallel model is the plain model, however often."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.cases import ODD
+from tests.parallel.pairs import CLASSIFIER, classifier, rows
+from tests.parallel_model_test import Subclassed
+from towers.machine.keras_internals import all_layers
+from towers.parallel.parallel_model import ParallelModel
+
+L = keras.layers
+
+
+def functional():
+    return {case.name: case for case in ODD}["two_outputs"].build()
+
+
+def subclassed():
+    model = Subclassed()
+    model(np.zeros((1, 6), "float32"))
+    return model
+
+
+BUILDS = [classifier, functional, subclassed]
+
+
+def trained(build=classifier, model=None):
+    """A parallel model after two updates of Adam."""
+    keras.utils.set_random_seed(3)
+    parallel = towers.make_parallel(model or build(), 2)
+    parallel.compile("adam", "mse")
+    x, y = inputs(parallel), parallel.predict(inputs(parallel), verbose=0)
+    parallel.fit(x, tf.nest.map_structure(lambda v: v + 1, y), batch_size=4, verbose=0)
+    return parallel
+
+
+def inputs(model):
+    rng = np.random.default_rng(0)
+    shapes = [(6,)] if len(getattr(model, "inputs", [0])) == 1 else [(6,), (4,)]
+    arrays = [rng.normal(size=(8, *shape)).astype("float32") for shape in shapes]
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def configuration(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("config.json"))
+
+
+def names(path):
+    with zipfile.ZipFile(path) as archive:
+        return sorted((entry.filename, entry.file_size) for entry in archive.infolist())
+
+
+def outputs(model, x):
+    return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("save", [
+    lambda model, path: model.save(path), keras.saving.save_model,
+], ids=["save", "save_model"])
+def test_the_file_is_that_of_the_plain_model(build, save, tmp_path):
+    model = build()
+    parallel = trained(model=model)
+    save(parallel, tmp_path / "parallel.keras")
+    loaded = keras.models.load_model(tmp_path / "parallel.keras")
+    assert not isinstance(loaded, ParallelModel)
+    assert type(loaded) is parallel.__class__
+    assert int(loaded.optimizer.iterations) == 2
+    for a, b in zip(
+        [*loaded.weights, *loaded.optimizer.variables],
+        [*parallel.weights, *parallel.optimizer.variables], strict=True,
+    ):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    model.compile(parallel.optimizer, "mse")
+    model.save(tmp_path / "plain.keras")
+    assert configuration(tmp_path / "parallel.keras") == configuration(tmp_path / "plain.keras")
+    assert names(tmp_path / "parallel.keras") == names(tmp_path / "plain.keras")
+
+
+LOAD = """
+import sys, keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+np.save(sys.argv[2], model.predict(np.load(sys.argv[3]), verbose=0))
+assert "towers" not in sys.modules
+model.fit(np.load(sys.argv[3]), np.zeros((31, 3)), verbose=0)
+"""
+
+
+def test_the_file_loads_without_towers(tmp_path):
+    parallel = trained()
+    parallel.save(tmp_path / "model.keras")
+    x = rows()[0].astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    paths = [str(tmp_path / name) for name in ("model.keras", "y.npy", "x.npy")]
+    subprocess.run(
+        [sys.executable, "-c", LOAD, *paths], check=True, cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    expected = parallel.predict(x, verbose=0)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_saving_loading_and_wrapping_ten_times_changes_nothing(build, tmp_path):
+    trained(build).save(tmp_path / "first.keras")
+    model = keras.models.load_model(tmp_path / "first.keras")  # Keras shares fewer objects in it
+    seen = set()
+    for i in range(10):
+        path = tmp_path / f"{i}.keras"
+        model.save(path)
+        layers = tuple(layer.name for layer in all_layers(model))
+        seen.add((layers, str(names(path)), json.dumps(configuration(path)["config"])))
+        model = towers.make_parallel(keras.models.load_model(path), 2)
+        model = towers.make_parallel(model, 1 + i % 3)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_weights_files_pass_between_the_parallel_and_the_plain_model(build, tmp_path):
+    parallel, plain = trained(build), build()
+    parallel.save_weights(tmp_path / "p.weights.h5")
+    plain.load_weights(tmp_path / "p.weights.h5")
+    x = inputs(parallel)
+    for a, b in zip(outputs(parallel, x), outputs(plain, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    plain.set_weights([w + 1 for w in plain.get_weights()])
+    plain.save_weights(tmp_path / "q.weights.h5")
+    parallel.load_weights(tmp_path / "q.weights.h5")
+    for a, b in zip(outputs(parallel, x), outputs(plain, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_names_summary_and_config_are_the_models(build):
+    model = build()
+    parallel = towers.make_parallel(model, 2)
+    for attribute in ("name", "output_names", "input_names"):
+        assert getattr(parallel, attribute, None) == getattr(model, attribute, None)
+    assert parallel.layers == model.layers
+    assert parallel.count_params() == model.count_params()
+    assert parallel.get_config() == model.get_config()
+    assert keras.saving.serialize_keras_object(parallel) == keras.saving.serialize_keras_object(
+        model
+    )
+    assert summary(parallel) == summary(model)
+    assert parallel.to_json() == model.to_json()
+
+
+def summary(model):
+    lines = []
+    model.summary(print_fn=lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_clone_model_copy_and_pickle_give_plain_models(build):
+    parallel = trained(build)
+    x = inputs(parallel)
+    clone = keras.models.clone_model(parallel)
+    assert type(clone) is parallel.__class__
+    clone(x)
+    assert [w.shape for w in clone.weights] == [w.shape for w in parallel.weights]
+    for made in (pickle.loads(pickle.dumps(parallel)), copy.deepcopy(parallel)):
+        assert type(made) is parallel.__class__
+        for a, b in zip(outputs(parallel, x), outputs(made, x), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_export_serves_the_model(build, tmp_path):
+    parallel = trained(build)
+    parallel.export(tmp_path / "served", verbose=False)
+    x = inputs(parallel)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = tf.nest.flatten(loaded.serve(x))
+    for a, b in zip(outputs(parallel, x), served, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    parallel.evaluate(x, parallel.predict(x, verbose=0), verbose=0)
+
+
+def test_a_parallel_model_is_a_layer_of_a_larger_model():
+    parallel = towers.make_parallel(classifier(), 2)
+    outer = keras.Sequential([keras.Input((6,)), parallel, L.Dense(1)])
+    assert outer.predict(rows()[0], verbose=0).shape == (31, 1)
+    outer = towers.make_parallel(outer, 2)
+    outer.compile("sgd", "mse")
+    outer.fit(rows()[0], rows()[1], verbose=0)
+
+
+def test_a_tensorflow_checkpoint_restores_the_model(tmp_path):
+    parallel = trained()
+    path = tf.train.Checkpoint(model=parallel).save(str(tmp_path / "checkpoint"))
+    other = classifier()
+    tf.train.Checkpoint(model=other).restore(path).expect_partial()
+    for a, b in zip(other.get_weights(), parallel.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_compile_arguments_of_the_file_are_those_of_the_parallel_model(tmp_path):
+    parallel = towers.make_parallel(classifier(), 2)
+    parallel.compile(**{k: v() if callable(v) else v for k, v in CLASSIFIER.items()})
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    history = loaded.fit(*rows(), verbose=0).history
+    assert list(history) == ["accuracy", "loss"]

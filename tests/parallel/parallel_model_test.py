@@ -1,0 +1,351 @@
+"""Which models make_parallel takes, and what the parallel model shares with its model."""
+
+import keras
+import numpy as np
+import pytest
+
+import towers
+from tests.parallel.pairs import (
+    CLASSIFIER,
+    TOLERANCE,
+    assert_same_fit,
+    assert_same_logs,
+    build_pair,
+    classifier,
+    rows,
+)
+from towers.parallel.parallel_model import ParallelModel
+from towers.step import TowerStep
+
+L = keras.layers
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@keras.saving.register_keras_serializable("towers_tests")
+class Subclassed(keras.Model):
+    """6 numbers -> 3 classes; its sublayers make their variables on the first call."""
+
+    def __init__(self, units=8, **options):
+        super().__init__(**options)
+        self.units = units
+        self.hidden = L.Dense(units, activation="tanh", name="hidden")
+        self.last = L.Dense(3, activation="softmax", name="last")
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+class OwnWeight(Subclassed):
+    """Makes a variable in `build`."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="scale")
+        super().build(input_shape)
+
+    def call(self, x):
+        return super().call(x * self.scale)
+
+
+class TracksItsLoss(Subclassed):
+    """The example of Keras' documentation of compute_loss, with a weighted batch mean."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        del sample_weight, training
+        picked = keras.ops.sum(keras.ops.one_hot(y, 3) * y_pred, axis=-1)
+        weight = 1.0 + keras.ops.abs(x[:, 0])
+        loss = sum([keras.ops.mean(weight * (1.0 - picked)), *self.losses])
+        self.loss_tracker.update_state(loss)
+        return loss
+
+    def reset_metrics(self):
+        self.loss_tracker.reset_state()
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+
+class ExtendsLoss(keras.Model):
+    """Adds to Keras' loss; `compute_loss` in the signature before `training`."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred[0]))
+
+
+class OwnMetrics(Subclassed):
+    """A metric of its own over inputs, labels and predictions."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.own = keras.metrics.Mean(name="own")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.own.update_state(keras.ops.sum(x, axis=-1) * y_pred[:, 0])
+        return {**logs, "own": self.own.result()}
+
+
+def functional_with_own_loss():
+    x = keras.Input((6,))
+    hidden = L.Dense(5, kernel_regularizer="l2")(x)
+    return ExtendsLoss(x, [L.Dense(2, name="a")(hidden), L.Dense(3, name="b")(hidden)])
+
+
+def unbuilt_sequential():
+    return keras.Sequential([L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")])
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((6,)), L.Dense(4, activation="tanh")], name="inner")
+    x = keras.Input((6,))
+    return keras.Model(x, L.Dense(3, activation="softmax")(L.add([inner(x), inner(-x)])))
+
+
+@pytest.mark.parametrize(
+    "build", [unbuilt_sequential, Subclassed, OwnWeight, OwnMetrics, nested, TracksItsLoss]
+)
+def test_fit_of_nested_subclassed_and_unbuilt_models(build):
+    pair = build_pair(build, **CLASSIFIER)
+    if build is not nested:
+        assert not pair.ours.built
+    assert_same_fit(pair, rows, batch_size=rows()[0].shape[0], epochs=2, validation_split=0.3)
+    if build is not TracksItsLoss:  # it does not weight its tracker by the size of the last batch
+        assert_same_fit(pair, rows, batch_size=7, epochs=2)
+
+
+def test_the_tracker_in_compute_loss_is_fed_once_a_batch():
+    pair = build_pair(TracksItsLoss, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=7, epochs=2)
+    assert float(pair.ours.loss_tracker.count) == 5
+
+
+def test_compute_loss_that_extends_keras_on_several_outputs(monkeypatch):
+    pair = build_pair(
+        functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
+        loss_weights=[0.5, 2.0],
+    )
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(13, 6)), [rng.normal(size=(13, 2)), rng.normal(size=(13, 3))]
+    pair.ours.predict(data[0], verbose=0)
+    traced = []
+    graph = TowerStep.train_graph
+    monkeypatch.setattr(TowerStep, "train_graph", lambda *args: traced.append(1) or graph(*args))
+    history = assert_same_fit(pair, lambda: data, batch_size=5, epochs=2)
+    assert list(history) == ["a_loss", "b_loss", "loss"]
+    assert len(traced) == 1  # the trackers of both outputs were made before
+
+
+class AddsLoss(L.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x))
+        return x
+
+
+def test_a_tracker_in_compute_loss_that_would_miss_added_losses_is_an_error():
+    model = TracksItsLoss()
+    model.last = keras.Sequential([L.Dense(3, activation="softmax"), AddsLoss()])
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("sgd")
+    with pytest.raises(ValueError, match="the metric would miss them"):
+        parallel.fit(*rows(), verbose=0)
+
+
+def test_rnn_with_an_initial_state_as_input():
+    def build():
+        steps, state = keras.Input((5, 4)), keras.Input((6,))
+        hidden = L.GRU(6)(steps, initial_state=state)
+        return keras.Model([steps, state], L.Dense(1)(hidden))
+
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(9, 5, 4)), rng.normal(size=(9, 6))]
+    pair = build_pair(build, optimizer=lambda: "sgd", loss="mse")
+    assert_same_fit(pair, lambda: (x, rng.normal(size=(9, 1)) * 0 + 1), batch_size=4, epochs=2)
+
+
+def test_train_one_and_the_other_has_learnt():
+    model = classifier()
+    parallel = towers.make_parallel(model, 2)
+    assert isinstance(parallel, ParallelModel) and isinstance(parallel, keras.Sequential)
+    assert parallel is not model
+    for ours, theirs in zip(parallel.variables, model.variables, strict=True):
+        assert ours is theirs
+    x, y = rows()
+    for trained, other in ((parallel, model), (model, parallel)):
+        trained.compile("sgd", "sparse_categorical_crossentropy")
+        before = other.get_weights()
+        trained.fit(x, y, verbose=0)
+        assert np.any(before[0] != other.get_weights()[0])
+        np.testing.assert_allclose(
+            other.predict(x, verbose=0), trained.predict(x, verbose=0), rtol=TOLERANCE
+        )
+
+
+@pytest.mark.parametrize("build", [unbuilt_sequential, Subclassed, OwnWeight])
+def test_an_unbuilt_model_is_built_together_with_its_parallel_model(build):
+    model = build()
+    x, _ = rows()
+    parallel = towers.make_parallel(model, 2)
+    ours = parallel.predict(x, verbose=0)
+    np.testing.assert_allclose(model(x), ours, rtol=TOLERANCE)
+    assert len(model.variables) == len(parallel.variables)
+    for a, b in zip(parallel.variables, model.variables, strict=True):
+        assert a is b
+
+
+@pytest.mark.parametrize("build", [unbuilt_sequential, Subclassed, OwnWeight])
+@pytest.mark.parametrize("first", [
+    lambda model, parallel, x: model(x),
+    lambda model, parallel, x: parallel(x),
+    lambda model, parallel, x: parallel.build(x.shape),
+    lambda model, parallel, x: (model.compile("sgd", "mse"), model.predict(x, verbose=0)),
+], ids=["model", "parallel", "build", "compiled"])
+def test_either_may_be_built_before_the_first_batch(build, first):
+    model = build()
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("adam", "sparse_categorical_crossentropy")
+    x, y = rows()
+    first(model, parallel, x)
+    parallel.fit(x, y, verbose=0)
+    assert isinstance(parallel.optimizer, keras.optimizers.Adam)
+    assert int(parallel.optimizer.iterations) == 1
+    assert parallel.predict_function is None  # and not the model's
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), parallel.predict(x, verbose=0), rtol=TOLERANCE
+    )
+    assert {id(v) for v in model.variables} == {id(v) for v in parallel.variables}
+
+
+class NamesOfItsOwn(Subclassed):
+    """What a user calls its attributes is none of our business."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._step, self._home, self._logs, self.step, self.towers, self.base = range(6)
+
+
+def test_attributes_of_any_name():
+    pair = build_pair(NamesOfItsOwn, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=16)
+    assert pair.ours.towers == 4
+
+
+def test_a_compiled_model_hands_its_compile_arguments_on():
+    model = classifier()
+    model.compile(
+        keras.optimizers.SGD(0.3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    x, y = rows()
+    model.fit(x, y, verbose=0)
+    parallel = towers.make_parallel(model, 2)
+    assert parallel.train_function is None
+    history = parallel.fit(x, y, verbose=0).history
+    assert list(history) == ["accuracy", "loss"]
+    assert parallel.optimizer is model.optimizer
+    assert int(model.optimizer.iterations) == 2
+
+
+def test_compiling_the_parallel_model_leaves_the_model_as_it_was():
+    model = classifier()
+    model.compile("sgd", "mse")
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("adam", "sparse_categorical_crossentropy")
+    assert isinstance(model.optimizer, keras.optimizers.SGD) and model.loss == "mse"
+    assert isinstance(parallel.optimizer, keras.optimizers.Adam)
+
+
+def test_compiling_anew_takes_the_new_optimizer_and_trainable_layers():
+    pair = build_pair(classifier, **CLASSIFIER)
+    assert_same_fit(pair, rows, batch_size=7)
+    for model in pair:
+        model.layers[0].trainable = False
+        model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+    frozen = pair.ours.layers[0].get_weights()[0]
+    x, _ = rows()
+    history = assert_same_fit(pair, lambda: (x, x[:, :3]), batch_size=7)
+    assert list(history) == ["loss", "mae"]
+    np.testing.assert_array_equal(frozen, pair.ours.layers[0].get_weights()[0])
+
+
+def test_learning_rate_changes_between_fits_take_effect():
+    pair = build_pair(classifier, **CLASSIFIER)
+    for rate in (0.01, 0.1):
+        for model in pair:
+            model.optimizer.learning_rate = rate
+        assert_same_fit(pair, rows, batch_size=7)
+
+
+def test_a_parallel_model_can_be_made_parallel_again():
+    pair = build_pair(classifier, **CLASSIFIER)
+    again = towers.make_parallel(towers.make_parallel(pair.ours, 3), 1)
+    assert [c.__name__ for c in type(again).__mro__].count("ParallelModel") == 1
+    assert_same_fit(pair._replace(ours=again), rows, batch_size=7)
+
+
+def test_a_stale_eager_call_does_not_leak_into_the_losses():
+    """add_loss keeps the value of the last call of the layer."""
+    def build():
+        return keras.Sequential([keras.Input((6,)), L.Dense(3, activation="softmax"), AddsLoss()])
+
+    pair = build_pair(build, **CLASSIFIER)
+    pair.ours(np.full((2, 6), 100.0))
+    x, y = rows()
+    theirs, ours = (m.evaluate(x, y, verbose=0, return_dict=True) for m in pair)
+    assert_same_logs(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step"])
+def test_a_step_set_on_the_instance_is_an_error_that_says_where_it_belongs(name):
+    model = classifier()
+    setattr(model, name, lambda data: {})
+    with pytest.raises(ValueError, match=f"{name} that was set on the instance.*class Own"):
+        towers.make_parallel(model, 2)
+
+
+def test_what_is_no_model_and_what_towers_cannot_compute_are_errors():
+    with pytest.raises(ValueError, match="must be a keras.Model"):
+        towers.make_parallel(L.Dense(3), 2)
+    stateful = keras.Sequential([keras.Input((5, 4), batch_size=2), L.GRU(3, stateful=True)])
+    with pytest.raises(ValueError, match="stateful=True"):
+        towers.make_parallel(stateful, 2)
+    with pytest.raises(ValueError, match="batch_norm"):
+        towers.make_parallel(classifier(), 2, batch_norm="mean")
+
+
+def test_run_eagerly_is_refused_with_a_warning():
+    parallel = towers.make_parallel(classifier(), 2)
+    with pytest.warns(UserWarning, match="run_eagerly=True has no effect"):
+        parallel.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    assert not parallel.run_eagerly
+    assert np.isfinite(parallel.fit(*rows(), verbose=0).history["loss"][0])
+
+
+def test_jit_compile_is_off():
+    """XLA around the whole step would compute all towers on one device."""
+    model = classifier()
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    parallel = towers.make_parallel(model, 2)
+    assert model.jit_compile and not parallel.jit_compile
+    parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    assert not parallel.jit_compile
+    assert towers.make_parallel(classifier(), 2)._jit_compile is False  # predict asks for it
+    assert parallel.get_compile_config()["jit_compile"]  # for the plain model in the file
+
+
+def test_wrapping_traces_nothing(monkeypatch):
+    from towers.step.tower import Tower
+
+    calls = []
+    monkeypatch.setattr(Tower, "__init__", lambda *args: calls.append(args))
+    model = classifier()
+    monkeypatch.setattr(model, "call", lambda *args, **options: calls.append(args))
+    parallel = towers.make_parallel(model, 8)
+    parallel.compile("adam", "sparse_categorical_crossentropy")
+    assert not calls

@@ -1,0 +1,274 @@
+"""fit, evaluate, predict and their one-batch forms give what Keras gives on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.conformance.cases import ODD
+from tests.parallel.pairs import (
+    CLASSIFIER,
+    TOLERANCE,
+    assert_same_fit,
+    assert_same_logs,
+    assert_same_weights,
+    batches,
+    build_pair,
+    classifier,
+    fit_pair,
+    rows,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+CASES = {case.name: case for case in ODD}
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    lambda: keras.optimizers.Adam(0.01),
+    lambda: keras.optimizers.RMSprop(0.01),
+    lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.125, 0.0625]),
+        momentum=0.9, weight_decay=0.01, global_clipnorm=0.3, use_ema=True, ema_momentum=0.9,
+    ),
+], ids=["momentum", "adam", "rmsprop", "schedule, weight decay, clipping, average"])
+def test_fit_on_arrays_is_keras_fit(optimizer):
+    """Shuffled, a ragged last batch, three epochs."""
+    pair = build_pair(classifier, **{**CLASSIFIER, "optimizer": optimizer})
+    history = assert_same_fit(pair, rows, batch_size=7, epochs=3)
+    assert list(history) == ["accuracy", "loss"]
+    assert history["loss"][2] < history["loss"][0]
+
+
+def test_smoothed_labels_and_the_gradients_of_towers_that_take_turns():
+    """Three towers on two devices: what others call gradient accumulation."""
+    def one_hot_rows():
+        x, y = rows()
+        return x, np.eye(3)[y]
+
+    smoothing = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
+    pair = build_pair(classifier, **{**CLASSIFIER, "loss": smoothing})
+    assert_same_fit(pair, one_hot_rows, batch_size=7, epochs=2)
+
+
+def dataset(batch_size=7):
+    return tf.data.Dataset.from_tensor_slices(rows()).batch(batch_size)
+
+
+class Batches(keras.utils.PyDataset):
+    """`rows` in batches of 7, by index."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        x, y = rows()
+        return x[7 * index: 7 * index + 7], y[7 * index: 7 * index + 7]
+
+
+@pytest.mark.parametrize("data, options", [
+    (lambda: (dataset(),), {}),
+    (lambda: (Batches(),), {"shuffle": False}),
+    (lambda: (batches(),), {"steps_per_epoch": 4}),
+    (rows, {"batch_size": 7, "steps_per_epoch": 3}),
+], ids=["tf.data", "PyDataset", "generator", "steps_per_epoch"])
+def test_fit_takes_every_kind_of_data(data, options):
+    assert_same_fit(build_pair(classifier, **CLASSIFIER), data, epochs=2, **options)
+
+
+def test_batches_smaller_than_the_tower_count():
+    """Two examples, then one, on five towers."""
+    pair = build_pair(classifier, num_towers=5, **CLASSIFIER)
+    assert_same_fit(pair, lambda: rows(5), batch_size=2, epochs=2)
+
+
+def test_sample_weight_class_weight_and_weighted_metrics():
+    arguments = {**CLASSIFIER, "weighted_metrics": lambda: ["accuracy"]}
+    weight = np.random.default_rng(1).uniform(0.1, 3.0, 31)
+    pair = build_pair(classifier, **arguments)
+    assert_same_fit(pair, rows, batch_size=7, sample_weight=weight)
+    plain = assert_same_fit(pair, rows, batch_size=7)
+    weighted = assert_same_fit(pair, rows, batch_size=7, class_weight={0: 1.0, 1: 5.0, 2: 0.2})
+    assert plain["weighted_accuracy"] == plain["accuracy"]
+    assert weighted["weighted_accuracy"] != weighted["accuracy"]
+
+
+def test_validation_split_and_validation_data():
+    pair = build_pair(classifier, **CLASSIFIER)
+    history = assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_split=0.3)
+    assert list(history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert_same_fit(
+        pair, rows, batch_size=7, epochs=2, validation_data=rows(10), validation_batch_size=4,
+        validation_freq=2,
+    )
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_steps_per_execution(steps):
+    """Also more than there are in an epoch."""
+    pair = build_pair(classifier, **CLASSIFIER, steps_per_execution=steps)
+    assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_split=0.3)
+    theirs, ours = (model.predict(rows()[0], batch_size=4, verbose=0) for model in pair)
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
+
+
+def test_one_batch_methods():
+    pair = build_pair(classifier, **CLASSIFIER)
+    for count in (7, 3, 1):
+        x, y = rows(count)
+        weight = np.linspace(0.5, 2.0, count)
+        for call in (
+            lambda m: m.train_on_batch(x, y, sample_weight=weight, return_dict=True),
+            lambda m: m.train_on_batch(x, y, class_weight={0: 1, 1: 2, 2: 3}, return_dict=True),
+            lambda m: m.test_on_batch(x, y, sample_weight=weight, return_dict=True),
+            lambda m: {"outputs": m.predict_on_batch(x)},
+        ):
+            assert_same_logs(call(pair.ours), call(pair.theirs))
+    assert_same_weights(pair)
+
+
+def test_evaluate_and_predict_keep_the_order_of_the_examples():
+    pair = build_pair(classifier, **CLASSIFIER)
+    x, y = rows()
+    theirs, ours = (m.evaluate(x, y, batch_size=7, verbose=0, return_dict=True) for m in pair)
+    assert_same_logs(ours, theirs)
+    for data in (x, tf.data.Dataset.from_tensor_slices(x).batch(4)):
+        theirs, ours = (m.predict(data, verbose=0) for m in pair)
+        assert ours.shape == (31, 3)
+        np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
+
+
+def test_predict_needs_no_compile():
+    import towers
+
+    model = classifier()
+    x, _ = rows()
+    ours = towers.make_parallel(model, 2).predict(x, verbose=0)
+    np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [
+    "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
+    "adds_loss", "adds_sums", "activity", "l2", "sum",
+])
+def test_fit_of_odd_models(name):
+    """Several inputs and outputs, masks, sums, added losses, sample weights."""
+    case = CASES[name]
+    x, y, weight = case.batch(13, np.random.default_rng(0))
+    arguments = {"optimizer": lambda: keras.optimizers.SGD(0.05, momentum=0.9), **case.compile}
+    pair = build_pair(case.build, **arguments)
+    if isinstance(x, tuple):  # the data adapters take lists for arrays of several inputs
+        x, y, weight = list(x), list(y), list(weight)
+    data = (x, y) if weight is None else (x, y)
+    history = assert_same_fit(pair, lambda: data, sample_weight=weight, batch_size=5, epochs=2)
+    if name.startswith("two_outputs"):
+        assert list(history) == ["classes_loss", "loss", "numbers_loss"]
+    theirs, ours = (m.evaluate(*data, batch_size=5, verbose=0, return_dict=True) for m in pair)
+    assert_same_logs(ours, theirs)
+    theirs, ours = (tf.nest.flatten(m.predict(x, batch_size=5, verbose=0)) for m in pair)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+def test_labels_of_the_outputs_with_a_loss_alone():
+    case = CASES["two_outputs"]
+    x, y, _ = case.batch(13, np.random.default_rng(0))
+    pair = build_pair(case.build, optimizer=lambda: "sgd", loss=["mse", None])
+    assert_same_fit(pair, lambda: (list(x), y[0]), batch_size=5)
+
+
+def test_metrics_of_several_outputs_have_keras_names_and_values():
+    case = CASES["two_outputs"]
+    x, y, _ = case.batch(13, np.random.default_rng(0))
+    pair = build_pair(
+        case.build, optimizer=lambda: "sgd", **case.compile,
+        metrics=lambda: [["mae"], ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]],
+    )
+    theirs, ours = fit_pair(pair, lambda: (list(x), list(y)), batch_size=5, validation_split=0.4)
+    assert_same_logs(ours, theirs)
+    assert "val_classes_accuracy" in ours
+    assert pair.ours.metrics_names == pair.theirs.metrics_names
+
+
+def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
+    from towers.step import TowerStep
+
+    traced = []
+    graph = TowerStep.train_graph
+    monkeypatch.setattr(
+        TowerStep, "train_graph", lambda *args: traced.append(1) or graph(*args)
+    )
+    pair = build_pair(classifier, **CLASSIFIER)
+    assert not traced
+    pair.ours.fit(*rows(), batch_size=7, epochs=2, verbose=0)
+    assert len(traced) == 1
+
+
+def freeze(model):
+    model.layers[0].trainable = False
+
+
+def thaw(model):
+    model.layers[0].trainable = True
+
+
+def predict(model):
+    return {"rows": model.predict(rows()[0], batch_size=7, verbose=0)}
+
+
+def evaluate(model):
+    return model.evaluate(*rows(), batch_size=7, verbose=0, return_dict=True)
+
+
+def fit(model):
+    return model.fit(*rows(), batch_size=7, shuffle=False, verbose=0).history
+
+
+def compile_anew(model):
+    model.compile(keras.optimizers.SGD(0.5), CLASSIFIER["loss"])
+
+
+@pytest.mark.parametrize("calls", [
+    [fit, freeze, predict, evaluate],
+    [fit, freeze, fit],  # what was traced goes on, in Keras too
+    [predict, freeze, fit, evaluate],
+    [freeze, fit, thaw, compile_anew, evaluate, fit, predict],
+], ids=lambda calls: " ".join(call.__name__ for call in calls))
+def test_layers_are_frozen_and_thawed_between_calls_as_in_keras(calls):
+    """The model has a seed, whose place among the variables changes with it."""
+    def build():
+        first, last = classifier().layers
+        return keras.Sequential([keras.Input((6,)), first, keras.layers.GaussianNoise(1e-14), last])
+
+    pair = build_pair(build, **CLASSIFIER)
+    pair.theirs.run_eagerly = False
+    for call in calls:
+        ours, theirs = call(pair.ours), call(pair.theirs)
+        if ours is not None:
+            assert_same_logs(ours, theirs)
+    assert_same_weights(pair)
+
+
+def root(y, y_pred):
+    return tf.sqrt(tf.reduce_mean((y - y_pred) ** 2))
+
+
+def correlation(y, y_pred):
+    a, b = y - tf.reduce_mean(y), y_pred - tf.reduce_mean(y_pred)
+    return 1 - tf.reduce_sum(a * b) / tf.norm(a) / tf.norm(b)
+
+
+def one_hot(count=31):
+    x, y = rows(count)
+    return x, np.eye(3)[y]
+
+
+@pytest.mark.parametrize("loss, data", [
+    (keras.losses.Dice, one_hot), (keras.losses.Tversky, one_hot), (keras.losses.Circle, rows),
+    (lambda: root, one_hot), (lambda: correlation, one_hot),
+], ids=["dice", "tversky", "circle", "root", "correlation"])
+def test_a_loss_that_is_no_mean_over_rows_is_kerass_of_the_whole_batch(loss, data):
+    pair = build_pair(classifier, optimizer=lambda: "sgd", loss=loss())
+    assert_same_fit(pair, data, batch_size=7, epochs=2, shuffle=False)
+    evaluated = [m.evaluate(*data(), batch_size=7, verbose=0) for m in (pair.ours, pair.theirs)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=TOLERANCE)

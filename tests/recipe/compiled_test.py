@@ -1,0 +1,134 @@
+"""What a compiled model hands to towers, against what Keras itself makes of it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.recipe import compiled
+from towers.recipe.compiled import CompiledMetrics, overrides, own_loss
+from towers.step.outputs import ModelLoss
+
+L = keras.layers
+
+
+def model_of(*outputs, kind=keras.Model, **options):
+    x = keras.Input((3,))
+    layers = [L.Dense(size, name=name)(x) for name, size in outputs]
+    model = kind(x, layers if len(layers) > 1 else layers[0])
+    model.compile("sgd", **options)
+    return model
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return tf.reduce_mean(y_pred)
+
+
+class OwnMetrics(keras.Model):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "rows": tf.size(y)}
+
+
+def batch(*sizes):
+    return tf.ones([4, 3]), *(tf.nest.map_structure(lambda n: tf.fill([4, n], 2.0), sizes),) * 2
+
+
+def built(model, x, y, y_pred, sample_weight=None):
+    metrics = CompiledMetrics(model)
+    metrics.build(y, y_pred, x, sample_weight)
+    return metrics
+
+
+def test_the_losses_are_those_of_compile_or_the_models_own():
+    two = model_of(("a", 1), ("b", 1), loss=["mse", "mae"], loss_weights=[1.0, 2.0])
+    assert compiled.losses(two) == (["mse", "mae"], [1.0, 2.0])
+    assert compiled.losses(model_of(("a", 1), loss=None)) == (None, None)
+    own, weights = compiled.losses(model_of(("a", 1), kind=OwnLoss, loss=None))
+    assert isinstance(own, ModelLoss) and weights is None
+
+
+def test_another_optimizer_leaves_all_else_as_it_was():
+    model = model_of(("a", 1), loss="mse", metrics=["mae"], weighted_metrics=["mse"])
+    compiled.recompile(model, keras.optimizers.Adam(0.25))
+    x, y = np.ones((4, 3)), np.ones((4, 1))
+    assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {"loss", "mae", "mse"}
+    assert float(model.optimizer.learning_rate) == 0.25
+
+
+def test_the_names_are_known_before_the_first_batch_and_nothing_is_counted():
+    model = model_of(("a", 1), ("b", 2), loss="mse", metrics=[["mae"], ["mse"]])
+    metrics = built(model, *batch(1, 2))
+    assert metrics.names == ["loss", "a_mae", "b_mse", "a_loss", "b_loss"]
+    assert metrics.need_predictions
+    assert [float(v) for v in metrics.variables] == [0.0] * len(metrics.variables)
+
+
+def test_a_loss_alone_needs_no_predictions():
+    metrics = built(model_of(("a", 1), loss="mse"), *batch(1))
+    assert not metrics.need_predictions and metrics.names == ["loss"]
+    for loss, size in ((2.0, 3), (6.0, 1)):
+        logs = metrics.update(tf.constant(loss), tf.ones([size, 3]), None, None)
+    assert {name: float(value) for name, value in logs.items()} == {"loss": 3.0}
+    metrics.reset()
+    assert float(metrics.result()["loss"]) == 0.0
+
+
+def test_a_compute_metrics_of_its_own_counts_and_is_nan_where_no_batch_has_counted():
+    metrics = built(model_of(("a", 1), kind=OwnMetrics, loss="mse"), *batch(1))
+    assert metrics.names == ["loss", "rows"]
+    x, y, y_pred = batch(1)
+    assert int(metrics.update(tf.constant(1.0), x, y, y_pred)["rows"]) == 4
+    assert np.isnan(metrics.result()["rows"])
+
+
+def test_a_metric_of_several_numbers_is_refused_by_its_name():
+    scores = keras.metrics.F1Score(name="scores")
+    with pytest.raises(ValueError, match=r"metric 'scores' is of shape \(2,\), but a column"):
+        built(model_of(("a", 2), loss="mse", metrics=[scores]), *batch(2))
+
+
+def test_directions_are_those_of_the_metrics():
+    mean = keras.metrics.MeanMetricWrapper(lambda y, y_pred: y_pred, name="mean")
+    model = model_of(("a", 2), ("b", 2), loss="mse", metrics=[["accuracy", mean], ["mae"]])
+    names = built(model, *batch(2, 2)).names
+    assert compiled.directions(model, names) == {
+        "loss": "down", "a_accuracy": "up", "a_mean": None, "b_mae": "down",
+        "a_loss": "down", "b_loss": "down",
+    }
+
+
+@pytest.mark.parametrize("name", ["train_step", "test_step"])
+def test_a_step_of_its_own_is_refused(name):
+    own = type("Own", (keras.Model,), {name: lambda self, data: {}})
+    compiled.check_steps(model_of(("a", 1), loss="mse"))
+    with pytest.raises(ValueError, match=rf"has a {name} of its own.*make_parallel"):
+        compiled.check_steps(model_of(("a", 1), kind=own, loss="mse"))
+
+
+class Old(keras.Model):
+    """From before Keras told `compute_loss` whether it trains."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return "old", x, y, y_pred, sample_weight
+
+
+class New(Old):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return "new", x, y, y_pred, sample_weight, training
+
+
+def test_a_method_is_replaced_by_the_class_or_by_one_above_it():
+    class Child(New):
+        pass
+
+    assert overrides(Old(), "compute_loss") and overrides(Child(), "compute_loss")
+    assert not overrides(Child(), "train_step")
+    assert not overrides(keras.Sequential(), "compute_loss")
+
+
+@pytest.mark.parametrize("cls, expected", [
+    (Old, ("old", 1, 2, 3, 4)), (New, ("new", 1, 2, 3, 4, False)),
+])
+def test_a_loss_is_told_whether_it_trains_if_it_asks(cls, expected):
+    assert own_loss(cls(), 1, 2, 3, 4, training=False) == expected

@@ -1,0 +1,141 @@
+"""Keras' callbacks are told what Keras' own loop would tell them, and may end the run."""
+
+import keras
+import pytest
+
+from tests.loop_test import config
+from tests.results import classifier_result
+from towers.checkpointing.best import Monitor
+from towers.checkpointing.position import Position
+from towers.training.build import build
+from towers.training.callbacks import Callbacks, load
+
+RESULT = classifier_result(2, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes all that it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def on_train_begin(self, logs=None):
+        self.told.append("train begin")
+        self.model.stop_training = True  # whoever was told so before: a run that begins goes on
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.told.append(f"epoch {epoch} begin, {len(self.model.history.epoch)} before")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.told.append(f"batch {batch} begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.told.append((f"batch {batch} end", dict(logs)))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append(f"epoch {epoch} end")
+        logs["mine"] = 7.0
+
+    def on_train_end(self, logs=None):
+        self.told.append(("train end", dict(logs)))
+
+
+def two_callbacks():
+    return [Recorder(), keras.callbacks.TerminateOnNaN()]
+
+
+def one_callback():
+    return Recorder()
+
+
+def classes():
+    return [Recorder]
+
+
+def test_a_users_function_brings_callbacks():
+    first, second = load("tests.callbacks_test:two_callbacks")
+    assert isinstance(first, Recorder) and isinstance(second, keras.callbacks.TerminateOnNaN)
+    assert load(None) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tests.callbacks_test:one_callback", r"returned Recorder; it must be a list of keras"),
+        ("tests.callbacks_test:classes", r"returned <class .*Recorder'>, which is no keras"),
+        ("tests.callbacks_test:none", "has no function 'none'"),
+    ],
+)
+def test_what_brings_no_callbacks_is_refused(spec, message):
+    with pytest.raises(ValueError, match=rf"callbacks \('{spec}'\).*{message}"):
+        load(spec)
+
+
+@pytest.fixture(name="run", scope="module")
+def _run():
+    """4 steps an epoch."""
+    return build(config(epochs=2))
+
+
+def listener_of(run, *callbacks, **position):
+    position = Position(**position)
+    return position, Callbacks(callbacks, run, position)
+
+
+def test_a_run_that_goes_on_in_mid_epoch_begins_that_epoch_first(run):
+    recorder = Recorder()
+    position, listener = listener_of(
+        run, recorder, step=6, epoch=1, epoch_step=2, history={"loss": [1.0]}
+    )
+    listener.begin()
+    listener.begin_epoch()
+    listener.begin_step()
+    position.add_step({"loss": 0.25})
+    listener.end_step()
+    logs = {"loss": 0.5}
+    position.end_epoch(RESULT, {**logs, "val_loss": 1.0, "val_accuracy": 0.5}, Monitor())
+    listener.end_epoch(RESULT, logs)
+    listener.end()
+    assert recorder.told == [
+        "train begin", "epoch 1 begin, 1 before", "batch 2 begin", ("batch 2 end", {"loss": 0.25}),
+        "epoch 1 end", ("train end", {"loss": 0.5}),
+    ]
+    assert position.history == {"loss": [1.0, 0.5], "mine": [7.0]}
+
+
+def test_each_epoch_begins_once(run):
+    recorder = Recorder()
+    _, listener = listener_of(run, recorder)
+    listener.begin()
+    listener.begin_epoch()
+    assert recorder.told == ["train begin", "epoch 0 begin, 0 before"]
+
+
+def test_a_callback_ends_the_run(run):
+    position, listener = listener_of(run, step=4, epoch=0, epoch_step=4)
+    listener.begin()
+    assert run.step.model.stop_training is False
+    run.step.model.stop_training = True
+    listener.begin_validation()
+    assert not position.stopped  # a complete epoch: its callbacks have not seen it yet
+    listener.end_epoch(RESULT, {"loss": 0.5})
+    assert position.stopped
+
+
+def test_a_callback_ends_the_run_in_mid_epoch(run):
+    position, listener = listener_of(run, step=2, epoch=0, epoch_step=2)
+    listener.begin()
+    run.step.model.stop_training = True
+    listener.begin_validation()
+    assert position.stopped
+
+
+def test_without_callbacks_there_is_keras_history(run):
+    position, listener = listener_of(run)
+    listener.begin()
+    listener.begin_epoch()
+    listener.begin_step()
+    listener.end_step()
+    listener.end_epoch(RESULT, {"loss": 0.5})
+    assert position.history == run.step.model.history.history == {"loss": [0.5]}

@@ -1,0 +1,133 @@
+"""Models on the disk: the best epoch's alone, finite, and never half of one."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.results import classifier_result
+from towers.checkpointing.best import Best
+from towers.checkpointing.position import Position
+from towers.training.keras_files import BestModel, save_model, unreadable
+
+RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+
+
+@pytest.fixture(name="model")
+def _model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def bias(path):
+    return float(keras.saving.load_model(path).weights[1].numpy()[0])
+
+
+def test_only_the_best_epochs_replace_the_file(model, tmp_path):
+    position = Position()
+    best = BestModel(model, tmp_path, position, pytest.fail)
+    for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
+        position.step, position.best = step, Best(0.5, best_step)
+        model.weights[1].assign([float(step)])
+        best.end_epoch(RESULT, {})
+        assert bias(tmp_path / "best.keras") == best_step
+
+
+def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
+    BestModel(model, tmp_path, Position(step=4), pytest.fail).end_epoch(RESULT, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
+    path, warnings = tmp_path / "final.keras", []
+    assert save_model(model, path, pytest.fail)
+    model.weights[1].assign([value])
+    assert not save_model(model, path, warnings.append)
+    assert warnings == [f"{path} is not written: the model holds NaN or infinite values."]
+    assert bias(path) == 0
+
+
+def test_a_model_with_a_weight_of_integers_is_saved(tmp_path):
+    normalization = keras.layers.Normalization()  # counts in int64
+    normalization.adapt(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    model = keras.Sequential([keras.Input((2,)), normalization, keras.layers.Dense(1)])
+    assert "int" in {weight.dtype[:3] for weight in model.weights}
+    assert save_model(model, tmp_path / "final.keras", pytest.fail)
+    read = keras.saving.load_model(tmp_path / "final.keras")
+    for theirs, ours in zip(read.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(model, tmp_path):
+    path, warnings = tmp_path / "final.keras", []
+    path.mkdir()
+    assert not save_model(model, path, warnings.append)
+    assert warnings == [
+        f"{path} cannot be written (Is a directory); what it held before is intact."
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["final.keras"]
+
+
+class Unregistered(keras.layers.Layer):
+    """Keras can write it, and not read it back."""
+
+    def call(self, x):
+        return x
+
+
+class WithoutConfig(keras.layers.Layer):
+    """Keras cannot write it."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return x
+
+
+@keras.saving.register_keras_serializable("keras_files_test")
+class Registered(Unregistered):
+    """Keras can write it and read it back."""
+
+
+def unregistered_loss(y, p):
+    return keras.ops.mean((y - p) ** 2, axis=-1)
+
+
+def compiled(layer, loss="mse"):
+    model = keras.Sequential([keras.Input((2,)), layer, keras.layers.Dense(1)])
+    model.compile("adam", loss, metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "unknown"),
+    [
+        (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
+        (lambda: compiled(Registered()), None),
+        (lambda: compiled(Unregistered()), "class Unregistered"),
+        (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
+        (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
+        (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+def test_a_file_that_keras_cannot_read_back_is_told_before(make, unknown, tmp_path):
+    model = make()
+    line = unreadable(model)
+    assert save_model(model, tmp_path / "final.keras", pytest.fail)
+    if unknown is None:
+        assert line is None
+        keras.saving.load_model(tmp_path / "final.keras")
+    else:
+        assert f"does not know {unknown}:" in line
+        with pytest.raises((TypeError, ValueError)):
+            keras.saving.load_model(tmp_path / "final.keras")
+
+
+def test_a_model_that_keras_cannot_write_is_refused_with_the_innermost_layer():
+    inner = keras.Sequential([keras.Input((2,)), WithoutConfig(object(), name="mine")])
+    said = r"model \(mine, a WithoutConfig\).*get_config\(\)"
+    with pytest.raises(ValueError, match=said) as error:
+        unreadable(compiled(inner))
+    assert "\n" not in str(error.value)

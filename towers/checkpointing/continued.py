@@ -1,0 +1,124 @@
+"""`resume`: the configuration of a run that goes on, and what may not differ from it."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from towers.checkpointing import run_dir
+from towers.checkpointing.trust import check_modules
+from towers.config import TrainConfig
+
+AUTO = "auto"
+# No bit of a good step depends on these.
+_FREE = (
+    "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
+    "tensorboard", "histograms", "worker_timeout", "export", "data_workers", "data_timeout",
+    "trust_run_dir",
+)
+_LIMITS = ("epochs", "max_steps")  # `train` refuses one that the run is past
+_LARGER = ("early_stopping",)
+_NOT_OF_THE_RUN = (  # not done again
+    "plan", "profile", "verify_gradients", "run_dir", "resume", "export", "trust_run_dir",
+)
+
+
+def resumed_directory(given: Mapping[str, Any]) -> str | None:
+    """The directory of the run that goes on; None where a new one begins.
+
+    Args:
+        given: the fields that the user has set, among them perhaps `resume`: a directory; or AUTO
+            for `run_dir`, where that holds a run.
+
+    Raises:
+        ValueError: AUTO without a `run_dir`.
+    """
+    if given.get("resume") != AUTO:
+        return given.get("resume")
+    if given.get("run_dir") is None:
+        raise ValueError(
+            "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
+        )
+    directory = os.path.expanduser(given["run_dir"])
+    return directory if (Path(directory) / run_dir.CONFIG).is_file() else None
+
+
+def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of the run in `directory`, with what is given beside it.
+
+    Args:
+        directory: of the run.
+        given: the other fields that the user has set.
+
+    Raises:
+        ValueError: there is no run, or a field would make it another one.
+    """
+    directory = os.path.expanduser(directory)
+    path = Path(directory) / run_dir.CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(
+            f"resume ({directory}) holds no run that can go on: {path}: {reason}."
+        ) from None
+    saved = TrainConfig.from_json(text)
+    check_modules(saved, given, path.parent, "resume")
+    same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
+    skipped = ("resume", "run_dir") if same_place else ("resume",)
+    changed = {k: v for k, v in given.items() if k not in skipped and v != getattr(saved, k)}
+    refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
+    if refused:
+        listed = ", ".join(
+            f"{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
+        )
+        raise ValueError(
+            f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
+            f"`resume` give only {_listed(_FREE)}, other {_listed(_LIMITS)}, or a larger "
+            f"{_listed(_LARGER)}."
+        )
+    if "device" in changed:  # the old numbers were of other devices
+        changed = {"num_gpus": None, "logical_gpus": None, **changed}
+    defaults = {name: getattr(TrainConfig, name) for name in _NOT_OF_THE_RUN}
+    return dataclasses.replace(
+        saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}
+    )
+
+
+def given_fields(config: TrainConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The fields that define the bits of a run's results."""
+    skipped = (*_FREE, *_LIMITS, *_LARGER, *_NOT_OF_THE_RUN)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
+
+
+def check_identity(saved: Mapping[str, Any], config: TrainConfig, path: Path) -> None:
+    """Raises ValueError when a checkpoint was written by a run of another configuration."""
+    now = identity(config)
+    then = {**identity(TrainConfig()), **saved}  # of a field that is younger, the default
+    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if differ:
+        listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
+        raise ValueError(
+            f"{path} belongs to another run than {run_dir.CONFIG} beside it: {listed}."
+        )
+
+
+def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
+    if name in _LARGER:
+        before = getattr(saved, name)
+        return before is not None and value is not None and value > before
+    return name in (*_FREE, *_LIMITS)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

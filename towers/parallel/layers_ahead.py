@@ -1,0 +1,74 @@
+"""Builds a parallel model's layers ahead of its first step, which must find all variables."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine import keras_internals
+from towers.recipe.compiled import overrides, own_loss
+from towers.step.structures import symbolic
+
+
+class Base(NamedTuple):
+    """The model that a parallel one is of.
+
+    model: the same layers and variables. unbuilt: its attributes as they were when it was taken.
+    """
+
+    model: keras.Model
+    unbuilt: Mapping[str, Any]
+
+
+def build(model: keras.Model, base: Base, x: Any) -> None:
+    """Builds a model that is not built yet, on the CPU.
+
+    Layers count, too: `build` of a subclassed model may leave its layers without variables.
+
+    Args:
+        model: the parallel model.
+        base: the model that it is of.
+        x: specs of its inputs.
+    """
+    if not _is_built(base.model):
+        with tf.device("/cpu:0"):
+            base.model(tf.nest.map_structure(symbolic, x))
+    if not model.built:
+        take_over(model, base)
+
+
+def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
+    """Builds the layers that a `compute_loss` alone calls, as a distillation's teacher is one.
+
+    Args:
+        model, base: as for `build`.
+        batch: specs of x, y and sample_weight.
+    """
+    with tf.init_scope(), tf.device("/cpu:0"):
+        build(model, base, batch[0])
+        if overrides(model, "compute_loss") and not _is_built(model):
+
+            def compute(x: Any, y: Any, sample_weight: Any) -> Any:
+                return own_loss(model, x, y, model(x, training=True), sample_weight, True)
+
+            with suppress(Exception):  # the step fails again, and names the line
+                tf.function(compute, autograph=False).get_concrete_function(*batch)
+
+
+def take_over(model: keras.Model, base: Base) -> None:
+    """Takes the attributes that building has changed in the base, save those changed here, too."""
+    before, current = base.unbuilt, vars(model)
+    changed = {
+        key: value
+        for key, value in vars(base.model).items()
+        if before.get(key) is not value
+        and before.get(key) is current.get(key)
+        and not key.endswith("_function")
+    }
+    model.__dict__.update(changed, built=True)
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in keras_internals.all_layers(model))

@@ -1,0 +1,380 @@
+"""make_parallel: any Keras model on towers, with Keras' own compile, fit, evaluate and predict.
+
+    parallel.fit                                       Keras' loop, callbacks and data adapters
+        train_step
+            TowerStep.train_graph                      towers, averaging, one update
+            loss tracker, metrics                      Keras' own, over the global batch
+        a train_step of the model's own
+            OwnStep                                    traced once, run on towers level by level
+"""
+
+import functools
+import itertools
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.levels.repeatable import UNSAVED_NOISE
+from towers.machine import keras_internals
+from towers.machine.gpus import as_integer, gpu_devices
+from towers.machine.watch import watched
+from towers.machine.workers import Workers, join_workers
+from towers.own_step import OwnStep
+from towers.parallel.layers_ahead import Base, build, build_loss, take_over
+from towers.parallel.requirements import check_model, explained, hint_gpu_variables
+from towers.parallel.resumed_fit import fit_arguments, is_resumed, resumed_fit
+from towers.recipe.compiled import losses, overrides, tracks_outputs, update_metrics
+from towers.step import TowerStep, checks
+from towers.step import state as state_lib
+from towers.step.gathering import NeedsOtherTowers
+from towers.step.row_counts import readable
+from towers.step.structures import batch_specs, one_row
+
+
+def make_parallel(
+    model: keras.Model,
+    gpus: Any,
+    *,
+    num_towers: int | None = None,
+    batch_norm: str = "average",
+) -> keras.Model:
+    """The same model, whose fit, evaluate and predict run on towers.
+
+    ```python
+    parallel = towers.make_parallel(model, 8)
+    parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    parallel.fit(x, y, batch_size=1024)
+    parallel.save("model.keras")  # plain Keras
+    ```
+
+    It has the layers and variables of `model`: train one, and the other has learnt. Whatever Keras
+    writes of it (`save`, `export`, `clone_model`) is the plain model. Each is compiled on its own;
+    a model that is compiled already hands its compile arguments on. `batch_size` is the global
+    batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
+
+    Of several workers, each makes the same model and gives it the same global batches.
+
+    Args:
+        model: any Keras 3 model; one that is not built yet is built on the first batch, on the
+            CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
+            docs/own_train_step.md says.
+        gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
+            logical CPU devices, which `logical_cpus` makes.
+        num_towers: of all workers together; None means one tower per device.
+        batch_norm: as for `TowerStep`.
+
+    Raises:
+        ValueError: the model cannot be computed in towers, or an argument makes no sense.
+    """
+    check_model(model)
+    checks.check_batch_norm(batch_norm)
+    count = None if num_towers is None else as_integer(num_towers)
+    if num_towers is not None and (count is None or count < 1):
+        raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
+    devices = gpu_devices(gpus, count)
+    towers = len(devices) * join_workers().num_workers if count is None else count
+    return parallel_on(model, devices, towers, batch_norm)
+
+
+def parallel_on(
+    model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average"
+) -> keras.Model:
+    """`make_parallel`, given the names of the devices and the number of towers."""
+    given = model._towers.base.model if isinstance(model, ParallelModel) else model
+    base = Base(given, {} if model.built else dict(vars(given)))
+    parallel = _share(
+        model, _Towers(base, devices, towers, batch_norm, Workers(join_workers()))
+    )
+    hint_gpu_variables(_home(model))
+    _forget_functions(parallel)
+    return parallel
+
+
+@dataclass
+class _Towers:
+    """What a ParallelModel holds beside the model, hidden from Keras' attribute tracking.
+
+    base: the model that was given; it is the one that builds itself.
+    wants_eager: whether it was compiled with run_eagerly=True.
+    workers: those that call its fit, evaluate and predict together.
+    step: made on the first batch after each `compile`.
+    own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
+    """
+
+    base: Base
+    devices: list[str]
+    num_towers: int
+    batch_norm: str
+    workers: Workers
+    wants_eager: bool = False
+    step: TowerStep | None = None
+    own_steps: dict[str, OwnStep] = field(default_factory=dict)
+
+
+class ParallelModel(keras.Model):
+    """A model whose steps run on towers; made by `make_parallel`, never by its constructor.
+
+    An instance's class derives from this one and from the model's own class, and its attributes are
+    the model's: it *is* the model, with other steps and with a `compile` of its own. All else is in
+    functions below, whose names cannot be those of a user's attributes.
+    """
+
+    _towers: _Towers
+    run_eagerly: bool
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """See `keras.Model.compile`."""
+        with tf.device(_home(self)):
+            super().compile(*args, **kwargs)
+        _forget_functions(self)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
+        if not is_resumed(args, kwargs):
+            history = super().fit(*args, **kwargs)
+            self._towers.workers.barrier()
+            return history
+        made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
+        prepare = functools.partial(_prepare_training, self)
+        arguments = fit_arguments(*args, **kwargs)
+        return resumed_fit(self, super().fit, arguments, identity=made, prepare=prepare)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.evaluate`."""
+        values = super().evaluate(*args, **kwargs)
+        self._towers.workers.barrier()
+        return values
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.predict`."""
+        outputs = super().predict(*args, **kwargs)
+        self._towers.workers.barrier()
+        return outputs
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One synchronous update, or what the model's own does; called by Keras' loop."""
+        own = _own_step(self, "train")
+        if own is not None:
+            return own(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred = _step(self, "train", x).train_graph(x, y, sample_weight)
+        with tf.device(_home(self)), tf.control_dependencies([loss]):
+            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=True)
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Loss and metrics of one global batch; called by Keras' loop."""
+        own = _own_step(self, "test")
+        if own is not None:
+            return own(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
+        with tf.device(_home(self)), tf.control_dependencies([loss]):
+            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=False)
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs for one global batch; called by Keras' loop."""
+        own = _own_step(self, "predict")
+        if own is not None:
+            return own(data)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return _step(self, "predict", x).predict_graph(x)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "train", super().make_train_function, force)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "test", super().make_test_function, force)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Keras' function, which first makes variables."""
+        _make_function(self, "predict", super().make_predict_function, force)
+
+    def __reduce__(self) -> Any:
+        """Pickles, and copies, as the plain model."""
+        plain = object.__new__(self.__class__)
+        plain.__dict__.update(vars(self))
+        return plain.__reduce__()
+
+
+def _share(model: keras.Model, towers: _Towers) -> ParallelModel:
+    """A ParallelModel with the attributes of `model`: the same layers, variables, trackers."""
+    plain = model.__class__  # of a parallel model, too, the plain model's class
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = plain.__module__
+        # Keras writes `model.__class__` into files and clones by it: this makes both plain.
+        namespace["__class__"] = property(lambda self: plain)
+
+    made = types.new_class(plain.__name__, (ParallelModel, plain), exec_body=fill)
+    parallel: ParallelModel = object.__new__(made)
+    parallel.__dict__.update(vars(model))
+    # Not through setattr, which would track what `towers` holds as parts of the model.
+    parallel.__dict__["_towers"] = towers
+    if not model.built:
+
+        @functools.wraps(towers.base.model.build)
+        def build_it(*args: Any, **kwargs: Any) -> None:
+            towers.base.model.build(*args, **kwargs)
+            take_over(parallel, towers.base)
+
+        parallel.__dict__["build"] = build_it
+    return parallel
+
+
+# What is made on the first batch.
+
+
+def _make_function(model: ParallelModel, name: str, make: Callable, force: bool) -> None:
+    """Lets Keras make its function, to begin with `_make_variables`."""
+    attribute = f"{name}_function"
+    before = getattr(model, attribute)
+    if force:  # by whoever has changed the model, or its optimizer, since `compile`
+        model._towers.step, model._towers.own_steps = None, {}
+    make(force)
+    function = getattr(model, attribute)
+    if function is before:
+        return
+
+    def call(data: Any) -> Any:
+        with watched(join_workers(), f"a {name} step"), readable():
+            return function(data)
+
+    def first_call(data: Any) -> Any:
+        setattr(model, attribute, call)
+        with explained(model.name, model._towers.wants_eager):
+            return call(_make_variables(model, name, data))
+
+    setattr(model, attribute, first_call)
+
+
+def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
+    """Makes what Keras would make in the graph: with variables made in it, it is traced twice.
+
+    Args:
+        model: the parallel model.
+        name: "train", "test" or "predict".
+        data: what Keras gives its function: an iterator over batches, or a list of them.
+
+    Returns:
+        The same data, for the function.
+    """
+    if isinstance(data, tf.data.Iterator):
+        batch = data.element_spec
+    elif isinstance(data, list):
+        batch = data[0]
+    else:
+        batch = next(data)
+        data = itertools.chain([batch], data)
+    batch = batch_specs(batch)
+    own = _own_step(model, name)
+    if own is None:
+        try:
+            _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
+        except NeedsOtherTowers:  # Keras' own step, then, as if the model's class had written it
+            own = _add_own_step(model, name)
+    if own is not None:
+        own.prepare(batch)
+    return data
+
+
+def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
+    """Makes all variables for batches of these specs; returns those that Keras may not list."""
+    _make_variables(model, "train", [specs])
+    own = _own_step(model, "train")
+    if (own or _step(model, "train", specs)).has_unsaved_noise:
+        warnings.warn(UNSAVED_NOISE, stacklevel=2)
+    if own is not None:
+        return own.variables
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
+    step = _step(model, "train", x)
+    y_pred = step.trace_tower("train", x, y, sample_weight)
+    if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
+        with tf.device(_home(model)):
+            y, y_pred = one_row((y, y_pred))
+            keras_internals.track_output_losses(model, y, y_pred, None)
+        model.reset_metrics()
+    return step.met_variables
+
+
+def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:
+    """Traces the tower, for whose outputs the metrics are then made."""
+    if name == "predict":  # which has no metrics, and passes over labels
+        y = sample_weight = None
+    else:
+        build_loss(model, model._towers.base, x, y, sample_weight)
+    step = _step(model, name, x)
+    step.check_agreement()
+    y_pred = step.trace_tower(name, x, y, sample_weight)
+    metrics = None if name == "predict" else keras_internals.compiled_metrics(model)
+    if metrics is not None and not metrics.built:
+        with tf.device(step.home):
+            metrics.build(y, y_pred)
+
+
+def _step(model: ParallelModel, name: str, x: Any) -> TowerStep:
+    """The TowerStep; made outside of the graph, where Keras is tracing one.
+
+    One that `predict` or `evaluate` made does not train: layers may have been frozen since then.
+    """
+    step = model._towers.step
+    if step is None or name == "train" and step.optimizer is not model.optimizer:
+        with tf.init_scope():
+            build(model, model._towers.base, x)
+            step = model._towers.step = _make_step(model, name)
+    return step
+
+
+def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
+    """What runs a step of the class's own, or one that gathers; None: `TowerStep` does."""
+    towers = model._towers
+    if overrides(model, f"{name}_step") and name not in towers.own_steps:
+        _add_own_step(model, name)
+    return towers.own_steps.get(name)
+
+
+def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
+    towers = model._towers
+    where = towers.devices, towers.num_towers, towers.batch_norm
+    return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
+
+
+def _make_step(model: ParallelModel, name: str) -> TowerStep:
+    loss, loss_weights = losses(model)
+    return TowerStep(
+        model,
+        model.optimizer if name == "train" else "sgd",  # which is never called
+        loss,
+        loss_weights=loss_weights,
+        devices=model._towers.devices,
+        num_towers=model._towers.num_towers,
+        batch_norm=model._towers.batch_norm,
+    )
+
+
+# What a step is made of beside the towers.
+
+
+def _home(model: keras.Model) -> str:
+    return state_lib.variables_device(model) if model.built else "/cpu:0"
+
+
+def _forget_functions(model: ParallelModel) -> None:
+    """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    model._towers.wants_eager = bool(model.run_eagerly)
+    if model.run_eagerly:
+        warnings.warn(
+            f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
+            "graphs. Debug the model itself, on one device.",
+            stacklevel=3,
+        )
+    model.run_eagerly = False
+    model.jit_compile = False  # XLA would put all towers on one device
+    model.train_function = model.test_function = model.predict_function = None
+    model._towers.step, model._towers.own_steps = None, {}

@@ -1,0 +1,74 @@
+"""What make_parallel asks of a model before it takes it."""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine import devices as devices_lib
+from towers.machine.user_lines import line_of_error
+from towers.step import checks
+
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+def check_model(model: Any) -> None:
+    """Raises ValueError for what is no model, or for one whose steps towers cannot run."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model ({model!r}) must be a keras.Model.")
+    for name in _STEPS:
+        if name in vars(model):
+            raise ValueError(
+                f"model {model.name!r} has a {name} that was set on the instance: define it in a "
+                f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
+            )
+    if _is_distributed(model):
+        raise ValueError(
+            f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
+            "divides batches itself. Make the model outside of it."
+        )
+    if model.built:
+        checks.check_model(model)
+
+
+@functools.cache
+def hint_gpu_variables(home: str) -> None:
+    """Warns of parameters on a GPU; once in a process."""
+    if devices_lib.is_gpu(home):
+        warnings.warn(
+            f"the model's variables are on {home} and stay there: that device also averages and "
+            "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
+            stacklevel=4,
+        )
+
+
+def _is_distributed(model: keras.Model) -> bool:
+    """Whether a model was made in the scope of a tf.distribute strategy."""
+    with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
+        return model.distribute_strategy is not tf.distribute.get_strategy()
+
+
+@contextmanager
+def explained(name: str, wants_eager: bool) -> Iterator[None]:
+    """Makes a ValueError of what a step raises that run_eagerly=True would have let run.
+
+    Args:
+        name: the parallel model's.
+        wants_eager: whether it was compiled with run_eagerly=True.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, NotImplementedError) as error:
+        if not wants_eager:
+            raise
+        said = str(error).strip().splitlines()[-1].strip().rstrip(".")
+        raise ValueError(
+            f"{line_of_error(error) or 'the step'}: {said}. run_eagerly=True has no effect on "
+            f"parallel model {name!r}: towers are graphs, in which tensors have no values yet. "
+            "Leave out .numpy(), float() and formatting, print by tf.print, or debug the model "
+            "itself, on one device."
+        ) from error

@@ -1,0 +1,203 @@
+"""`fit` with a towers.Resume among its callbacks: saved between steps, begun where it was.
+
+    fit(initial_epoch=e)                 of the newest checkpoint
+        on_train_begin                   the callbacks' own, and what they remembered
+        on_epoch_begin                   the callbacks' own; in mid-epoch the variables once more
+        steps that are done              pass, and nobody is told
+        steps that are left              after some of them a checkpoint
+        validation, on_epoch_end         the callbacks' own, and a checkpoint
+"""
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import keras
+
+from towers.checkpointing import run_dir
+from towers.machine import signals
+from towers.machine.workers import join_workers
+from towers.parallel.resume import resume_among
+from towers.parallel.resumed_callbacks import ResumedCallbacks
+from towers.parallel.resumed_data import Data, Start, are_arrays, make_data, split_arrays
+from towers.parallel.resumed_state import Saved, Saver
+
+_DATA = ("x", "y", "sample_weight", "batch_size", "shuffle")
+
+
+def fit_arguments(
+    x: Any = None,
+    y: Any = None,
+    batch_size: Any = None,
+    epochs: Any = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: Any = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: Any = 0,
+    steps_per_epoch: Any = None,
+    validation_steps: Any = None,
+    validation_batch_size: Any = None,
+    validation_freq: Any = 1,
+) -> dict[str, Any]:
+    """The arguments of a call of `keras.Model.fit` by their names, with the defaults of the others.
+
+    Written out, as experiment trackers replace `keras.Model.fit` by functions of any arguments.
+    """
+    return dict(locals())
+
+
+_CALLBACKS = list(inspect.signature(fit_arguments).parameters).index("callbacks")
+
+
+def is_resumed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of `fit` has a Resume among its callbacks."""
+    given = args[_CALLBACKS] if len(args) > _CALLBACKS else kwargs.get("callbacks")
+    return resume_among(given) is not None
+
+
+def resumed_fit(
+    model: keras.Model,
+    fit: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    identity: Mapping[str, Any],
+    prepare: Callable[[Any], Sequence[keras.Variable]],
+) -> Any:
+    """What `fit` returns, with the epochs of all processes in its history.
+
+    Args:
+        model: a compiled parallel model.
+        fit: Keras' own, of that model.
+        arguments: of the call, see `fit_arguments`; a Resume is among the callbacks.
+        identity: of the towers: plain values that must not differ in a fit that goes on.
+        prepare: makes all variables for the specs of a batch; returns what else a step of the
+            model's own has read.
+
+    Raises:
+        ValueError: the directory holds another fit, or cannot be used.
+    """
+    resume = resume_among(arguments["callbacks"])
+    assert resume is not None
+    if join_workers().num_workers > 1:
+        raise ValueError("towers.Resume goes on with one process; the environment names several.")
+    arguments = _with_split(arguments)
+    others = [c for c in keras.tree.flatten(arguments["callbacks"]) if c is not resume]
+    with run_dir.locked(resume.directory, "directory"), signals.deferred() as pending:
+        saved = Saved(resume.directory)
+        start = _start(saved, arguments, model.steps_per_execution)
+        data = make_data(start, *(arguments[name] for name in _DATA))
+        _check_executions(saved, data, model.steps_per_execution)
+        variables = _variables(model, prepare(data.spec))
+        fit_identity = {
+            **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
+            "optimizer": type(model.optimizer).__name__,
+        }
+        saved.check(fit_identity)
+        saved.restore(variables)
+        saver = Saver(resume.directory, fit_identity, start.seed, variables, others)
+        with closing(saver):
+            callbacks = ResumedCallbacks(
+                others, resume, saved, saver, data, variables, pending, **_options(arguments),
+                model=model, steps=arguments["steps_per_epoch"] or data.num_batches,
+            )
+            return _fit(model, fit, arguments, data, callbacks)
+
+
+def _fit(
+    model: keras.Model,
+    fit: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    data: Data,
+    callbacks: ResumedCallbacks,
+) -> Any:
+    """Keras' own fit, with a train function that passes over what is done."""
+    model.make_train_function()
+    function = model.train_function
+
+    def train(iterator: Any) -> Any:
+        if not callbacks.is_done:
+            return function(iterator)
+        for _ in range(model.steps_per_execution):
+            next(iterator, None)
+        return dict(callbacks.position.logs)
+
+    position = callbacks.position
+    is_over = position.stopped and position.epoch_step == 0  # else the epoch has its end left
+    model.train_function = train
+    try:
+        return fit(**{
+            **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
+            "callbacks": callbacks,
+            "initial_epoch": arguments["epochs"] if is_over else position.epoch,
+        })
+    finally:
+        if model.train_function is train:
+            model.train_function = function
+
+
+def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """With the validation data that `validation_split` takes from arrays."""
+    share = arguments["validation_split"]
+    is_split = share and arguments["validation_data"] is None and are_arrays(arguments["x"])
+    if not is_split:
+        return dict(arguments)
+    names = ("x", "y", "sample_weight")
+    train, validation = split_arrays(tuple(arguments[name] for name in names), share)
+    return {
+        **arguments, **dict(zip(names, train, strict=True)),
+        "validation_data": validation, "validation_split": 0.0,
+    }
+
+
+def _start(saved: Saved, arguments: Mapping[str, Any], execution: int) -> Start:
+    """Where the data begin; with the seed of their order, which follows Keras' and Python's."""
+    steps, first = arguments["steps_per_epoch"], arguments["initial_epoch"]
+    seed = random.getrandbits(31)  # drawn in each process, so that all go on with the same state
+    position = saved.position
+    if saved.is_new:
+        position.epoch = first
+    return Start(
+        seed if saved.is_new else saved.seed, first, position.epoch, position.epoch_step,
+        -(-steps // execution) * execution if steps else None,
+    )
+
+
+def _check_executions(saved: Saved, data: Data, execution: int) -> None:
+    """Raises ValueError where the newest checkpoint lies within an execution of several steps."""
+    step = saved.position.epoch_step
+    if step % execution and step != data.most_steps:
+        raise ValueError(
+            f"steps_per_execution ({execution}): the newest checkpoint was written after step "
+            f"{step} of its epoch, in the middle of an execution. Go on with one that divides it."
+        )
+
+
+def _variables(
+    model: keras.Model, own: Sequence[keras.Variable]
+) -> dict[str, list[keras.Variable]]:
+    """All that the next steps depend on, each variable once."""
+    optimizer = getattr(model, "optimizer", None)
+    groups: dict[str, Sequence[keras.Variable]] = {
+        "model": model.variables,
+        "optimizer": optimizer.variables if optimizer else [],
+        "metrics": model.metrics_variables,
+        "step": own,
+    }
+    seen: set[int] = set()
+    once: dict[str, list[keras.Variable]] = {}
+    for name, variables in groups.items():
+        once[name] = [v for v in {id(v): v for v in variables}.values() if id(v) not in seen]
+        seen |= set(map(id, once[name]))
+    return once
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What Keras' fit gives its list of callbacks."""
+    verbose = arguments["verbose"]
+    return {"add_progbar": verbose != 0, "verbose": verbose, "epochs": arguments["epochs"]}

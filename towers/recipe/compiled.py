@@ -1,0 +1,185 @@
+"""What a model was compiled with, as towers take it: its loss, its metrics over global batches."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine import keras_internals
+from towers.step.metrics import BatchMetrics
+from towers.step.outputs import ModelLoss
+from towers.step.sharding import batch_size
+from towers.step.state import variables_device
+from towers.step.structures import one_row
+
+_STEPS = ("train_step", "test_step")
+
+
+def check_steps(model: keras.Model) -> None:
+    """Raises ValueError for a model whose class has steps of its own: `make_parallel` runs them."""
+    for name in _STEPS:
+        if overrides(model, name):
+            raise ValueError(
+                f"model ({model.name!r}) has a {name} of its own, which towers.train does not run. "
+                "Use towers.make_parallel(model, gpus=...) and its fit."
+            )
+
+
+def losses(model: keras.Model) -> tuple[Any, Any]:
+    """(loss, loss_weights), as `TowerStep` takes them; (None, None) where layers add all losses."""
+    compiled = keras_internals.compiled_loss(model)
+    if overrides(model, "compute_loss"):
+        return ModelLoss(functools.partial(own_loss, model)), None
+    return (None, None) if compiled is None else (compiled.loss, compiled.loss_weights)
+
+
+def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Compiles a compiled model with another optimizer, and all else as it was."""
+    loss, loss_weights = keras_internals.compiled_loss(model) or (None, None)
+    metrics, weighted_metrics = keras_internals.given_metrics(model)
+    keras.Model.compile(  # not the class's own, which may take other arguments
+        model, optimizer, loss, loss_weights, metrics, weighted_metrics
+    )
+
+
+def update_metrics(
+    model: keras.Model,
+    loss: tf.Tensor,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    training: bool,
+) -> dict[str, tf.Tensor]:
+    """What Keras' own steps do after the forward pass, over the global batch."""
+    keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
+    # The loss is known; these calls only feed the trackers in them.
+    if overrides(model, "compute_loss"):
+        own_loss(model, x, y, y_pred, sample_weight, training)
+    elif tracks_outputs(model, y_pred):
+        keras_internals.track_output_losses(model, y, y_pred, sample_weight)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
+    """Which values are better, as `metric_direction` has it, of the loss and each metric.
+
+    Args:
+        model: compiled; its metrics are built.
+        names: `CompiledMetrics.names`.
+    """
+    metrics = {metric.name: metric for metric in model.metrics}
+    compiled = keras_internals.compiled_metrics(model)
+    if compiled is not None and compiled.built:
+        metrics |= dict(zip(compiled.result(), compiled.metrics, strict=True))
+    found = {name: _direction(metrics.get(name)) for name in names}
+    return {
+        name: "down" if direction is None and f"_{name}".endswith("_loss") else direction
+        for name, direction in found.items()
+    }
+
+
+class CompiledMetrics(BatchMetrics):
+    """The metrics that a model was compiled with, kept in the model: callbacks find them there.
+
+    names: of what `update` returns, in order; known once `build` was called.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        """Args: a compiled model."""
+        self._holder, self._device = model, variables_device(model)
+        self.need_predictions, self._is_built = True, False
+        self.names = ["loss"]
+
+    def update(
+        self,
+        loss: tf.Tensor,
+        x: Any,
+        y: Any,
+        predictions: Any,
+        sample_weight: Any = None,
+        training: bool = False,
+    ) -> dict[str, tf.Tensor]:
+        """Adds one global batch; arguments and result as for BatchMetrics."""
+        with tf.device(self._device):
+            logs = update_metrics(
+                self._holder, loss, x, y, predictions, sample_weight, training
+            )
+            return {**self._loss(), **logs}
+
+    def result(self) -> dict[str, tf.Tensor]:
+        """As of BatchMetrics; what only a `compute_metrics` of the model's own knows is NaN."""
+        with tf.device(self._device):
+            logs = {**self._loss(), **self._holder.get_metrics_result()}
+            return {name: logs.get(name, tf.constant(math.nan)) for name in self.names}
+
+    def build(self, y: Any, predictions: Any, x: Any = None, sample_weight: Any = None) -> None:
+        """Makes the metrics' variables.
+
+        Raises:
+            ValueError: a metric is not one number, or does not fit the labels.
+        """
+        if self._is_built:
+            return
+        model, row = self._holder, one_row((x, y, predictions, sample_weight))
+        with tf.device(self._device):
+            if tracks_outputs(model, predictions):
+                keras_internals.track_output_losses(model, *row[1:])
+            logs = {**self._loss(), **model.compute_metrics(*row[:3], sample_weight=row[3])}
+            self.reset()
+        for name, value in logs.items():
+            if tf.convert_to_tensor(value).shape.rank != 0:
+                raise ValueError(
+                    f"metric {name!r} is of shape {value.shape}, but a column of results.csv holds "
+                    "one number: give the metric an average, or leave it out."
+                )
+        self.names, self._is_built = list(logs), True
+        self.need_predictions = (
+            keras_internals.compiled_metrics(model) is not None
+            or tracks_outputs(model, predictions)
+            or overrides(model, "compute_loss")
+            or overrides(model, "compute_metrics")
+        )
+
+    def reset(self) -> None:
+        """Forgets all batches."""
+        keras_internals.loss_tracker(self._holder).reset_state()
+        self._holder.reset_metrics()
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The running sums, each once."""
+        loss = keras_internals.loss_tracker(self._holder).variables
+        return list({id(v): v for v in [*loss, *self._holder.metrics_variables]}.values())
+
+    def _loss(self) -> dict[str, tf.Tensor]:
+        return {"loss": keras_internals.loss_tracker(self._holder).result()}
+
+
+def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
+    """Whether Keras shows the loss of each output beside the total."""
+    is_own = overrides(model, "compute_loss") or keras_internals.compiled_loss(model) is None
+    return not is_own and len(tf.nest.flatten(y_pred)) > 1
+
+
+def _direction(metric: keras.metrics.Metric | None) -> str | None:
+    return None if metric is None else keras_internals.metric_direction(metric)
+
+
+def overrides(model: keras.Model, name: str) -> bool:
+    """Whether the model's own class replaces one of Keras' methods."""
+    method: Callable = getattr(model.__class__, name)
+    return method is not getattr(keras.Model, name)
+
+
+def own_loss(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> Any:
+    """The class's own `compute_loss`, which may be older than the argument `training`."""
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    options = {"training": training} if takes_training else {}
+    return model.compute_loss(x, y, y_pred, sample_weight, **options)

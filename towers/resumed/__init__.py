@@ -1,1 +1,0 @@
-"""`fit` that goes on where its process was killed: `towers.Resume`."""

@@ -1,1 +1,0 @@
-"""What a run leaves and goes on from: its directory, its checkpoints."""

@@ -1,0 +1,298 @@
+"""TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.checkpointing.best import Monitor, find_monitor
+from towers.config import TrainConfig
+from towers.datasets.batches import Examples, load_examples, num_steps
+from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.image_folder import shown
+from towers.datasets.options import InputOptions
+from towers.datasets.weighting import weighed
+from towers.machine import devices as devices_lib
+from towers.machine import places
+from towers.machine.devices import has_started
+from towers.machine.logical import divide_gpus, logical_cpus
+from towers.machine.policy import policy_of
+from towers.machine.workers import Workers, join_workers
+from towers.models import ModelSource
+from towers.models.dropout import set_dropout
+from towers.recipe.compiled import CompiledMetrics, check_steps, directions, losses, recompile
+from towers.recipe.freezing import freeze
+from towers.recipe.label_smoothing import smoothed
+from towers.recipe.optimizer import make_optimizer, with_given
+from towers.recipe.schedules import Length, schedule_notes
+from towers.recipe.starting_values import take_values
+from towers.step import TowerStep
+from towers.training.objects import Objects
+from towers.training.task import build_layers, build_metrics, find_source, make_model_and_data
+
+LOSS = "sparse_categorical_crossentropy"
+METRICS = ("accuracy",)
+_DIRECTIONS = {"loss": "down", "accuracy": "up"}
+
+
+class Run(NamedTuple):
+    """A configuration, made real on this machine.
+
+    config: with the number of towers, the global batch and the threads filled in: they define
+        the run, whatever devices compute it.
+    test: None where nothing is validated.
+    batch_size: the global batch.
+    steps_an_epoch: the last one may be a partial batch.
+    workers: those that train together.
+    make_step: of a number of towers, and whether those of one device take turns in any case,
+        makes the same step of as many.
+    metrics: "loss" and the names of the metrics.
+    monitor: what makes an epoch the best.
+    own_task: the model was compiled, and brought its own loss, metrics and optimizer.
+    first_iteration: what the optimizer had counted before: a saved model's goes on.
+    notes: what to tell the user of the data, the model and its training, in lines.
+    warnings: what to warn of in the data, likewise.
+    class_names: of the data, by label; () where they have none.
+    """
+
+    config: TrainConfig
+    step: TowerStep
+    train: Examples
+    test: Examples | None
+    batch_size: int
+    steps_an_epoch: int
+    workers: Workers
+    make_step: Callable[[int, bool], TowerStep]
+    metrics: Sequence[str]
+    monitor: Monitor
+    own_task: bool
+    first_iteration: int
+    notes: Sequence[str]
+    class_names: Sequence[str]
+    warnings: Sequence[str]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of an epoch's values in results.csv."""
+        return _columns(self.metrics, self.test)
+
+
+def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
+    """Input, model and update step of a configuration.
+
+    Traces nothing yet, unless the model brings its own loss and metrics, whose names are needed.
+
+    Args:
+        config: the run.
+        objects: what it does not name.
+
+    Raises:
+        ValueError: see `train`.
+    """
+    begun = places.here()  # a function that makes the data may move the process
+    _check_towers(config)
+    devices = find_devices(config)
+    home = _variable_device(config.variable_device)
+    source = find_source(config, objects)
+    model, dataset = make_model_and_data(config, source, objects, home)
+    train_examples, test_examples = _load(dataset, config)
+    num_devices = len(devices) * join_workers().num_workers
+    batch_size = config.global_batch_size(num_devices)
+    steps = num_steps(train_examples.num_examples, batch_size)
+    length = Length(_limited(config.epochs * steps, config.max_steps), steps)
+    own_task = model.compiled
+    with tf.device(home):
+        build_layers(model, train_examples)
+        train_examples, weights = weighed(
+            train_examples, config.class_weight, model, dataset.num_classes
+        )
+        notes = [*dataset.notes, *_prepare(model, config, begun)]
+        notes += [*weights, *_give_optimizer(model, config, source, length)]
+        metrics = CompiledMetrics(model)
+        make_step = _step_maker(config, model, metrics, devices)
+        step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
+    better: Mapping[str, str | None] = _DIRECTIONS
+    if own_task:
+        build_metrics(step, train_examples)
+        better = directions(model, metrics.names)
+    monitor = find_monitor(
+        config.monitor, config.monitor_mode, better, _columns(list(better), test_examples)
+    )
+    resolved = dataclasses.replace(
+        config,
+        num_towers=step.num_towers,
+        batch_size=batch_size,
+        batch_size_per_gpu=None,
+        image_size=_image_size(config, dataset),
+        cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
+        monitor=monitor.column,
+    )
+    return Run(
+        config=resolved,
+        step=step,
+        train=train_examples,
+        test=test_examples,
+        batch_size=batch_size,
+        steps_an_epoch=steps,
+        workers=Workers(step.cluster),
+        make_step=make_step,
+        metrics=list(better),
+        monitor=monitor,
+        own_task=own_task,
+        first_iteration=int(step.optimizer.iterations),
+        notes=notes,
+        class_names=dataset.class_names,
+        warnings=dataset.warnings,
+    )
+
+
+def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
+    """The loss of a run and its weights, as `TowerStep` takes them."""
+    loss, loss_weights = losses(model)
+    return smoothed(loss, config.label_smoothing), loss_weights
+
+
+def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | None]:
+    """What is trained on, and what is validated on, if anything."""
+    options = InputOptions(
+        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
+    )
+    train = load_examples(dataset.train, num_examples(dataset.train), options)
+    if dataset.test is None:
+        return train, None
+    plain = options._replace(augment=None)
+    return train, load_examples(dataset.test, num_examples(dataset.test), plain)
+
+
+def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
+    """Of a run that begins with images of files what they have, so that it stays; else as given."""
+    begins = config.resume is None and dataset.name == "image_folder"
+    return shown(dataset.input_shape) if begins else config.image_size
+
+
+def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
+    return [*names, *(f"val_{name}" for name in names if test is not None)]
+
+
+def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
+    """Does what is to be done before there is an optimizer; says it in words, for the user."""
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    notes = [take_values(model, config, begun)] if config.init_from is not None else []
+    if config.freeze is not None:
+        notes.append(freeze(model, config.freeze))
+    return [note for note in notes if note]
+
+
+def _give_optimizer(
+    model: keras.Model, config: TrainConfig, source: ModelSource, length: Length
+) -> list[str]:
+    """Compiles the model; what becomes of the learning rate, in words.
+
+    The model's own loss and metrics stay; what is given beside its own optimizer wins over it.
+    Without any it is a classifier, compiled with the loss of labels as they are, for whoever loads
+    its file without towers.
+    """
+    if model.compiled:
+        check_steps(model)
+        optimizer = with_given(model.optimizer, config, length)
+        if optimizer is not model.optimizer:
+            recompile(model, optimizer)
+    else:
+        optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
+        model.compile(optimizer, LOSS, metrics=list(METRICS))
+    return schedule_notes(config, length) if config.has_schedule else []
+
+
+def _step_maker(
+    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
+) -> Callable[[int, bool], TowerStep]:
+    """See `Run.make_step`."""
+    loss, loss_weights = training_loss(model, config)
+
+    def make_step(num_towers: int, take_turns: bool) -> TowerStep:
+        policy = policy_of(devices)
+        return TowerStep(
+            model,
+            model.optimizer,
+            loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            devices=devices,
+            num_towers=num_towers,
+            batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=config.jit_compile,
+            inline_towers=config.inline_towers,
+            pack_transfers=config.pack_transfers,
+            policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
+        )
+
+    return make_step
+
+
+def find_devices(config: TrainConfig) -> list[str]:
+    """The devices of this worker that run towers, at most one for each of its towers.
+
+    `logical_gpus` divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
+    caller has done so, or TensorFlow has started already.
+
+    Raises:
+        ValueError: there are fewer than asked for.
+    """
+    if config.logical_gpus is not None:
+        divide_gpus(config.logical_gpus, None, "logical_gpus")
+    if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
+        _split_cpu(config.num_gpus, config.fixed_towers, config.cpu_threads)
+    devices = devices_lib.tower_devices(config.num_gpus, config.device)
+    if config.fixed_towers is None:
+        return devices
+    return devices[: join_workers().most_towers(config.fixed_towers)]
+
+
+def _split_cpu(
+    num_devices: int | None, num_towers: int | None, threads: int | None
+) -> None:
+    """One logical device for each tower, at most one a core unless more are asked for.
+
+    Raises:
+        ValueError: TensorFlow has started with other threads than asked for.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if not has_started():  # else tower_devices knows whether its devices suffice
+        if threads is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if tf.config.get_logical_device_configuration(cpu) is None:
+            cores = devices_lib.count_cores()
+            towers = cores if num_towers is None else join_workers().most_towers(num_towers)
+            logical_cpus(num_devices or min(cores, towers), num_towers=num_towers)
+    if threads not in (None, devices_lib.intra_op_threads()):
+        raise ValueError(
+            f"cpu_threads ({threads}): TensorFlow has already started with "
+            f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
+        )
+
+
+def _check_towers(config: TrainConfig) -> None:
+    """Of a run that goes on both numbers are known: each device may have other towers now."""
+    both = config.accumulate is not None and config.num_towers is not None
+    if both and config.resume is None:
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
+
+
+def _limited(steps: int, max_steps: int | None) -> int:
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def _variable_device(kind: str) -> str:
+    if kind == "gpu" and not devices_lib.has_gpus():
+        raise ValueError(
+            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
+        )
+    return f"/{kind}:0"

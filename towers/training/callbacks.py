@@ -1,0 +1,109 @@
+"""The user's Keras callbacks, told what Keras' own loop would tell them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from towers import named
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import Result
+from towers.training.build import Run
+from towers.training.listener import Listener
+
+
+def load(spec: str | None) -> list[keras.callbacks.Callback]:
+    """What a user's function returns; none without one.
+
+    Args:
+        spec: "package.module:function"; the function takes no arguments.
+
+    Raises:
+        ValueError: it cannot be imported, or returns something else.
+    """
+    if spec is None:
+        return []
+    returned = named.import_function(spec, "callbacks")()
+    if not isinstance(returned, list | tuple):
+        raise ValueError(
+            f"callbacks ({spec!r}) returned {type(returned).__name__}; it must be a list of "
+            "keras.callbacks.Callback."
+        )
+    check(returned, f"callbacks ({spec!r}) returned")
+    return list(returned)
+
+
+def check(callbacks: Sequence[Any], what: str) -> None:
+    """Raises ValueError where one of them is no Keras callback; `what` begins the sentence."""
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                f"{what} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
+            )
+
+
+class Callbacks(Listener):
+    """Keras' CallbackList, which keeps Keras' History as well.
+
+    Callbacks may set `model.stop_training` and the learning rate, and add to the history.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback], run: Run, position: Position
+    ) -> None:
+        self._callbacks, self._run, self._position = list(callbacks), run, position
+        self._logs: dict[str, float] = {}
+        self._hooks: Any = None
+
+    def begin(self) -> None:
+        """Of a run that goes on, callbacks see the history so far.
+
+        An epoch that goes on in the middle begins here, not in `begin_epoch`: the checkpoint, which
+        is put in place afterwards, holds what its beginning led to, such as a learning rate.
+        """
+        model, position = self._run.step.model, self._position
+        model.stop_training = False
+        self._hooks = keras.callbacks.CallbackList(
+            self._callbacks,
+            add_history=True,
+            model=model,
+            epochs=self._run.config.epochs,
+            steps=self._run.steps_an_epoch,
+            verbose=0,
+        )
+        self._hooks.on_train_begin()
+        model.history.epoch = list(range(position.epoch))
+        model.history.history = {name: list(values) for name, values in position.history.items()}
+        if position.epoch_step > 0:
+            self._hooks.on_epoch_begin(position.epoch)
+
+    def begin_epoch(self) -> None:
+        if self._position.epoch_step == 0:
+            self._hooks.on_epoch_begin(self._position.epoch)
+
+    def begin_step(self) -> None:
+        if self._callbacks:  # Keras' History alone needs no step
+            self._hooks.on_train_batch_begin(self._position.epoch_step)
+
+    def end_step(self) -> None:
+        if self._callbacks:
+            self._hooks.on_train_batch_end(self._position.epoch_step - 1, self._position.logs)
+
+    def begin_validation(self) -> None:
+        """Of a run that ends in mid-epoch, this is what a checkpoint remembers."""
+        if self._position.epoch_step < self._run.steps_an_epoch:
+            self._note_stop()
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """Callbacks see the epoch: they may add to its history, or end the run."""
+        self._logs = logs
+        self._hooks.on_epoch_end(result.epoch - 1, logs)
+        self._note_stop()
+        history = self._run.step.model.history.history
+        self._position.history = {name: list(values) for name, values in history.items()}
+
+    def end(self) -> None:
+        self._hooks.on_train_end(self._logs)
+
+    def _note_stop(self) -> None:
+        self._position.stopped = bool(self._run.step.model.stop_training)

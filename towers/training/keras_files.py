@@ -1,0 +1,125 @@
+"""best.keras and final.keras: models that Keras loads without towers."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from towers.checkpointing import run_dir
+from towers.checkpointing.checkpoints import is_finite
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import Result
+from towers.machine import watch
+from towers.recipe.schedules import plain_schedule
+from towers.training.listener import Listener
+
+
+class BestModel(Listener):
+    """Writes best.keras after each epoch that is the best so far."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        directory: Path,
+        position: Position,
+        warn: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            model: what is trained.
+            directory: of the run.
+            position: where the run stands.
+            warn: called with one line where the file cannot be written.
+        """
+        self._model, self._path = model, directory / run_dir.BEST
+        self._position, self._warn = position, warn
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """Replaces the file if the epoch is the best."""
+        if self._position.is_best:
+            save_model(self._model, self._path, self._warn)
+
+
+def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> bool:
+    """Whether the model is saved; where that fails, a warning, and what `path` held is intact.
+
+    Values that are not finite are never saved.
+
+    Args:
+        model: with its optimizer.
+        path: of the file.
+        warn: called with one line.
+    """
+    if not all(is_finite(weight.value.numpy()) for weight in model.weights):
+        warn(f"{path} is not written: the model holds NaN or infinite values.")
+        return False
+    try:
+        with watch.at_work(), plain_schedule(getattr(model, "optimizer", None)):
+            run_dir.write_atomically(path, model.save)
+    except OSError as error:
+        warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
+        return False
+    return True
+
+
+def unreadable(model: keras.Model) -> str | None:
+    """One line on what of a model's file Keras could not read back; None: it reads all of it.
+
+    Args:
+        model: with its optimizer.
+
+    Raises:
+        ValueError: the file cannot be written at all.
+    """
+    try:
+        with warnings.catch_warnings(), plain_schedule(getattr(model, "optimizer", None)):
+            warnings.simplefilter("ignore")  # of lambdas, which are told below
+            config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    except Exception as error:
+        reason = " ".join(str(error).split("Please")[0].split()) or repr(error)
+        raise ValueError(
+            f"model ({_unwritable(model)}) cannot be saved: {reason} Give its class a "
+            "get_config() that returns the arguments of its __init__, and decorate it with "
+            "@keras.saving.register_keras_serializable()."
+        ) from None
+    names = list(dict.fromkeys(_unknown(config)))
+    if not names:
+        return None
+    return (
+        f"{run_dir.BEST} and {run_dir.FINAL} cannot be read back as they are, as Keras does not "
+        f"know {', '.join(names)}: python train.py --evaluate, --predict and --model would refuse "
+        "them. Use a named function or class in place of a lambda, and decorate it with "
+        "@keras.saving.register_keras_serializable()."
+    )
+
+
+def _unwritable(layer: keras.Layer) -> str:
+    """The name and class of the innermost layer that has no configuration."""
+    for inner in getattr(layer, "layers", []):
+        try:
+            keras.saving.serialize_keras_object(inner)
+        except Exception:
+            return _unwritable(inner)
+    return f"{layer.name}, a {type(layer).__name__}"
+
+
+def _unknown(config: Any) -> Iterator[str]:
+    """The lambdas, and the classes and functions that are neither Keras' nor registered."""
+    if isinstance(config, dict):
+        kind, module = config.get("class_name"), config.get("module")
+        if kind == "__lambda__":
+            yield "a lambda"
+        elif kind == "function" and module == "builtins":
+            try:
+                keras.saving.deserialize_keras_object(config)
+            except (TypeError, ValueError):
+                yield f"function {config['config']}"
+        elif "registered_name" in config and not (module or "").startswith("keras"):
+            if keras.saving.get_registered_object(config["registered_name"]) is None:
+                yield f"class {kind}"
+    if isinstance(config, dict | list):
+        for inner in config.values() if isinstance(config, dict) else config:
+            yield from _unknown(inner)

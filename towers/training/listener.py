@@ -1,0 +1,101 @@
+"""What runs beside the steps of a run: files, lines on the terminal, callbacks; all of one shape.
+
+    begin
+        begin_epoch
+            begin_step  [ one update ]  end_step    between_steps
+            ...
+            begin_step  [ one update ]  end_step
+        begin_validation  [ the test examples ]  end_epoch
+        ...
+    end                                             or, wherever an exception ends the run: stop
+"""
+
+from collections.abc import Sequence
+
+from towers.checkpointing.run_dir import Result
+
+
+class Listener:
+    """Is told where a run stands; overrides the moments that matter to it.
+
+    Where the run stands is in its `Position`, which the listeners that need it hold.
+    """
+
+    def begin(self) -> None:
+        """Before the first epoch of this process."""
+
+    def begin_epoch(self) -> None:
+        """Before the first step of an epoch, or of what is left of one."""
+
+    def begin_step(self) -> None:
+        """Before an update."""
+
+    def end_step(self) -> None:
+        """After an update; the position counts it."""
+
+    def between_steps(self) -> None:
+        """After an update that another one of the same epoch follows."""
+
+    def begin_validation(self) -> None:
+        """After the last update of an epoch; the sums of its metrics are still there."""
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """After an epoch's validation; the position counts the epoch.
+
+        Args:
+            result: the epoch's row of results.csv.
+            logs: its means, {"loss": ..., "val_loss": ...}.
+        """
+
+    def end(self) -> None:
+        """After the last epoch."""
+
+    def stop(self) -> None:
+        """An exception ends the run; it is raised again afterwards."""
+
+
+class Listeners(Listener):
+    """Tells each of several listeners, in their order; of the end in the reverse order.
+
+    It is as with nested `with` blocks: who has begun last may rely on all the others until it has
+    ended.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = list(listeners)
+
+    def begin(self) -> None:
+        for listener in self._listeners:
+            listener.begin()
+
+    def begin_epoch(self) -> None:
+        for listener in self._listeners:
+            listener.begin_epoch()
+
+    def begin_step(self) -> None:
+        for listener in self._listeners:
+            listener.begin_step()
+
+    def end_step(self) -> None:
+        for listener in self._listeners:
+            listener.end_step()
+
+    def between_steps(self) -> None:
+        for listener in self._listeners:
+            listener.between_steps()
+
+    def begin_validation(self) -> None:
+        for listener in self._listeners:
+            listener.begin_validation()
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        for listener in self._listeners:
+            listener.end_epoch(result, logs)
+
+    def end(self) -> None:
+        for listener in reversed(self._listeners):
+            listener.end()
+
+    def stop(self) -> None:
+        for listener in reversed(self._listeners):
+            listener.stop()

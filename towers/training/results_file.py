@@ -1,0 +1,45 @@
+"""results.csv, which grows by a row with each epoch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from towers.checkpointing import run_dir
+from towers.checkpointing.position import Position
+from towers.checkpointing.run_dir import Result
+from towers.training.listener import Listener
+
+
+class ResultsFile(Listener):
+    """Writes results.csv; where that fails, warns, and the run goes on."""
+
+    def __init__(
+        self,
+        directory: Path,
+        position: Position,
+        columns: Sequence[str],
+        warn: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            directory: of the run.
+            position: where the run stands.
+            columns: the names of its results' values.
+            warn: called with one line.
+        """
+        self._path = directory / run_dir.RESULTS
+        self._position, self._columns, self._warn = position, columns, warn
+
+    def begin(self) -> None:
+        """Drops the rows after the checkpoint: their epochs are computed again."""
+        rows = [Result.of(row, self._columns) for row in self._position.results]
+        self._write(lambda: run_dir.write_results(self._path, rows))
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """Adds the epoch's row."""
+        self._write(lambda: run_dir.append_result(self._path, result))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._warn(f"{self._path} cannot be written ({error.strerror}); training goes on.")

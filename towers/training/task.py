@@ -1,0 +1,171 @@
+"""The model of a run and its data: each may need to know the other first.
+
+    a model of (input_shape, num_classes)     the data, then the model
+    any other                                 the model, then the data: of classes, or, where it was
+                                              compiled with a loss of its own, of any structure
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers import datasets, models
+from towers.config import TrainConfig
+from towers.datasets.batches import Examples, ordered_batches
+from towers.datasets.dataset import Dataset
+from towers.datasets.structures import from_splits
+from towers.datasets.user import from_splits_of_classes
+from towers.models import ModelSource
+from towers.named import one_line
+from towers.step import TowerStep
+from towers.step.structures import symbolic
+from towers.training.objects import PYTHON, Objects
+
+_LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
+
+
+def find_source(config: TrainConfig, objects: Objects) -> ModelSource:
+    """Where the model comes from.
+
+    Raises:
+        ValueError: it is made already, in another precision than asked for; see `models.load`.
+    """
+    model = objects.model
+    if model is not None:
+        source = ModelSource(PYTHON, lambda *_: model, knows_shapes=True)
+    else:
+        source = models.load(config.model)
+    is_made = model is not None or config.model.endswith(".keras")
+    if is_made and config.precision != "float32":
+        raise ValueError(
+            f"precision ({config.precision}) has no effect on model ({source.name}), whose layers "
+            "are made: leave it out; they keep their own."
+        )
+    return source
+
+
+def make_model_and_data(
+    config: TrainConfig, source: ModelSource, objects: Objects, home: str
+) -> tuple[keras.Model, Dataset]:
+    """The model, which may be not built or not compiled yet, and its data.
+
+    Args:
+        config: the run.
+        source: where the model comes from.
+        objects: what the configuration does not name.
+        home: the device of the model's variables.
+
+    Raises:
+        ValueError: one of them cannot be made, or they do not fit each other.
+    """
+
+    def make(input_shape: Any, num_classes: int | None) -> keras.Model:
+        keras.utils.set_random_seed(config.seed)
+        with tf.device(home):
+            return source.build(input_shape, num_classes)
+
+    if source.knows_shapes:
+        model = make(None, None)
+        _check(model, source)
+        return model, _load(config, _sizes(source, model), objects, own_task=model.compiled)
+    try:
+        dataset = _load(config, source, objects, own_task=False)
+    except ValueError as problem:
+        if source.name in models.NAMES:
+            raise
+        model, dataset = _other_data(config, source, objects, make, problem)
+    else:
+        model = make(dataset.input_shape, dataset.num_classes)
+    _check(model, source)
+    return model, dataset
+
+
+def _other_data(
+    config: TrainConfig,
+    source: ModelSource,
+    objects: Objects,
+    make: Callable[[Any, int | None], keras.Model],
+    problem: ValueError,
+) -> tuple[keras.Model, Dataset]:
+    """The same, where the labels are no classes: that is good for a model with its own loss alone.
+
+    Raises:
+        ValueError: `problem`, for any other model.
+    """
+    try:
+        dataset = _load(config, source, objects, own_task=True)
+    except ValueError:
+        raise problem from None
+    try:
+        model = make(dataset.input_shape, dataset.num_classes)
+    except Exception as error:
+        raise ValueError(
+            f"{problem} Asked for a model for other labels, {source.name} raised {one_line(error)}."
+        ) from error
+    if not model.compiled:
+        raise problem
+    return model, dataset
+
+
+def _load(
+    config: TrainConfig, source: ModelSource, objects: Objects, *, own_task: bool
+) -> Dataset:
+    if objects.train is not None:
+        load = from_splits if own_task else from_splits_of_classes
+        return load(PYTHON, objects.train, objects.test)
+    return datasets.load(
+        config.dataset,
+        config.data_dir,
+        input_shape=source.input_shape,
+        num_classes=source.num_classes,
+        own_task=own_task,
+        features=config.features,
+        image_size=config.image_shape,
+    )
+
+
+def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
+    """The source with what a model of one input and one output says, for synthetic data."""
+    x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
+    if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
+        return source._replace(input_shape=x[1:], num_classes=y[-1])
+    return source
+
+
+def _check(model: Any, source: ModelSource) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"model ({source.name!r}) returned {type(model).__name__}; it must be a keras.Model."
+        )
+
+
+# What needs examples.
+
+
+def build_layers(model: keras.Model, examples: Examples) -> None:
+    """Builds a model that is not built yet, for examples like these."""
+    if not model.built:
+        x, _, _ = _spec(examples)
+        model(tf.nest.map_structure(symbolic, x))
+
+
+def build_metrics(step: TowerStep, examples: Examples) -> None:
+    """Traces a tower for such examples: what does not fit them is found now.
+
+    Raises:
+        ValueError: the model, its loss or a metric refuses them.
+    """
+    try:
+        step.build_metrics("train", *_spec(examples))
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        reason = one_line(error)[:_LONGEST_REASON]
+        raise ValueError(
+            f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
+        ) from error
+
+
+def _spec(examples: Examples) -> Any:
+    """The specs of x, y and sample weights of a batch; None for what is absent."""
+    return keras.utils.unpack_x_y_sample_weight(ordered_batches(examples, 1).element_spec)
