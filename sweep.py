@@ -16,15 +16,16 @@ from towers import command_line
 from towers.checkpointing.run_dir import RUNS, file_name
 from towers.config import TrainConfig
 from towers.sweep.cells import make_cells
-from towers.sweep.run import run_sweep
+from towers.sweep.run_cells import run_sweep
 
-_SHARED = ("dataset", "data_dir", "num_towers", "max_steps", "optimizer", "learning_rate", "seed",
-           "precision", "device", "early_stopping")  # flags of train.py, with its defaults
+# Flags of train.py, with its defaults.
+_SHARED = ("dataset", "data_dir", "image_size", "max_steps", "optimizer", "learning_rate", "seed",
+           "precision", "device", "early_stopping")
 
 
 def define_flags() -> None:
     """The lists that span the sweep, and what all its cells share."""
-    default = TrainConfig()
+    command_line.define_fields(TrainConfig, _SHARED)
     flags.DEFINE_list("model", ["cnn"], "Models, as --model of train.py takes them. The default "
                       "trains in minutes.")
     flags.DEFINE_alias("models", "model")
@@ -34,26 +35,10 @@ def define_flags() -> None:
                       "update, over all towers. Default: around 128, train.py's.")
     flags.DEFINE_list("gpu_counts", ["1", "2"], "How many devices run towers; logical CPU devices "
                       "on a machine without GPUs. Speed-up is against 1.")
-    flags.DEFINE_string("dataset", default.dataset, "As --dataset of train.py takes it.")
-    flags.DEFINE_string("data_dir", None, "Directory of the data set's files; for npz, the file. "
-                        "Default: the data set's own place.")
     flags.DEFINE_integer("num_towers", None, "Towers in every cell, whatever its GPU count: then "
                          "the accuracy does not depend on the GPU count. Default: one for each.")
     flags.DEFINE_integer("epochs", None, "Passes over the training data. Default: 1; with "
                          "--max_steps as many as these take, at most train.py's 12.")
-    flags.DEFINE_integer("max_steps", None, "Updates after which a cell ends, even in mid-epoch. "
-                         "Default: no limit.")
-    flags.DEFINE_integer("early_stopping", None, "Epochs without a better validation accuracy "
-                         "after which a cell ends. Default: never.")
-    flags.DEFINE_string("optimizer", None, "A Keras optimizer. Default: the model's own.")
-    flags.DEFINE_float("learning_rate", None, "The same in all cells, whatever their batch. "
-                       "Default: the optimizer's own.")
-    flags.DEFINE_integer("seed", default.seed, "Of the parameters, the order of the examples and "
-                         "dropout.")
-    flags.DEFINE_enum("precision", default.precision, ["float32", "mixed_float16",
-                      "mixed_bfloat16"], "Keras' dtype policy. The default is train.py's.")
-    flags.DEFINE_enum("device", default.device, ["auto", "gpu", "cpu"], "What towers run on. The "
-                      "default takes GPUs when there are any.")
     flags.DEFINE_string("out_dir", None, "Directory of the sweep: new, empty, or of the same sweep "
                         "to go on with; more models, dropouts, batches and GPU counts may be "
                         "added. Default: runs/sweep-<models>-<dataset>.")
@@ -75,7 +60,7 @@ def sweep(argv: list[str]) -> None:
     epochs = given.epochs
     if epochs is None:
         epochs = 1 if given.max_steps is None else TrainConfig.epochs
-    values: dict[str, Any] = {name: given[name].value for name in _SHARED}
+    values: dict[str, Any] = {name: given[name].value for name in (*_SHARED, "num_towers")}
     shared = TrainConfig(epochs=epochs, **values)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()

@@ -1,6 +1,7 @@
 """The frame of a command: one `error:` line, and an exit code that says how it ended."""
 
 import ast
+import dataclasses
 import errno
 import io
 import os
@@ -14,7 +15,7 @@ import pytest
 from absl import flags
 from absl import logging as absl_logging
 
-from towers import command_line
+from towers import command_line, fields
 from towers.command_line import Terminated, exit_code, is_verbose
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,7 @@ SPEAK_OF_FLAGS = {
     "machine/nvidia.py": "the flags of nvidia-smi; a line of train.py --devices",
     "sweep/cells.py": "makes command lines of train.py",
     "sweep/child.py": "makes command lines of train.py",
-    "sweep/run.py": "a line of sweep.py",
+    "sweep/run_cells.py": "a line of sweep.py",
 }
 A_FLAG = re.compile(r"--[\w{]")
 
@@ -50,10 +51,16 @@ def defined():
         delattr(flags.FLAGS, name)
 
 
+@dataclasses.dataclass
+class Fields:
+    count: int | str | None = fields.count(None, "Of these tests.", word="auto")
+    checks: bool | str = fields.switch(False, "See `count`.", word="warn")
+
+
 @pytest.fixture
 def count():
     """A flag for a count, or auto; it is removed afterwards."""
-    command_line.DEFINE_count_or_auto("count", None, "for these tests")
+    command_line.define_fields(Fields, ["count"])
     yield flags.FLAGS["count"]
     delattr(flags.FLAGS, "count")
 
@@ -68,7 +75,7 @@ def test_a_flag_takes_a_count_or_auto(count):
 
 def test_a_flag_is_on_off_or_warn_and_help_lists_it_with_its_module(monkeypatch):
     monkeypatch.setattr(flags.FlagValues, "validate_all_flags", lambda self: None)  # of others
-    command_line.DEFINE_switch_or_warn("checks", False, "for these tests")
+    command_line.define_fields(Fields, ["checks"])
     try:
         for argument, value in (
             ("--checks", True), ("--nochecks", False), ("--checks=false", False),
@@ -78,7 +85,7 @@ def test_a_flag_is_on_off_or_warn_and_help_lists_it_with_its_module(monkeypatch)
             assert flags.FLAGS.checks == value
         with pytest.raises(flags.IllegalFlagValueError, match="must be true, false or warn"):
             flags.FLAGS(["command", "--checks=perhaps"])
-        assert "--[no]checks" in flags.FLAGS.module_help(__name__)
+        assert "--[no]checks: See --count." in flags.FLAGS.module_help(__name__)
     finally:
         delattr(flags.FLAGS, "checks")
 

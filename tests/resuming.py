@@ -144,13 +144,13 @@ def resumed(cwd, *flags):
 def outcome(directory):
     """All that must not depend on how often a run was interrupted.
 
-    Weights, seeds, optimizer, sums and positions come from the last checkpoint; the final model
+    Weights, seeds, optimizer, sums and train_states come from the last checkpoint; the final model
     and the rows of results.csv, timing aside, from their files.
     """
     from towers.checkpointing import checkpoints
 
     path, (state, arrays), wrong = checkpoints.read_newest(directory / "checkpoints")
-    position = {k: v for k, v in state["position"].items() if k != "results"}
+    train_state = {k: v for k, v in state["position"].items() if k != "results"}
     with open(directory / "results.csv", encoding="utf-8") as file:
         rows = [
             {k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)
@@ -158,14 +158,14 @@ def outcome(directory):
     final = keras.saving.load_model(directory / "final.keras")
     values = [v.numpy().tobytes() for v in [*final.weights, *final.optimizer.variables]]
     return {
-        "name": path.name, "wrong": wrong, "position": position, "rows": rows, "final": values,
+        "name": path.name, "wrong": wrong, "position": train_state, "rows": rows, "final": values,
         "arrays": {k.split("/", 2)[1] + k[:3]: v.tobytes() for k, v in arrays.items()},
     }
 
 
 def meet_at_each_step(fault):
     """From now on this process evaluates an expression at each step; see `start`."""
-    from towers.checkpointing import position
+    from towers.checkpointing import train_state
 
     def kill(name):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
@@ -176,13 +176,13 @@ def meet_at_each_step(fault):
             time.sleep(0.01)
 
     names = {"kill": kill, "hold": hold, "os": os}
-    add_step = position.Position.add_step
+    add_step = train_state.TrainState.add_step
 
     def add_step_and_fail(self, logs):
         add_step(self, logs)
         eval(fault or "None", {"step": self.step, **names})  # the tests' own text
 
-    position.Position.add_step = add_step_and_fail
+    train_state.TrainState.add_step = add_step_and_fail
 
 
 def _main(fault, argv):

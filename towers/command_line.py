@@ -1,5 +1,6 @@
 """The frame of a command: its flags, one `error:` line, its signals and its exit code."""
 
+import dataclasses
 import io
 import logging
 import os
@@ -7,17 +8,17 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 
-from towers.config import WARN
+from towers import fields
 from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
-from towers.machine.terminal import Noise
+from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
 
 flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
@@ -63,42 +64,66 @@ def _print_help(text: str) -> None:
             raise ValueError(f"--help: stdout cannot be written: {error.strerror}.") from None
 
 
-def DEFINE_count_or_auto(name: str, default: int | str | None, help: str) -> None:
-    """Defines a flag whose value is a whole number or "auto"."""
-    flags.DEFINE(_CountOrAuto(), name, default, help)
+def define_fields(config: type, names: Collection[str] = ()) -> None:
+    """Defines a flag for each field of a configuration, with the field's default and help.
+
+    Args:
+        config: a dataclass whose fields are declared by `fields`.
+        names: of the fields; all without any.
+    """
+    for field in dataclasses.fields(config):
+        if not names or field.name in names:
+            help = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
+            _define_flag(fields.declared(field), field.name, field.default, help)
 
 
-class _CountOrAuto(flags.ArgumentParser):
+def _define_flag(says: fields.Declared, name: str, default: Any, help: str) -> None:
+    if says.kind == "choice":
+        flags.DEFINE_enum(name, default, says.words, help)
+    elif says.kind == "count" and says.words:
+        flags.DEFINE(_CountOrWord(*says.words), name, default, help)
+    elif says.kind == "switch" and says.words:
+        flags.DEFINE(_SwitchOrWord(*says.words), name, default, help, boolean=True)
+    else:
+        _DEFINE[says.kind](name, default, help)
+
+
+_DEFINE: dict[str, Callable[..., Any]] = {
+    "text": flags.DEFINE_string, "count": flags.DEFINE_integer, "number": flags.DEFINE_float,
+    "switch": flags.DEFINE_boolean,
+}
+
+
+class _CountOrWord(flags.ArgumentParser):
     """"8" -> 8, "auto" -> "auto"."""
 
-    syntactic_help = "a whole number, or auto"
+    def __init__(self, word: str) -> None:
+        self._word = word
+        self.syntactic_help = f"a whole number, or {word}"
 
     def parse(self, argument: Any) -> int | str:
-        if argument == "auto" or isinstance(argument, int):
+        if argument == self._word or isinstance(argument, int):
             return argument  # type: ignore[no-any-return]
         try:
             return int(argument)
         except ValueError:
-            raise ValueError("it must be a whole number, or auto") from None
+            raise ValueError(f"it must be {self.syntactic_help}") from None
 
 
-def DEFINE_switch_or_warn(name: str, default: bool | str, help: str) -> None:
-    """Defines a flag that is on, off (--noNAME), or "warn"."""
-    flags.DEFINE(_SwitchOrWarn(), name, default, help, boolean=True)
+class _SwitchOrWord(flags.BooleanParser):
+    """"true" -> True, "warn" -> "warn"; --noNAME is False."""
 
-
-class _SwitchOrWarn(flags.BooleanParser):
-    """"true" -> True, "warn" -> "warn"."""
-
-    syntactic_help = "true, false or warn"
+    def __init__(self, word: str) -> None:
+        self._word = word
+        self.syntactic_help = f"true, false or {word}"
 
     def parse(self, argument: Any) -> bool | str:  # type: ignore[override]
-        if argument == WARN:
-            return WARN
+        if argument == self._word:
+            return self._word
         try:
             return super().parse(argument)
         except ValueError:
-            raise ValueError("it must be true, false or warn") from None
+            raise ValueError(f"it must be {self.syntactic_help}") from None
 
 
 def exit_code(command: Callable[[], None]) -> int:
@@ -135,11 +160,11 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 @contextmanager
-def users_lines_named(noise: Noise | None, script: str) -> Iterator[None]:
+def users_lines_named(captured: CapturedStderr | None, script: str) -> Iterator[None]:
     """Adds to a ValueError that came through the user's own code where, and where to read more.
 
     Args:
-        noise: what is held back of libraries' messages; it gets the traceback. None: nothing is.
+        captured: what is held back of libraries' messages; it gets the traceback. None: nothing is.
         script: the command's own file.
     """
     try:
@@ -147,10 +172,10 @@ def users_lines_named(noise: Noise | None, script: str) -> Iterator[None]:
     except ValueError as error:
         line = line_of_error(error, script)
         text = str(error).rstrip(". ") or type(error).__name__
-        if line is None or noise is None:
+        if line is None or captured is None:
             raise
         logging.getLogger(__name__).error("%s", text, exc_info=error)
-        where = f"stands in {noise.path}" if noise.path else "is shown with --verbosity=1"
+        where = f"stands in {captured.path}" if captured.path else "is shown with --verbosity=1"
         text = text if line in text else f"{line}: {text}"
         raise ValueError(f"{text}. The whole traceback {where}.") from error
 

@@ -2,237 +2,247 @@
 
 import dataclasses
 import json
-import os
 import re
-import reprlib
-import sys
 from typing import Any
 
+from towers import fields
 from towers.class_weight import as_text
+from towers.fields import Role, choice, count, number, part, shown, spelled, switch, text
 
 DEFAULT_BATCH_SIZE = 128
 LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
-
-_PARTS = {"dropout": 0.25, "momentum": 0.9, "ema": 0.999, "label_smoothing": 0.1}
-_CHOICES = {
-    "device": ("auto", "gpu", "cpu"),
-    "variable_device": ("cpu", "gpu"),
-    "precision": ("float32", "mixed_float16", "mixed_bfloat16"),
-    "batch_norm": ("average", "synchronized", "tower0"),
-    "monitor_mode": ("auto", "min", "max"),
-    "nonfinite": ("stop", "skip"),
-}
-_TEXTS = (
-    "model", "dataset", "run_dir", "resume", "data_dir", "optimizer", "monitor", "callbacks",
-    "freeze", "init_from", "export", "features", "augment", "image_size",
-)
-_PATHS = ("model", "run_dir", "resume", "data_dir", "init_from", "export")
-_SMALLEST = {
-    "num_gpus": 1,
-    "logical_gpus": 1,
-    "num_towers": 1,
-    "accumulate": 1,
-    "batch_size": 1,
-    "batch_size_per_gpu": 1,
-    "epochs": 0,
-    "max_steps": 1,
-    "seed": 0,
-    "checkpoint_every": 1,
-    "cpu_threads": 1,
-    "early_stopping": 1,
-    "warmup_steps": 0,
-    "data_workers": 0,
-    "shuffle_buffer": 1,
-}
-_LARGEST = {  # of what a computation is made of: beyond them it would not end, or not begin
-    "num_gpus": 1024,
-    "logical_gpus": 1024,
-    "num_towers": 65_536,
-    "accumulate": 1024,
-    "batch_size": 2**31 - 1,
-    "batch_size_per_gpu": 2**31 - 1,
-    "seed": LARGEST_SEED,
-    "cpu_threads": 65_536,
-    "data_workers": 1024,
-    "shuffle_buffer": 2**31 - 1,
-}
-_LARGEST_COUNT = 2**63 - 1  # of any other: TensorFlow counts so far
+# Of what a computation is made of: beyond these it would not end, or not begin.
+_MOST_DEVICES, _MOST_TOWERS, _MOST_EXAMPLES = 1024, 65_536, 2**31 - 1
 _LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
 WARN = "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
+def _check_image_size(name: str, value: str) -> None:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", value):
+        raise ValueError(
+            f"{name} ({shown(value)}) must be HEIGHTxWIDTH, each from 1 to 99999, or "
+            "HEIGHTxWIDTHxCHANNELS, 1 (gray) or 3 (color), such as 224x224x3."
+        )
+
+
+def _checked_schedule(name: str, value: Any) -> str:
+    step_epochs(value)
+    return value  # type: ignore[no-any-return]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run.
+    """A training run. Each field is a flag of train.py, and its text that flag's help."""
 
-    model: a built-in name, "package.module:function", or FILE.keras.
-    dataset: likewise.
-    data_dir: where the data set's files are; None means the data set's own place.
-    image_size: "HEIGHTxWIDTH" or "HEIGHTxWIDTHxCHANNELS" of all images of "image_folder"; None
-        means what most of those to train on have.
-    features: "package.module:function", what parses a record of "array_record" or "tfrecord".
-    data_workers: processes that read a random-access source; 0 means a thread of this one.
-    data_timeout: seconds that one example of such a source may take.
-    shuffle_buffer: examples among which a tf.data.Dataset that memory does not hold is shuffled.
-    augment: what changes each training example at random: "crop_flip", or
-        "package.module:function"; None means nothing.
-    num_gpus: how many devices run towers; None means all GPUs, or one CPU device a core.
-    logical_gpus: how many the GPUs are divided into, to rehearse with fewer; None means not at all.
-    num_towers: copies of the computation, each fed one shard; None means one for each device;
-        "auto" the fewest for each device, of 1, 2, 4 ..., with which the first step fits into its
-        memory.
-    accumulate: towers of each device, which are computed one after the other, in place of
-        num_towers; None means as num_towers says.
-    device: what towers run on: "auto" (GPUs when there are any), "gpu" or "cpu".
-    variable_device: where the parameters live, and are updated: "cpu" or "gpu".
-    batch_size: examples of one update, over all towers; None means 128, or batch_size_per_gpu
-        times the number of devices.
-    batch_size_per_gpu: examples of one update on each device.
-    epochs: passes over the training data; 0 evaluates only.
-    max_steps: updates after which the run ends, even in mid-epoch; None means no limit.
-    optimizer: a Keras name; None means the model's own.
-    learning_rate: None means the optimizer's own default.
-    schedule: what becomes of the learning rate over the run's epochs (or max_steps): "constant",
-        "cosine" or "linear" (to 0), or "step:30,60" (a tenth after each of these epochs).
-    warmup_steps: the first updates, over which the learning rate rises from 0.
-    weight_decay: Keras', of every trainable variable: w -= learning rate * weight_decay * w.
-    momentum: of optimizers that have such an argument.
-    clip_norm: the largest norm of all averaged gradients together; None means no limit.
-    ema: the momentum of the average of each trainable variable over the updates, which takes the
-        variable's place at the end; None means no average.
-    label_smoothing: the part of a label that is spread evenly over all classes.
-    class_weight: what an example of each class counts in the loss, as in Keras' fit: "0:1,1:5", or
-        {0: 1, 1: 5}, or "balanced"; of a class that is not named, 1.
-    freeze: a regular expression; the variables in whose path it is found stay as they are.
-    init_from: a .keras file whose values the variables of the same names and shapes begin with.
-    dropout: the rate of every Dropout layer; None means the model's own rates.
-    seed: of the parameters, the order of the examples, and dropout.
-    precision: a Keras dtype policy.
-    deterministic: only kernels that give the same bits twice, on GPUs, too.
-    jit_compile: compile each tower with XLA.
-    inline_towers: hand all towers to the graph optimizer as one graph.
-    pack_transfers: move parameters and gradients between devices as one tensor a dtype.
-    prefetch_to_devices: copy each tower's next shard to its device beside the step before; None
-        means where there are GPUs.
-    nonfinite: what a NaN or infinite loss or gradient does: "stop" the run, or "skip" the update.
-    batch_norm: how the towers' BatchNormalization statistics become one.
-    cpu_threads: of each operation on a CPU, which change the last bits; None means the cores
-        divided among the towers.
-    worker_timeout: seconds after which a worker is lost that does not answer, or lets others wait.
-    run_dir: None means the next free runs/<model>-<dataset>-001.
-    resume: the directory of a run to go on with; its config.json brings the other values. "auto":
-        `run_dir`, where it holds a run; else one begins there.
-    trust_run_dir: import what a run's config.json names from the run's own directory, too.
-    checkpoint_every: updates from one checkpoint to the next, beside each epoch's end; None means
-        at least one every 10 minutes.
-    monitor: the column of results.csv that makes an epoch the best; None means val_accuracy, or
-        val_loss where there is no such column.
-    monitor_mode: whether its lowest ("min") or its highest value is the best; "auto": as Keras has
-        it for the metric.
-    callbacks: "package.module:function" -> Keras callbacks; None means none.
-    early_stopping: epochs without a better one after which the run ends; None means never.
-    tensorboard: write the epochs' scalars and the step's graph for TensorBoard.
-    histograms: write the parameters' histograms, too, each epoch.
-    verify_gradients: compare the averaged with the large-batch gradient on the first batch, and end
-        the run before its first update where they differ; "warn" goes on all the same.
-    profile: measure the phases of a step and what bounds them; train nothing.
-    plan: print the devices, towers and transfers; train nothing.
-    export: a new directory for the model at the end, as a SavedModel.
-    """
+    # What is trained, and on what.
+    model: str = text(
+        "cnn", "cnn, notebook_cnn, mlp, gru, lstm, resnet, resnet20, resnet56, resnet50; "
+        "package.module:function (input_shape, num_classes), or without arguments, -> a Keras "
+        "model; or FILE.keras, which is trained further. A compiled one brings its own loss, "
+        "metrics and optimizer. The default trains in minutes.", is_path=True)
+    dataset: str = text(
+        "mnist", "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, "
+        "array_record, tfrecord, or package.module:function -> (train, test). The default needs "
+        "no download.")
+    data_dir: str | None = text(
+        None, "Directory of the data set's files; for npz, the file. Default: the data set's own "
+        "place.", Role.LOCAL, is_path=True)
+    image_size: str | None = text(
+        None, "Of image_folder: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as 224x224x3, of all "
+        "images. Default: what most of those to train on have.", check=_check_image_size)
+    features: str | None = text(
+        None, "Of array_record and tfrecord: package.module:function, one record -> (x, y). "
+        "Default: none, for these need one.")
+    data_workers: int = count(
+        0, "Processes that read a source with __len__ and __getitem__; they change no bit. "
+        "Default: 0, a thread of this process, which needs no copies.", Role.FREE | Role.LOCAL,
+        at_least=0, at_most=1024)
+    data_timeout: float = number(
+        300.0, "Seconds that one example of such a source may take. The default outlasts a network "
+        "disk's hiccups.", Role.FREE | Role.LOCAL, example="300", most_seconds=_LONGEST_WAIT)
+    shuffle_buffer: int = count(
+        10_000, "Examples among which a tf.data.Dataset that memory does not hold is shuffled; "
+        "they are held there. More mix better.", at_most=_MOST_EXAMPLES)
+    augment: str | None = text(
+        None, "Change each training example at random: crop_flip, or package.module:function "
+        "(x, seed) -> x, or -> a Keras layer. Default: nothing.")
 
-    model: str = "cnn"
-    dataset: str = "mnist"
-    data_dir: str | None = None
-    image_size: str | None = None
-    features: str | None = None
-    data_workers: int = 0
-    data_timeout: float = 300.0
-    shuffle_buffer: int = 10_000
-    augment: str | None = None
-    num_gpus: int | None = None
-    logical_gpus: int | None = None
-    num_towers: int | str | None = None
-    accumulate: int | None = None
-    device: str = "auto"
-    variable_device: str = "cpu"
-    batch_size: int | None = None
-    batch_size_per_gpu: int | None = None
-    epochs: int = 12
-    max_steps: int | None = None
-    optimizer: str | None = None
-    learning_rate: float | None = None
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float | None = None
-    momentum: float | None = None
-    clip_norm: float | None = None
-    ema: float | None = None
-    label_smoothing: float | None = None
-    class_weight: str | None = None
-    freeze: str | None = None
-    init_from: str | None = None
-    dropout: float | None = None
-    seed: int = 0
-    precision: str = "float32"
-    deterministic: bool = False
-    jit_compile: bool = False
-    inline_towers: bool = False
-    pack_transfers: bool = False
-    prefetch_to_devices: bool | None = None
-    nonfinite: str = "stop"
-    batch_norm: str = "average"
-    cpu_threads: int | None = None
-    worker_timeout: float = 60.0
-    run_dir: str | None = None
-    resume: str | None = None
-    trust_run_dir: bool = False
-    checkpoint_every: int | None = None
-    monitor: str | None = None
-    monitor_mode: str = "auto"
-    callbacks: str | None = None
-    early_stopping: int | None = None
-    tensorboard: bool = False
-    histograms: bool = False
-    verify_gradients: bool | str = False
-    profile: bool = False
-    plan: bool = False
-    export: str | None = None
+    # What runs where.
+    num_gpus: int | None = count(
+        None, "Devices that run towers. Default: all GPUs; without any, one logical CPU device a "
+        "core.", Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
+    logical_gpus: int | None = count(
+        None, "Divide the GPUs into so many, of equal memory, to rehearse a run with fewer: real "
+        "kernels and copies, not their speed. Default: each is one.",
+        Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
+    num_towers: int | str | None = count(
+        None, "Towers, over all devices: what defines the run, whatever the number of devices. "
+        "auto: one for each device, or 2, 4 ..., until a step fits into its memory. Default: one "
+        "for each device.", Role.BEGINNING, at_most=_MOST_TOWERS, word=AUTO)
+    accumulate: int | None = count(
+        None, "Towers on each device, computed one after the other, in place of `num_towers`: the "
+        "gradient of a batch that needs so many times the memory. Default: one.",
+        Role.BEGINNING, at_most=1024)
+    device: str = choice(
+        "auto", ("auto", "gpu", "cpu"), "What towers run on. The default takes GPUs when there are "
+        "any.", Role.FREE | Role.LOCAL | Role.BEGINNING)
+    variable_device: str = choice(
+        "cpu", ("cpu", "gpu"), "Where the parameters live and are updated, /cpu:0 or /gpu:0. "
+        "Default: the CPU, which is as near to each GPU as to any other.")
+    batch_size: int | None = count(
+        None, "Global batch: examples of one update, over all towers, so that the number of GPUs "
+        "never changes the mathematics. Default: 128, the Keras convnet's.",
+        at_most=_MOST_EXAMPLES)
+    batch_size_per_gpu: int | None = count(
+        None, "Examples of one update on each device, instead of `batch_size`. Default: "
+        "`batch_size` divided among the towers.", at_most=_MOST_EXAMPLES)
+    prefetch_to_devices: bool | None = switch(
+        None, "Copy each tower's next shard to its device while a step runs. Default: on GPUs; a "
+        "CPU's towers share its memory.", Role.FREE | Role.LOCAL)
+    pack_transfers: bool = switch(
+        False, "Move parameters and gradients between devices as one tensor a dtype. Off by "
+        "default: it copies every byte once more at both ends.")
+    inline_towers: bool = switch(
+        False, "Optimize all towers as one graph: on GPUs, gradients may leave while the backward "
+        "pass goes on. Off by default: it starts slower.")
+    jit_compile: bool = switch(
+        False, "Compile each tower with XLA. Off by default: it takes long to start, and mostly "
+        "pays on GPUs.")
+    cpu_threads: int | None = count(
+        None, "Threads of each operation on a CPU; they change the last bits of the results. "
+        "Default: the cores divided among the towers.", Role.BEGINNING, at_most=65_536)
+    worker_timeout: float = number(
+        60.0, "Of several workers: seconds after which one is lost that does not answer, or lets "
+        "the others wait; all end.", Role.FREE, example="60", most_seconds=_LONGEST_WAIT)
+
+    # How long, and how the parameters change, and which.
+    epochs: int = count(
+        12, "Passes over the training data; 0 evaluates only. Default: 12, after which the Keras "
+        "convnet reaches 0.99 on MNIST.", Role.LIMIT, at_least=0)
+    max_steps: int | None = count(
+        None, "Updates after which the run ends, even in mid-epoch. Default: no limit.",
+        Role.LIMIT)
+    optimizer: str | None = text(
+        None, "A Keras optimizer: adam, sgd, rmsprop, ... Default: the model's own.",
+        Role.OPTIMIZER)
+    learning_rate: float | None = number(
+        None, "Of the one update with the averaged gradient; independent of the number of towers. "
+        "Default: the optimizer's own.", Role.OPTIMIZER, example="0.001")
+    schedule: str = spelled(
+        "constant", "What becomes of the learning rate over `epochs` (or `max_steps`): constant; "
+        "cosine or linear, to 0; or step:30,60, a tenth after each of these epochs. The default "
+        "can be changed by callbacks.", Role.OPTIMIZER, check=_checked_schedule)
+    warmup_steps: int = count(
+        0, "Updates over which the learning rate rises from 0, before `schedule`. Default: none.",
+        Role.OPTIMIZER, at_least=0)
+    weight_decay: float | None = number(
+        None, "Keras', of every trainable variable in each update: w -= learning rate * "
+        "weight_decay * w. Default: the optimizer's own, mostly none.", Role.OPTIMIZER,
+        example="0.0001")
+    momentum: float | None = part(
+        None, "Of sgd or rmsprop. Default: the optimizer's own, mostly none.", Role.OPTIMIZER,
+        example=0.9)
+    clip_norm: float | None = number(
+        None, "The largest norm of all averaged gradients together; larger ones are scaled down. "
+        "Default: no limit.", Role.OPTIMIZER, example="1.0")
+    ema: float | None = part(
+        None, "Momentum, such as 0.999, of an average of each variable over the updates, which "
+        "final.keras holds in the variable's place. Default: none.", Role.OPTIMIZER, example=0.999)
+    label_smoothing: float | None = part(
+        None, "The part of each label that is spread over all classes, such as 0.1. Default: none.",
+        example=0.1)
+    class_weight: str | None = spelled(
+        None, "What an example of each class counts in the loss, as in Keras' fit: 0:1,1:5, a "
+        "class that is not named 1; or balanced, so that each class counts as much as any other. "
+        "Default: all count 1.", check=lambda name, value: as_text(value))
+    dropout: float | None = part(
+        None, "Rate of every Dropout layer, 0 for none. Default: the model's own rates.",
+        example=0.25)
+    batch_norm: str = choice(
+        "average", ("average", "synchronized", "tower0"), "How the towers' BatchNormalization "
+        "statistics become one. The default uses every example.")
+    freeze: str | None = text(
+        None, "A regular expression: variables in whose path it is found stay as they are; a "
+        "layer, all of whose are, is frozen as in Keras. Default: none.", Role.BEGINNING,
+        check=fields.regular_expression)
+    init_from: str | None = text(
+        None, "A .keras file, whose values the variables of the same names and shapes begin with. "
+        "Default: all begin at random.", Role.BEGINNING, is_path=True)
+    seed: int = count(
+        0, "Of the parameters, the order of the examples and dropout. The default is fixed, so "
+        "that a run can be repeated.", at_least=0, at_most=LARGEST_SEED)
+    precision: str = choice(
+        "float32", ("float32", "mixed_float16", "mixed_bfloat16"), "Keras' dtype policy, of all "
+        "towers. The default is exact to float rounding.")
+    deterministic: bool = switch(
+        False, "Use only kernels that give the same bits twice, and refuse operations that have "
+        "none. Off by default: it costs speed on GPUs, and on CPUs alone the bits are the same "
+        "without it.")
+    nonfinite: str = choice(
+        "stop", ("stop", "skip"), "What a NaN or infinite loss or gradient does: end the run "
+        "before the update, or leave that update out and count it.", Role.FREE)
+
+    # What a run leaves, and who is told of it.
+    run_dir: str | None = text(
+        None, "Directory of the run: new, or empty. Default: the next free "
+        "runs/<model>-<dataset>-001.", Role.ONCE | Role.LOCAL, is_path=True)
+    resume: str | None = text(
+        None, "Directory of a run that goes on: alone, it brings back every flag. Beside it only "
+        "{FREE}; {LIMIT}, where that is not reached yet; or a larger {LARGER}. `resume`=auto: go "
+        "on with the run in `run_dir` where there is one, else begin it.", Role.ONCE | Role.LOCAL,
+        is_path=True)
+    trust_run_dir: bool = switch(
+        False, "With `resume`, `evaluate` or `predict`, import modules that the run's config.json "
+        "names from the run's own directory, too: it runs what whoever wrote them wants.",
+        Role.FREE | Role.ONCE | Role.LOCAL)
+    checkpoint_every: int | None = count(
+        None, "Updates from one checkpoint to the next, beside each epoch's end. Default: at least "
+        "one every 10 minutes.", Role.FREE | Role.LOCAL)
+    monitor: str | None = text(
+        None, "The column of results.csv that makes an epoch the best, whose model best.keras "
+        "holds. Default: val_accuracy, or val_loss where there is none.")
+    monitor_mode: str = choice(
+        "auto", ("auto", "min", "max"), "Whether the lowest or the highest `monitor` is the best. "
+        "The default is what Keras knows of the metric.")
+    callbacks: str | None = text(
+        None, "package.module:function -> a list of Keras callbacks, which are told of every step "
+        "and epoch. Default: none.")
+    early_stopping: int | None = count(
+        None, "Epochs without a better `monitor` after which the run ends. Default: never.",
+        Role.LARGER)
+    tensorboard: bool = switch(
+        False, "Write scalars and the step's graph to tensorboard/ in the run's directory. Off by "
+        "default: results.csv and results.png hold the scalars.", Role.FREE | Role.LOCAL)
+    histograms: bool = switch(
+        False, "With `tensorboard`, the parameters' histograms each epoch. Off by default: they "
+        "take time and room.", Role.FREE | Role.LOCAL)
+
+    # What is looked at, instead of training or before; and what is made of the trained model.
+    verify_gradients: bool | str = switch(
+        False, "Compare the averaged gradient with the large-batch gradient on the first batch, "
+        "then train; where they differ, name the loss or layer and end before the first update, "
+        "or, with =warn, train all the same. Off by default: it takes the memory of a whole global "
+        "batch on one device.", Role.ONCE, word=WARN)
+    profile: bool = switch(
+        False, "Measure the phases of a step, name what bounds it and what to change; train "
+        "nothing.", Role.ONCE)
+    plan: bool = switch(
+        False, "Print devices, towers, shard sizes and the bytes that each step moves; train "
+        "nothing.", Role.ONCE)
+    export: str | None = text(
+        None, "A new directory for a SavedModel, which serves without towers: of the model at the "
+        "run's end, or at that of a complete run with `resume`, or of the file of `evaluate` or "
+        "`predict`. Default: none is written.", Role.FREE | Role.ONCE | Role.LOCAL, is_path=True)
 
     def __post_init__(self) -> None:
         """
         Raises:
             ValueError: a value makes no sense, or two values contradict each other.
         """
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                shown = _shown(getattr(self, name))
-                raise ValueError(f"{name} ({shown}) must be one of {', '.join(choices)}.")
-        for name, smallest in _SMALLEST.items():
-            if (name, getattr(self, name)) != ("num_towers", AUTO):
-                _check_integer(name, getattr(self, name), smallest, _may_be_none(name))
-        for field in dataclasses.fields(self):
-            if field.type in (bool, bool | None):
-                _check_switch(field.name, getattr(self, field.name))
-        if self.verify_gradients != WARN:
-            _check_switch("verify_gradients", self.verify_gradients, f" or {WARN!r}")
-        for name in _TEXTS:
-            object.__setattr__(self, name, _text(name, getattr(self, name)))
-        _check_positive("learning_rate", self.learning_rate, "0.001")
-        _check_positive("worker_timeout", self.worker_timeout, "60")
-        _check_positive("data_timeout", self.data_timeout, "300")
-        for name in ("worker_timeout", "data_timeout"):
-            if getattr(self, name) > _LONGEST_WAIT:
-                shown = _shown(getattr(self, name))
-                raise ValueError(f"{name} ({shown}) must be at most {_LONGEST_WAIT} seconds.")
-        _check_positive("weight_decay", self.weight_decay, "0.0001")
-        _check_positive("clip_norm", self.clip_norm, "1.0")
-        for name, example in _PARTS.items():
-            _check_part(name, getattr(self, name), example)
-        step_epochs(self.schedule)
-        object.__setattr__(self, "class_weight", as_text(self.class_weight))
-        _check_image_size(self.image_size)
+        for name, value in fields.checked(self):
+            object.__setattr__(self, name, value)
         self._check_together()
 
     def global_batch_size(self, num_devices: int) -> int:
@@ -310,14 +320,19 @@ class TrainConfig:
                 f"accumulate ({self.accumulate}) is a number of towers a device, and "
                 f"num_towers={AUTO} finds one: give only one of them."
             )
-        try:
-            re.compile(self.freeze or "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"freeze ({_shown(self.freeze)}) is no regular expression: {error}."
-            ) from None
         if self.histograms and not self.tensorboard:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")
+
+
+def fields_with(roles: Role) -> tuple[str, ...]:
+    """The names of the fields that have any of these roles."""
+    return fields.names(TrainConfig, roles)
+
+
+TrainConfig.__doc__ = "\n".join([
+    f"{TrainConfig.__doc__}\n",
+    *(f"    {f.name}: {fields.help_of(TrainConfig, f)}" for f in dataclasses.fields(TrainConfig)),
+])
 
 
 def step_epochs(schedule: str) -> list[int]:
@@ -334,80 +349,7 @@ def step_epochs(schedule: str) -> list[int]:
     is_ascending = all(a < b for a, b in zip([0, *epochs], epochs, strict=False))
     if kind != "step" or len(epochs) != len(parts) or not is_ascending:
         raise ValueError(
-            f"schedule ({_shown(schedule)}) must be one of {', '.join(SCHEDULES)}, or step:30,60: "
+            f"schedule ({shown(schedule)}) must be one of {', '.join(SCHEDULES)}, or step:30,60: "
             "the epochs, in ascending order, after which the learning rate is a tenth."
         )
     return epochs
-
-
-def _check_image_size(text: str | None) -> None:
-    if text is not None and not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", text):
-        raise ValueError(
-            f"image_size ({_shown(text)}) must be HEIGHTxWIDTH, each from 1 to 99999, or "
-            "HEIGHTxWIDTHxCHANNELS, 1 (gray) or 3 (color), such as 224x224x3."
-        )
-
-
-def _may_be_none(name: str) -> bool:
-    return getattr(TrainConfig, name) is None  # the class holds the fields' defaults
-
-
-def _check_integer(name: str, value: Any, smallest: int, may_be_none: bool) -> None:
-    if value is None and may_be_none:
-        return
-    if type(value) is not int:
-        raise ValueError(f"{name} ({_shown(value)}) must be a whole number.")
-    if value < smallest:
-        raise ValueError(f"{name} ({_shown(value)}) must be at least {smallest}.")
-    largest = _LARGEST.get(name, _LARGEST_COUNT)
-    if value > largest:
-        raise ValueError(f"{name} ({_shown(value)}) must be at most {largest}.")
-
-
-def _check_switch(name: str, value: Any, or_else: str = "") -> None:
-    if type(value) is not bool and not (value is None and _may_be_none(name)):
-        raise ValueError(f"{name} ({_shown(value)}) must be True or False{or_else}.")
-
-
-def _text(name: str, value: Any) -> str | None:
-    """The field's text; of a path, with the user's home in the place of "~".
-
-    Raises:
-        ValueError: it is no text, or a text that names nothing.
-    """
-    if value is None and _may_be_none(name):
-        return None
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
-        raise ValueError(f"{name} ({_shown(value)}) must be text.")
-    if text == "":
-        raise ValueError(f"`{name}` is empty; name one, or leave it out.")
-    if "\0" in text:
-        raise ValueError(f"{name} ({_shown(text)}) holds a zero character; leave it out.")
-    return os.path.expanduser(text) if name in _PATHS else text
-
-
-def _check_positive(name: str, value: Any, example: str) -> None:
-    if value is None and _may_be_none(name):
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} ({_shown(value)}) must be a number.")
-    if not 0 < value <= sys.float_info.max:
-        shown = _shown(value)
-        raise ValueError(f"{name} ({shown}) must be above 0 and finite, such as {example}.")
-
-
-def _check_part(name: str, value: Any, example: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(
-            f"{name} ({_shown(value)}) must be a number from 0 to below 1, such as {example}."
-        )
-
-
-def _shown(value: Any) -> str:
-    """A value as Python writes it; of a long one, its beginning and its end."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 100
-    return short.repr(value)

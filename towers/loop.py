@@ -11,15 +11,16 @@ import keras
 
 from towers.after_training import export
 from towers.checkpointing import run_dir
+from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import AUTO, continued_config, given_fields, resumed_directory
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
 from towers.datasets import batches
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.diagnosis.verify import Verification
 from towers.machine import environment, places, signals, watch, workers
-from towers.machine.terminal import Noise
+from towers.machine.terminal import CapturedStderr
 from towers.recipe import starting_values
 from towers.reporting import outcome, own_warnings, report, tensorboard
 from towers.reporting.curves import Curves
@@ -28,20 +29,19 @@ from towers.reporting.report import Report
 from towers.reporting.skipped import SkippedLine
 from towers.step.nonfinite import NonFiniteError
 from towers.training import deterministic, several_workers
-from towers.training.auto_towers import build_fitting
+from towers.training.auto_towers import build_with_auto_towers
 from towers.training.autosave import Autosave
 from towers.training.average_weights import AveragedWeights
 from towers.training.build import Run
 from towers.training.callbacks import Callbacks, check, load
 from towers.training.epochs import Epochs, evaluate, num_steps
-from towers.training.follower import Follower
 from towers.training.keras_files import BestModel, save_model, unreadable
 from towers.training.listener import Listener, Listeners
+from towers.training.loaded import data_digests, load_newest
 from towers.training.memory import out_of_memory_explained
-from towers.training.objects import Objects, is_python, title
 from towers.training.pace import Pace
 from towers.training.results_file import ResultsFile
-from towers.training.saver import Saver
+from towers.training.user_objects import UserObjects, is_python, title
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
     model: keras.Model | None = None,
     train: Any = None,
     test: Any = None,
-    noise: Noise | None = None,
+    captured: CapturedStderr | None = None,
 ) -> dict[str, list[float]]:
     """Trains a model, and leaves a run directory (see `run_dir`).
 
@@ -69,7 +69,7 @@ def train(
         train: what it is trained on: (x, y), (x, y, sample_weight) or x alone, arrays or
             structures of arrays [N, ...]; or an unbatched tf.data.Dataset of such elements.
         test: what it is validated on, likewise; None for no validation.
-        noise: what is held back of libraries' messages until there is a log.txt.
+        captured: what is held back of libraries' messages until there is a log.txt.
 
     Returns:
         Keras' History.history: {"loss": [one an epoch], "val_accuracy": ...}.
@@ -90,7 +90,7 @@ def train(
             config = dataclasses.replace(config, resume=None)
         else:
             config = continued_config(directory, given)
-    objects = Objects(model, train, test)
+    objects = UserObjects(model, train, test)
     config = objects.named_in(config)
     check(callbacks, "callbacks hold")
     if config.resume is None and cluster.is_chief:
@@ -102,16 +102,16 @@ def train(
     with (
         _dtype_policy(config.precision),
         closing(report.report_of(cluster)) as out,
-        own_warnings.told(out.warn) if noise else nullcontext(),
+        own_warnings.told(out.warn) if captured else nullcontext(),
     ):
         with deterministic.refusals_explained(config.deterministic):
-            run = build_fitting(config, objects)
+            run = build_with_auto_towers(config, objects)
             callbacks = [*load(config.callbacks), *callbacks]
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        return _run(run, callbacks, out, begun, noise)
+        return _run(run, callbacks, out, begun, captured)
 
 
 def _run(
@@ -119,7 +119,7 @@ def _run(
     callbacks: Sequence[keras.callbacks.Callback],
     out: Report,
     begun: Path,
-    noise: Noise | None,
+    captured: CapturedStderr | None,
 ) -> dict[str, list[float]]:
     """What a configuration asks for, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
@@ -129,20 +129,21 @@ def _run(
     verification = _verified(run)
     directory = several_workers.directory(run, lambda config: _make_directory(config, begun), begun)
     log = directory / several_workers.log_name(cluster)
-    make_saver = Saver if cluster.is_chief else Follower
+    checkpointer = Checkpointer(directory, run.workers, out.warn, every=config.checkpoint_every)
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
         out_of_memory_explained(run, log),
         deterministic.refusals_explained(config.deterministic, log),
-        closing(make_saver(run, directory, callbacks, out.warn)) as saver,
+        closing(checkpointer),
     ):
-        several_workers.check_same(run, saver.data)
-        loaded = saver.load(resume=config.resume is not None)
+        data = data_digests(run)
+        several_workers.check_same(run, data)
+        loaded = load_newest(run, directory, checkpointer, callbacks, data)
         if loaded is None:
             starting_values.check_file(config, begun)
         else:
-            _check_limit(run, loaded.position)
-        _open_log(log, out, noise)
+            _check_limit(run, loaded.train_state)
+        _open_log(log, out, captured)
         describe(run, out, f"run: {directory}")
         if unread is not None:
             out.warn(unread)
@@ -153,15 +154,15 @@ def _run(
             return {}
         if verification is not None:
             show_verified(verification, out)
-        position = Position() if loaded is None else loaded.position
+        train_state = TrainState() if loaded is None else loaded.train_state
         model: keras.Model | Path = run.step.model
         if config.epochs == 0:
             history = _evaluate_only(run, out)
-        elif _is_complete(run, position, saver):
-            outcome.describe_complete(run, position, out)
-            history, model = position.history, directory / run_dir.FINAL
+        elif _is_complete(run, train_state, checkpointer):
+            outcome.describe_complete(run, train_state, out)
+            history, model = train_state.history, directory / run_dir.FINAL
         else:
-            history = _train(run, position, directory, out, callbacks, saver)
+            history = _train(run, train_state, directory, out, callbacks, checkpointer)
         run.workers.barrier()
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, str(begun / config.export)))
@@ -182,50 +183,50 @@ def _verified(run: Run) -> Verification | None:
 
 def _train(
     run: Run,
-    position: Position,
+    train_state: TrainState,
     directory: Path,
     out: Report,
     callbacks: Sequence[keras.callbacks.Callback],
-    saver: Saver,
+    checkpointer: Checkpointer,
 ) -> dict[str, list[float]]:
     """All epochs that are left; then final.keras."""
     config, model, steps = run.config, run.step.model, num_steps(run)
     pace = Pace(
-        steps - position.step, batches.num_steps(steps, run.steps_an_epoch) - position.epoch
+        steps - train_state.step, batches.num_steps(steps, run.steps_an_epoch) - train_state.epoch
     )
     beside = [
-        ProgressLines(out, run, position, pace),
-        SkippedLine(out, run, position),
+        ProgressLines(out, run, train_state, pace),
+        SkippedLine(out, run, train_state),
         # Files before callbacks: what has been computed is written, whatever these do. TensorBoard
         # shows the epoch's learning rate, and a callback may set the next one.
-        *_files(run, position, directory, out),
-        Callbacks(callbacks, run, position),
+        *_files(run, train_state, directory, out),
+        Callbacks(callbacks, run, train_state),
         AveragedWeights(model, run.step.optimizer),
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
-            saver, position, run.steps_an_epoch, config.checkpoint_every,
+            run, directory, checkpointer, train_state,
             lambda step, is_saved: out.line(
                 outcome.stopped_line(directory, step, is_saved, is_python(config))
             ),
         ),
     ]
-    with signals.deferred() as pending, _nonfinite_explained(run, position, directory):
-        Epochs(run, position, pace, Listeners(beside), pending).train()
+    with signals.deferred() as pending, _nonfinite_explained(run, train_state, directory):
+        Epochs(run, train_state, pace, Listeners(beside), pending).train()
     if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
-        saver.finish(position)
-    outcome.describe_end(run, position, pace.run_seconds, out)
+        checkpointer.finish(train_state)
+    outcome.describe_end(run, train_state, pace.run_seconds, out)
     return model.history.history
 
 
-def _files(run: Run, position: Position, directory: Path, out: Report) -> list[Listener]:
+def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> list[Listener]:
     """What writes the run's files, beside checkpoints; of several workers, the chief's alone."""
     if not run.workers.cluster.is_chief:
         return []
     name = title(run.config, run.step.model)
     return [
-        BestModel(run.step.model, directory, position, out.warn),
-        Curves(directory, position, run.columns, name, run.monitor, out.warn),
-        ResultsFile(directory, position, run.columns, out.warn),
+        BestModel(run.step.model, directory, train_state, out.warn),
+        Curves(directory, train_state, run.columns, name, run.monitor, out.warn),
+        ResultsFile(directory, train_state, run.columns, out.warn),
         *_tensorboard(run, directory, out),
     ]
 
@@ -238,20 +239,20 @@ def _make_directory(config: TrainConfig, begun: Path) -> Path:
     return run_dir.create(config.run_dir, name, config.to_json(), begun)
 
 
-def _open_log(path: Path, out: Report, noise: Noise | None) -> None:
+def _open_log(path: Path, out: Report, captured: CapturedStderr | None) -> None:
     """From now on log.txt takes what is said, and what was held back of libraries' messages."""
     out.open_log(path)
-    if noise is not None:
+    if captured is not None:
         with suppress(OSError):  # the report warns of it, at its next line
-            noise.move_to(path)
+            captured.move_to(path)
 
 
-def _check_limit(run: Run, position: Position) -> None:
+def _check_limit(run: Run, train_state: TrainState) -> None:
     """Raises ValueError where a run that goes on is past the end that it would have now."""
-    if position.step > num_steps(run):
+    if train_state.step > num_steps(run):
         config = run.config
-        name = "epochs" if config.epochs * run.steps_an_epoch < position.step else "max_steps"
-        done = outcome.amount(position.step, run.steps_an_epoch)
+        name = "epochs" if config.epochs * run.steps_an_epoch < train_state.step else "max_steps"
+        done = outcome.amount(train_state.step, run.steps_an_epoch)
         raise ValueError(
             f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
             "left as it is. Give a larger one, or leave it out to go on as far as before."
@@ -269,12 +270,12 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
     return {name: [value] for name, value in logs.items()}
 
 
-def _is_complete(run: Run, position: Position, saver: Saver) -> bool:
+def _is_complete(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> bool:
     """Whether the run has ended after all its steps, or was stopped, with its final model."""
-    step = saver.finished_step()
-    if step is None or step != position.step:
+    step = checkpointer.finished_step
+    if step is None or step != train_state.step:
         return False
-    return position.is_stopped(run.config.early_stopping) or step >= num_steps(run)
+    return train_state.is_stopped(run.config.early_stopping) or step >= num_steps(run)
 
 
 def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
@@ -286,13 +287,13 @@ def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
 
 
 @contextmanager
-def _nonfinite_explained(run: Run, position: Position, directory: Path) -> Iterator[None]:
+def _nonfinite_explained(run: Run, train_state: TrainState, directory: Path) -> Iterator[None]:
     """Adds to a NonFiniteError the step that it came in, and the ways out."""
     try:
         yield
     except NonFiniteError as error:
         text = outcome.nonfinite_error(
-            str(error), position.step + 1, directory, is_python(run.config)
+            str(error), train_state.step + 1, directory, is_python(run.config)
         )
         raise NonFiniteError(text) from None
 

@@ -16,6 +16,10 @@ L = keras.layers
 PATH = Path("step-7")
 
 
+def arrays_of(step):
+    return snapshot.copy_arrays(snapshot.variables_of(step))
+
+
 def make_step(units=4, optimizer="adam", seed=0):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([
@@ -37,17 +41,17 @@ def trained_step(**options):
 
 def test_a_step_goes_on_to_the_same_bits_from_the_arrays_of_another():
     first, second = trained_step(), trained_step(seed=1)
-    snapshot.restore_arrays(second, snapshot.take_arrays(first), PATH)
+    snapshot.assign_arrays(snapshot.variables_of(second), arrays_of(first), PATH)
     logs = [step.train_batch(*batch(1)) for step in (first, second)]
     assert {k: float(v) for k, v in logs[0].items()} == {k: float(v) for k, v in logs[1].items()}
-    ours, theirs = (snapshot.take_arrays(step) for step in (first, second))
+    ours, theirs = (arrays_of(step) for step in (first, second))
     for a, b in zip(ours.values(), theirs.values(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_the_arrays_are_all_variables_seeds_slots_and_sums_among_them():
     step = trained_step()
-    names = list(snapshot.take_arrays(step))
+    names = list(arrays_of(step))
     groups = [name.split("/")[0] for name in names]
     # 2 + 2 + 2 + 2 trained or averaged and a seed; iterations, rate, 2 x 6 slots; 2 x 2 sums
     assert {g: groups.count(g) for g in groups} == {"model": 9, "optimizer": 14, "metrics": 4}
@@ -56,7 +60,7 @@ def test_the_arrays_are_all_variables_seeds_slots_and_sums_among_them():
 
 def test_later_steps_do_not_change_what_was_taken():
     step = trained_step()
-    arrays = snapshot.take_arrays(step)
+    arrays = arrays_of(step)
     before = {name: value.copy() for name, value in arrays.items()}
     step.train_batch(*batch(1))
     for name, value in arrays.items():
@@ -70,11 +74,11 @@ def test_later_steps_do_not_change_what_was_taken():
                            "2"),
 ])
 def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(others, message):
-    step, arrays = trained_step(), snapshot.take_arrays(trained_step(seed=1, **others))
-    before = snapshot.take_arrays(step)
+    step, arrays = trained_step(), arrays_of(trained_step(seed=1, **others))
+    before = arrays_of(step)
     with pytest.raises(ValueError, match=message):
-        snapshot.restore_arrays(step, arrays, PATH)
-    for name, value in snapshot.take_arrays(step).items():
+        snapshot.assign_arrays(snapshot.variables_of(step), arrays, PATH)
+    for name, value in arrays_of(step).items():
         np.testing.assert_array_equal(value, before[name])
 
 

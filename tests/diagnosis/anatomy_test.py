@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers.datasets.batches import load_examples
 from towers.diagnosis import anatomy, phases
-from towers.diagnosis.trace import HOST, Event
+from towers.diagnosis.recording import HOST, Event
 from towers.step import TowerStep
 
 L = keras.layers

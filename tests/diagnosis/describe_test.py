@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.build_test import config
+from tests.training.build_test import config
 from towers.diagnosis import describe
 from towers.reporting.report import Report
 from towers.training.build import build

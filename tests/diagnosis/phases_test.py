@@ -4,7 +4,7 @@ import pytest
 
 from towers.diagnosis import phases
 from towers.diagnosis.phases import Interval, TowerSpan
-from towers.diagnosis.trace import HOST, Event
+from towers.diagnosis.recording import HOST, Event
 
 CPUS, GPUS = ["/cpu:0", "/cpu:1"], ["/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1"]
 

@@ -117,8 +117,10 @@ def test_a_save_that_fails_is_told(tmp_path):
 
 
 def test_a_signal_before_the_workers_is_passed_on_to_them(tmp_path):
-    early = ["import os, signal", "from towers.launch import run", "supervise = run.supervise",
-             "run.supervise = lambda *a: (signal.raise_signal(signal.SIGTERM), supervise(*a))[1]"]
+    early = ["import os, signal", "from towers.launch import launcher",
+             "supervise = launcher.supervise",
+             "launcher.supervise = lambda *a: "
+             "(signal.raise_signal(signal.SIGTERM), supervise(*a))[1]"]
     process = start(tmp_path, "time.sleep(60)", "--workers=2", inside=early)
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (143, "stopped by SIGTERM\n")

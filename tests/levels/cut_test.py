@@ -35,35 +35,35 @@ def pieces_of(trace, wanted):
     return cut(trace.function, trace.dependence, wanted)
 
 
-def types(piece):
-    function = piece.function_of(0)
+def types(segment):
+    function = segment.function_of(0)
     return {op.type for op in function.graph.get_operations()}
 
 
 def test_towers_compute_gradients_and_home_clips_them(trace):
-    towers = pieces_of(trace, [v for m in trace.meetings for v in m.inputs])
+    towers = pieces_of(trace, [v for m in trace.collectives for v in m.inputs])
     home = pieces_of(trace, [g for u in trace.updates for g in u.gradients])
-    assert [m.level for m in trace.meetings] == [0, 2, 2]
+    assert [m.level for m in trace.collectives] == [0, 2, 2]
     assert [u.level for u in trace.updates] == [1, 3]
     assert sorted(towers) == [0, 2]
-    assert all("MatMul" in types(piece) for piece in towers.values())
-    assert not any("MatMul" in types(piece) for piece in home.values())
+    assert all("MatMul" in types(segment) for segment in towers.values())
+    assert not any("MatMul" in types(segment) for segment in home.values())
     assert all("Sqrt" in types(home[level]) for level in (1, 3))
 
 
 def test_a_level_computes_nothing_that_nobody_wants(trace):
-    only_first = pieces_of(trace, trace.meetings[0].inputs)
+    only_first = pieces_of(trace, trace.collectives[0].inputs)
     assert sorted(only_first) == [0]
 
 
 def test_a_piece_names_no_device(trace):
-    for piece in pieces_of(trace, [v for m in trace.meetings for v in m.inputs]).values():
-        function = piece.function_of(0)
+    for segment in pieces_of(trace, [v for m in trace.collectives for v in m.inputs]).values():
+        function = segment.function_of(0)
         assert not [op.name for op in function.graph.get_operations() if op.device]
 
 
 def test_a_piece_takes_what_earlier_levels_gave(trace):
-    pieces = pieces_of(trace, [v for m in trace.meetings for v in m.inputs])
+    segments = pieces_of(trace, [v for m in trace.collectives for v in m.inputs])
     fed = {tensor.name for u in trace.updates for tensor, _ in u.reads}
-    assert fed & set(pieces[2].inputs)
-    assert not fed & set(pieces[0].inputs)
+    assert fed & set(segments[2].inputs)
+    assert not fed & set(segments[0].inputs)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 NOISY = """
 import logging, os, pathlib, sys, warnings
 from towers.machine import terminal
-with terminal.quiet_stderr() as noise:
+with terminal.quiet_stderr() as captured:
     os.write(2, b"C++ before\\n")
     logging.getLogger("tensorflow").warning("logged")
     LINE
@@ -34,7 +34,7 @@ def run_noisy(line, cwd, tail=""):
 
 def test_messages_go_to_the_log_in_order_and_pythons_stderr_to_the_terminal(tmp_path):
     (tmp_path / "log.txt").write_text("first\n")
-    done = run_noisy("noise.move_to(pathlib.Path('log.txt'))", tmp_path)
+    done = run_noisy("captured.move_to(pathlib.Path('log.txt'))", tmp_path)
     assert (done.stderr, done.returncode) == ("for the user\nat the end\n", 0)
     log = (tmp_path / "log.txt").read_text().splitlines()
     assert log[:4] == ["first", "C++ before", "WARNING:tensorflow: logged", "C++ after"]

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from towers.machine import tensorflow_internals, watch, workers
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
-from towers.machine.collectives import Collectives
 from towers.machine.logical import logical_cpus
+from towers.machine.worker_collectives import WorkerCollectives
 
 
 def collectives(cluster):
     """Prints what each operation gives."""
-    made = Collectives(cluster.num_workers, cluster.index)
+    made = WorkerCollectives(cluster.num_workers, cluster.index)
 
     @tf.function(autograph=False)
     def meet(count):

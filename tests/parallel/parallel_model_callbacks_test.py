@@ -21,7 +21,7 @@ from tests.parallel.pairs import (
 from towers.parallel.parallel_model import ParallelModel
 
 C = keras.callbacks
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("float64")
 
 

@@ -11,7 +11,7 @@ import towers
 from tests import forked
 from tests.parallel.pairs import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def devices_of(parallel):

@@ -16,7 +16,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import CLASSIFIER, classifier, rows
-from tests.parallel_model_test import Subclassed
+from tests.parallel.parallel_model_test import Subclassed
 from towers.machine.keras_internals import all_layers
 from towers.parallel.parallel_model import ParallelModel
 

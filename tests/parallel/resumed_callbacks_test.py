@@ -4,8 +4,7 @@ import keras
 import pytest
 
 from tests.parallel.fits import Fits, classifier, rows
-from towers.checkpointing import checkpoints
-from towers.parallel import resumed_callbacks as resumed_callbacks
+from towers.checkpointing import checkpointer, checkpoints
 
 
 class Recorder(keras.callbacks.Callback):
@@ -58,7 +57,7 @@ def test_it_saves_after_so_many_steps_and_each_epoch(model, every, expected, tmp
 
 
 def test_without_a_number_it_saves_when_time_has_passed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(resumed_callbacks, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(checkpointer, "SECONDS_BETWEEN_SAVES", 0.0)
     with pytest.raises(InterruptedError):
         Fits(model, *rows()).fit(tmp_path, after=3, every=None)
     assert names(tmp_path) == ["epoch-0-step-1", "epoch-0-step-2", "epoch-0-step-3"]

@@ -17,7 +17,7 @@ from tests.conformance.cases import rows as random_rows
 from tests.forked import Forked
 from tests.parallel.fits import STEPS, Fits, Interrupt, classifier, rows
 from tests.step.assigned_test import keeps
-from towers.checkpointing import run_dir
+from towers.checkpointing import checkpoints, run_dir
 from towers.parallel import resumed_fit as resumed_fit
 
 C = keras.callbacks
@@ -387,6 +387,30 @@ def test_another_model_optimizer_or_number_of_towers_is_refused(fits, tmp_path):
             parallel.fit(*rows(), batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
         for a, b in zip(before, parallel.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("state, words", [
+    ({"position": {}, "config": {}}, "holds the checkpoints of a run of train.py"),
+    ({"position": {"steps": 3}, "fit": {"seed": 1}}, "is no checkpoint of a fit"),
+    ({"position": {}, "fit": {}}, "is no checkpoint of a fit"),
+])
+def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    path = checkpoints.path_of(tmp_path / "checkpoints", 0, 0)
+    checkpoints.write(path, checkpoints.Checkpoint(state, {}))
+    with pytest.raises(ValueError, match=words):
+        fits.fit(tmp_path)
+
+
+def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_it_is_said(
+    fits, uninterrupted, tmp_path
+):
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=6)
+    newest, *_ = checkpoints.find(tmp_path / "checkpoints")
+    (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged: .*bytes instead of"):
+        assert fits.fit(tmp_path) == uninterrupted
 
 
 def test_a_directory_in_use_or_of_no_use_is_refused(fits, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.results import COLUMNS, classifier_result
 from towers.checkpointing.best import Monitor
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.reporting.curves import Curves, best_epoch, draw_curves, draw_or_warn
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
@@ -61,8 +61,8 @@ def test_a_picture_that_fails_leaves_the_old_one(tmp_path):
 
 @pytest.mark.parametrize("ending", ["end", "stop"])
 def test_a_run_is_drawn_however_it_ends(ending, tmp_path):
-    position = Position(results=[result.row for result in results(0.5, 0.6)])
-    curves = Curves(tmp_path, position, COLUMNS, "cnn on mnist", Monitor(), pytest.fail)
+    train_state = TrainState(results=[result.row for result in results(0.5, 0.6)])
+    curves = Curves(tmp_path, train_state, COLUMNS, "cnn on mnist", Monitor(), pytest.fail)
     curves.end_epoch(results(0.5)[0], {})
     assert os.listdir(tmp_path) == []
     getattr(curves, ending)()
@@ -88,7 +88,7 @@ def test_the_best_epoch_has_the_highest_accuracy_or_the_lowest_loss():
 
 def test_neither_matplotlib_nor_tensorflow_is_imported_before_it_is_needed():
     code = (
-        "import sys, towers.reporting.curves, towers.sweep.run\n"
+        "import sys, towers.reporting.curves, towers.sweep.run_cells\n"
         "assert not {'matplotlib', 'tensorflow', 'keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from towers.checkpointing.best import Best, Monitor
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
 from towers.reporting import outcome
 from towers.reporting.report import Report
-from towers.training.saver import Loaded
+from towers.training.loaded import Loaded
 
 
 def test_a_resumed_run_says_from_where():
@@ -123,7 +123,7 @@ def run_of(iterations, **config):
 
 def test_a_resumed_run_warns_of_newer_checkpoints_that_are_damaged(said):
     stream, out = said
-    loaded = Loaded(Path("epoch-1-step-4"), Position(step=4), ["epoch-2-step-8 is damaged: x"])
+    loaded = Loaded(Path("epoch-1-step-4"), TrainState(step=4), ["epoch-2-step-8 is damaged: x"])
     outcome.describe_resumed(loaded, out)
     outcome.describe_resumed(None, out)
     assert stream.getvalue().splitlines() == [
@@ -137,8 +137,8 @@ def test_a_resumed_run_warns_of_newer_checkpoints_that_are_damaged(said):
 def test_a_complete_run_says_whether_it_was_stopped_early(patience, early, said):
     stream, out = said
     history = {"val_accuracy": [0.75, 0.5]}
-    position = Position(step=8, epoch=2, history=history, best=Best(0.75, 4, 1))
-    outcome.describe_complete(run_of(8, early_stopping=patience), position, out)
+    train_state = TrainState(step=8, epoch=2, history=history, best=Best(0.75, 4, 1))
+    outcome.describe_complete(run_of(8, early_stopping=patience), train_state, out)
     assert stream.getvalue() == (
         f"Already complete: 2 epochs{early}, best val_accuracy 0.7500 (epoch 1)\n"
     )
@@ -146,12 +146,12 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early, said)
 
 def test_the_end_of_a_run_counts_what_was_left_out_and_names_the_best_epoch(said):
     stream, out = said
-    position = Position(step=6, epoch=2, best=Best(0.75, 4, 1))
-    assert outcome.num_skipped(run_of(5), position) == 1
+    train_state = TrainState(step=6, epoch=2, best=Best(0.75, 4, 1))
+    assert outcome.num_skipped(run_of(5), train_state) == 1
     trained_before = run_of(105)
     trained_before.first_iteration = 100
-    assert outcome.num_skipped(trained_before, position) == 1
-    outcome.describe_end(run_of(5), position, 61.0, out)
+    assert outcome.num_skipped(trained_before, train_state) == 1
+    outcome.describe_end(run_of(5), train_state, 61.0, out)
     assert stream.getvalue().splitlines() == [
         "Models    final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "
         "best by val_accuracy",

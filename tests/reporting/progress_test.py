@@ -1,4 +1,4 @@
-"""The lines of an epoch, from a position that the test moves."""
+"""The lines of an epoch, from a train_state that the test moves."""
 
 import io
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 
 from tests.results import classifier_result
 from towers.checkpointing.best import Best
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
 from towers.reporting.outcome import num_skipped
 from towers.reporting.progress import ProgressLines
@@ -31,9 +31,9 @@ def run_of(iterations, **optimizer):
 
 
 def lines_of(stream, run):
-    position = Position(step=6, epoch=1, epoch_step=2, logs={"loss": 0.5, "accuracy": 0.75})
+    train_state = TrainState(step=6, epoch=1, epoch_step=2, logs={"loss": 0.5, "accuracy": 0.75})
     pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
-    return position, pace, ProgressLines(Report(stream), run, position, pace)
+    return train_state, pace, ProgressLines(Report(stream), run, train_state, pace)
 
 
 def test_a_step_is_shown_when_it_is_time(stream, monkeypatch):
@@ -50,11 +50,11 @@ def test_a_step_is_shown_when_it_is_time(stream, monkeypatch):
 
 @pytest.mark.parametrize(("best_step", "mark"), [(6, "  (best)"), (4, "")])
 def test_an_epoch_has_two_lines_with_the_time_left_after_validation(stream, best_step, mark):
-    position, pace, lines = lines_of(stream, run_of(6))
+    train_state, pace, lines = lines_of(stream, run_of(6))
     lines.begin_epoch()
     lines.begin_validation()
-    position.epoch, position.epoch_step, position.logs = 2, 0, {}
-    position.best = Best(0.875, best_step)
+    train_state.epoch, train_state.epoch_step, train_state.logs = 2, 0, {}
+    train_state.best = Best(0.875, best_step)
     pace.seconds_left = 63.0
     lines.end_epoch(RESULT, {})
     assert stream.getvalue().splitlines() == [
@@ -66,12 +66,12 @@ def test_an_epoch_has_two_lines_with_the_time_left_after_validation(stream, best
 def test_updates_that_this_epoch_has_left_out_are_warned_of_before_its_lines(stream):
     """One before, and two of this epoch's; the optimizer counts none of the three."""
     run = run_of(5, dynamic_scale=16384.0)
-    position, _, lines = lines_of(stream, run)
+    train_state, _, lines = lines_of(stream, run)
     lines.begin_epoch()
-    position.step += 3
+    train_state.step += 3
     run.step.optimizer.iterations += 1
     lines.begin_validation()
-    assert num_skipped(run, position) == 3
+    assert num_skipped(run, train_state) == 3
     assert stream.getvalue() == (
         "Warning   2 updates left out in this epoch: a NaN or infinite loss or gradient; the loss "
         "scale is 16,384 now.\n"

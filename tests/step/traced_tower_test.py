@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.levels.cut import Piece
+from towers.levels.cut import Segment
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.traced_tower import run_levels, trace_tower
 
@@ -76,12 +76,12 @@ def test_an_assertion_of_a_tower_holds():
 
 
 def test_a_level_gives_each_tower_its_own_results_by_their_names_before_its_end():
-    piece = Piece(["a", "b"], ["sum"], lambda tower: lambda a, b: [a + b])
+    segment = Segment(["a", "b"], ["sum"], lambda tower: lambda a, b: [a + b])
     numbers = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     towers = [{name: tf.constant(number) for name, number in each.items()} for each in numbers]
     ends = []
     run_levels(
-        {1: piece}, 3, towers, ["/cpu:0", "/cpu:1"],
+        {1: segment}, 3, towers, ["/cpu:0", "/cpu:1"],
         lambda level: ends.append((level, [int(tower.get("sum", 0)) for tower in towers])),
         take_turns=False,
     )

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 import towers
 from tests.loop_test import config, small_model
-from towers.checkpointing.snapshot import take_arrays
+from towers.checkpointing.snapshot import copy_arrays, variables_of
 from towers.config import AUTO, TrainConfig
 from towers.machine.devices import has_gpus
 from towers.training import auto_towers
-from towers.training.auto_towers import build_fitting
+from towers.training.auto_towers import build_with_auto_towers
 
-MODEL = "tests.fitting_test:hungry_model"
+MODEL = "tests.training.auto_towers_test:hungry_model"
 pytestmark = pytest.mark.skipif(has_gpus(), reason="asks the CPU's allocator for too much")
 
 
@@ -44,14 +44,16 @@ def insatiable_model(input_shape, num_classes):
 
 def test_towers_double_until_the_first_step_fits_and_the_state_is_that_of_the_beginning():
     """16 examples on 2 devices: 8 a tower, then 4."""
-    run = build_fitting(config(model=MODEL, num_towers=AUTO))
+    run = build_with_auto_towers(config(model=MODEL, num_towers=AUTO))
     assert (run.step.num_towers, run.config.num_towers, run.config.accumulate) == (4, 4, 2)
     assert run.step.policy.take_turns
     assert run.notes == [
         "4 towers, 2 a device: a device has too little memory for 8 examples a tower"
     ]
-    fresh = take_arrays(build_fitting(config(model=MODEL, num_towers=4)).step)
-    for (name, ours), theirs in zip(take_arrays(run.step).items(), fresh.values(), strict=False):
+    fresh = build_with_auto_towers(config(model=MODEL, num_towers=4))
+    fresh = copy_arrays(variables_of(fresh.step))
+    found = copy_arrays(variables_of(run.step))
+    for (name, ours), theirs in zip(found.items(), fresh.values(), strict=False):
         if not name.startswith("metrics"):
             np.testing.assert_array_equal(ours, theirs)
     assert all(not np.any(v.numpy()) for v in run.step.metrics_variables)
@@ -75,25 +77,25 @@ def test_a_run_says_so_and_keeps_the_number_and_has_the_bits_of_one_that_was_giv
 
 
 def test_where_it_fits_at_once_there_is_one_tower_a_device():
-    run = build_fitting(config(num_towers=AUTO))
+    run = build_with_auto_towers(config(num_towers=AUTO))
     assert (run.config.num_towers, run.config.accumulate, run.notes) == (2, None, [])
 
 
 def test_one_example_too_much_is_refused():
     with pytest.raises(ValueError, match="too little memory for 1 example a tower. Use a smaller"):
-        build_fitting(config(
-            model="tests.fitting_test:insatiable_model", num_towers=AUTO, batch_size=2
+        build_with_auto_towers(config(
+            model="tests.training.auto_towers_test:insatiable_model", num_towers=AUTO, batch_size=2
         ))
 
 
 @pytest.mark.parametrize("values", [{"plan": True}, {"profile": True}, {"epochs": 0}])
 def test_what_does_not_train_tries_no_step(values, monkeypatch):
     monkeypatch.setattr(auto_towers, "_first_step_error", lambda run: pytest.fail("tried"))
-    assert build_fitting(config(num_towers=AUTO, **values)).config.num_towers == 2
+    assert build_with_auto_towers(config(num_towers=AUTO, **values)).config.num_towers == 2
 
 
 def test_several_workers_are_refused(monkeypatch):
     workers = type("Workers", (), {"num_workers": 2})
     monkeypatch.setattr(auto_towers, "join_workers", lambda: workers)
     with pytest.raises(ValueError, match="num_towers=auto looks at one worker's devices"):
-        build_fitting(config(num_towers=AUTO))
+        build_with_auto_towers(config(num_towers=AUTO))

@@ -1,28 +1,31 @@
-"""When a run's state is saved, on a clock and in positions that the test moves."""
+"""When a run's state is saved, and what a run writes as it begins."""
+
+import json
 
 import pytest
 
+from tests.loop_test import config
 from tests.results import classifier_result
-from towers.checkpointing.position import Position
-from towers.training import autosave
+from towers.checkpointing import run_dir
+from towers.checkpointing.checkpointer import Checkpointer
+from towers.checkpointing.train_state import TrainState
 from towers.training.autosave import Autosave
+from towers.training.build import build
 
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 STEPS_AN_EPOCH = 4
 
 
-class Saver:
-    """Notes the steps that are saved."""
+class Notes(Checkpointer):
+    """Notes the steps that are saved, and writes nothing."""
 
-    def __init__(self):
+    def __init__(self, run, directory, **options):
+        super().__init__(directory, run.workers, pytest.fail, **options)
         self.saved = []
         self.is_written = True
 
-    def begin(self, position):
-        self.save(position)
-
-    def save(self, position):
-        self.saved.append(position.step)
+    def save(self, train_state):
+        self.saved.append(train_state.step)
 
     def wait(self):
         return self.is_written
@@ -31,39 +34,38 @@ class Saver:
         return self.saved[-1] if len(self.saved) > 0 else None
 
 
+@pytest.fixture(name="run", scope="module")
+def _run():
+    return build(config())._replace(steps_an_epoch=STEPS_AN_EPOCH)
+
+
+@pytest.fixture(name="autosaved")
+def _autosaved(run, tmp_path, told):
+    def make(every=None, changed=None, **state):
+        saver, state = Notes(run, tmp_path, every=every), TrainState(**state)
+        return saver, state, Autosave(
+            run._replace(**changed or {}), tmp_path, saver, state,
+            lambda *arguments: told.append(arguments),
+        )
+
+    return make
+
+
 @pytest.fixture(name="told")
 def _told():
     return []
 
 
-def autosaved(told, every=None, **position):
-    saver, position = Saver(), Position(**position)
-    return saver, position, Autosave(
-        saver, position, STEPS_AN_EPOCH, every, lambda *arguments: told.append(arguments)
-    )
-
-
-def test_every_so_many_updates_of_the_run(told):
-    saver, position, listener = autosaved(told, every=3)
-    for position.step in range(1, 10):
+def test_every_so_many_updates_of_the_run(autosaved, told):
+    saver, train_state, listener = autosaved(every=3)
+    for train_state.step in range(1, 10):
         listener.between_steps()
     assert saver.saved == [3, 6, 9]
 
 
-def test_at_least_once_in_ten_minutes(told, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(autosave.time, "monotonic", lambda: now[0])
-    saver, position, listener = autosaved(told)
-    listener.begin()
-    for position.step in range(1, 8):
-        now[0] += 250
-        listener.between_steps()
-    assert saver.saved == [0, 3, 6]
-
-
-def test_each_epoch_and_the_end(told):
-    saver, position, listener = autosaved(told)
-    position.step = position.epoch_step = 4
+def test_each_epoch_and_the_end(autosaved, told):
+    saver, train_state, listener = autosaved()
+    train_state.step = train_state.epoch_step = 4
     listener.begin_validation()
     assert saver.saved == []
     listener.end_epoch(RESULT, {})
@@ -71,10 +73,12 @@ def test_each_epoch_and_the_end(told):
     assert saver.saved == [4, 4]
 
 
-def test_the_last_checkpoint_of_a_run_that_ends_in_mid_epoch_comes_before_its_validation(told):
-    saver, position, listener = autosaved(told)
+def test_a_run_that_ends_in_mid_epoch_is_saved_for_the_last_time_before_its_validation(
+    autosaved, told
+):
+    saver, train_state, listener = autosaved()
     listener.begin()
-    position.step, position.epoch_step = 6, 2
+    train_state.step, train_state.epoch_step = 6, 2
     listener.begin_validation()
     listener.end_epoch(RESULT, {})
     listener.end()
@@ -83,31 +87,55 @@ def test_the_last_checkpoint_of_a_run_that_ends_in_mid_epoch_comes_before_its_va
     assert (saver.saved, told) == ([0, 6], [(6, True)])
 
 
-def test_an_early_end_is_saved_and_told(told):
-    saver, position, listener = autosaved(told)
+def test_an_early_end_is_saved_and_told(autosaved, told):
+    saver, train_state, listener = autosaved()
     listener.begin()
-    position.step, position.epoch_step = 2, 2
+    train_state.step, train_state.epoch_step = 2, 2
     listener.stop()
     assert (saver.saved, told) == ([0, 2], [(2, True)])
 
 
-def test_half_an_update_is_not_saved(told):
-    saver, position, listener = autosaved(told)
+def test_half_an_update_is_not_saved(autosaved, told):
+    saver, train_state, listener = autosaved()
     listener.begin()
-    position.in_step = True
+    train_state.in_step = True
     listener.stop()
     assert (saver.saved, told) == ([0], [(0, False)])
 
 
-def test_a_checkpoint_that_could_not_be_written_is_not_called_saved(told):
-    saver, position, listener = autosaved(told)
+def test_a_checkpoint_that_could_not_be_written_is_not_called_saved(autosaved, told):
+    saver, train_state, listener = autosaved()
     listener.begin()
     saver.is_written = False
     listener.stop()
     assert told == [(0, False)]
 
 
-def test_nothing_is_saved_or_told_of_a_run_that_has_not_begun(told):
-    saver, _, listener = autosaved(told)
+def test_nothing_is_saved_or_told_of_a_run_that_has_not_begun(autosaved, told):
+    saver, _, listener = autosaved()
     listener.stop()
     assert (saver.saved, told) == ([], [])
+
+
+def test_config_json_gets_a_larger_limit_and_what_a_killed_process_left_goes(autosaved, tmp_path):
+    (tmp_path / ".best.5.tmp.keras").write_text("half")
+    _, _, listener = autosaved(changed={"config": config(epochs=5, resume="run")})
+    listener.begin()
+    saved = json.loads((tmp_path / run_dir.CONFIG).read_text())
+    assert (saved["epochs"], saved["resume"]) == (5, None)
+    assert not (tmp_path / ".best.5.tmp.keras").exists()
+
+
+@pytest.mark.parametrize("resume, is_left", [(None, False), ("run", True)])
+def test_a_run_without_a_first_checkpoint_leaves_no_directory_that_it_has_made(
+    resume, is_left, run, tmp_path
+):
+    """There is no checkpoints/ to write into."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    run = run._replace(config=config(resume=resume))
+    checkpointer = Checkpointer(directory, run.workers, pytest.fail)
+    listener = Autosave(run, directory, checkpointer, TrainState(), lambda *arguments: None)
+    with pytest.raises(ValueError, match=r"run_dir .* no checkpoint can be written: .*No such fil"):
+        listener.begin()
+    assert directory.exists() == is_left

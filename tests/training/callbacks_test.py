@@ -6,7 +6,7 @@ import pytest
 from tests.loop_test import config
 from tests.results import classifier_result
 from towers.checkpointing.best import Monitor
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.training.build import build
 from towers.training.callbacks import Callbacks, load
 
@@ -54,7 +54,7 @@ def classes():
 
 
 def test_a_users_function_brings_callbacks():
-    first, second = load("tests.callbacks_test:two_callbacks")
+    first, second = load("tests.training.callbacks_test:two_callbacks")
     assert isinstance(first, Recorder) and isinstance(second, keras.callbacks.TerminateOnNaN)
     assert load(None) == []
 
@@ -62,9 +62,9 @@ def test_a_users_function_brings_callbacks():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tests.callbacks_test:one_callback", r"returned Recorder; it must be a list of keras"),
-        ("tests.callbacks_test:classes", r"returned <class .*Recorder'>, which is no keras"),
-        ("tests.callbacks_test:none", "has no function 'none'"),
+        (f"{__name__}:one_callback", r"returned Recorder; it must be a list of keras"),
+        (f"{__name__}:classes", r"returned <class .*Recorder'>, which is no keras"),
+        ("tests.training.callbacks_test:none", "has no function 'none'"),
     ],
 )
 def test_what_brings_no_callbacks_is_refused(spec, message):
@@ -78,30 +78,30 @@ def _run():
     return build(config(epochs=2))
 
 
-def listener_of(run, *callbacks, **position):
-    position = Position(**position)
-    return position, Callbacks(callbacks, run, position)
+def listener_of(run, *callbacks, **train_state):
+    train_state = TrainState(**train_state)
+    return train_state, Callbacks(callbacks, run, train_state)
 
 
 def test_a_run_that_goes_on_in_mid_epoch_begins_that_epoch_first(run):
     recorder = Recorder()
-    position, listener = listener_of(
+    train_state, listener = listener_of(
         run, recorder, step=6, epoch=1, epoch_step=2, history={"loss": [1.0]}
     )
     listener.begin()
     listener.begin_epoch()
     listener.begin_step()
-    position.add_step({"loss": 0.25})
+    train_state.add_step({"loss": 0.25})
     listener.end_step()
     logs = {"loss": 0.5}
-    position.end_epoch(RESULT, {**logs, "val_loss": 1.0, "val_accuracy": 0.5}, Monitor())
+    train_state.end_epoch(RESULT, {**logs, "val_loss": 1.0, "val_accuracy": 0.5}, Monitor())
     listener.end_epoch(RESULT, logs)
     listener.end()
     assert recorder.told == [
         "train begin", "epoch 1 begin, 1 before", "batch 2 begin", ("batch 2 end", {"loss": 0.25}),
         "epoch 1 end", ("train end", {"loss": 0.5}),
     ]
-    assert position.history == {"loss": [1.0, 0.5], "mine": [7.0]}
+    assert train_state.history == {"loss": [1.0, 0.5], "mine": [7.0]}
 
 
 def test_each_epoch_begins_once(run):
@@ -113,29 +113,29 @@ def test_each_epoch_begins_once(run):
 
 
 def test_a_callback_ends_the_run(run):
-    position, listener = listener_of(run, step=4, epoch=0, epoch_step=4)
+    train_state, listener = listener_of(run, step=4, epoch=0, epoch_step=4)
     listener.begin()
     assert run.step.model.stop_training is False
     run.step.model.stop_training = True
     listener.begin_validation()
-    assert not position.stopped  # a complete epoch: its callbacks have not seen it yet
+    assert not train_state.stopped  # a complete epoch: its callbacks have not seen it yet
     listener.end_epoch(RESULT, {"loss": 0.5})
-    assert position.stopped
+    assert train_state.stopped
 
 
 def test_a_callback_ends_the_run_in_mid_epoch(run):
-    position, listener = listener_of(run, step=2, epoch=0, epoch_step=2)
+    train_state, listener = listener_of(run, step=2, epoch=0, epoch_step=2)
     listener.begin()
     run.step.model.stop_training = True
     listener.begin_validation()
-    assert position.stopped
+    assert train_state.stopped
 
 
 def test_without_callbacks_there_is_keras_history(run):
-    position, listener = listener_of(run)
+    train_state, listener = listener_of(run)
     listener.begin()
     listener.begin_epoch()
     listener.begin_step()
     listener.end_step()
     listener.end_epoch(RESULT, {"loss": 0.5})
-    assert position.history == run.step.model.history.history == {"loss": [0.5]}
+    assert train_state.history == run.step.model.history.history == {"loss": [0.5]}

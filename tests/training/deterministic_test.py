@@ -13,7 +13,7 @@ from tests.resuming import FLAGS, outcome, resumed, train
 from towers.checkpointing import run_dir
 from towers.checkpointing.continued import continued_config, identity
 from towers.config import TrainConfig
-from towers.training import deterministic, saver
+from towers.training import deterministic, loaded
 
 DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
 
@@ -76,7 +76,7 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
 ])
 def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
     code, _, stderr = train(
-        *DATA, "--deterministic", f"--model=tests.deterministic_test:{model}",
+        *DATA, "--deterministic", f"--model=tests.training.deterministic_test:{model}",
         f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=True,
     )
     assert (code, stderr.count("\n")) == (2, 1), stderr
@@ -152,7 +152,7 @@ def test_a_run_from_before_there_was_this_flag_goes_on(tmp_path, monkeypatch):
 
     whole = towers.train(config(run_dir="whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(saver, "identity", older)
+        patch.setattr(loaded, "identity", older)
         interrupted()
     path = RUN / run_dir.CONFIG
     values = json.loads(path.read_text())

@@ -6,7 +6,7 @@ import pytest
 
 from tests.loop_test import config
 from towers.checkpointing.best import Monitor
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.machine.signals import Pending, StopRequested
 from towers.step.nonfinite import NonFiniteError
 from towers.training.build import build
@@ -43,72 +43,72 @@ def _run():
     return build(config(epochs=2))
 
 
-def train(run, listener, position=None, pending=None):
-    position = Position() if position is None else position
+def train(run, listener, train_state=None, pending=None):
+    train_state = TrainState() if train_state is None else train_state
     run.step.model.stop_training = False
-    pace = Pace(num_steps(run) - position.step, 2)
-    Epochs(run, position, pace, listener, Pending() if pending is None else pending).train()
-    return position
+    pace = Pace(num_steps(run) - train_state.step, 2)
+    Epochs(run, train_state, pace, listener, Pending() if pending is None else pending).train()
+    return train_state
 
 
 def test_the_moments_of_a_run_come_in_order(run):
     listener = Recorder()
-    position = train(run, listener)
+    train_state = train(run, listener)
     assert listener.told == ["begin", *EPOCH, *EPOCH, "end"]
-    assert (position.step, position.epoch, position.epoch_step) == (8, 2, 0)
-    assert [row[0] for row in position.results] == [1, 2]
-    assert sorted(position.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert (train_state.step, train_state.epoch, train_state.epoch_step) == (8, 2, 0)
+    assert [row[0] for row in train_state.results] == [1, 2]
+    assert sorted(train_state.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
 
 
 def test_an_epoch_goes_on_where_it_was(run):
     listener = Recorder()
-    position = train(run, listener, Position(step=7, epoch=1, epoch_step=3))
+    train_state = train(run, listener, TrainState(step=7, epoch=1, epoch_step=3))
     assert listener.told == [
         "begin", "begin_epoch", *STEP, "begin_validation", "end_epoch", "end"
     ]
-    assert (position.step, position.epoch) == (8, 2)
+    assert (train_state.step, train_state.epoch) == (8, 2)
 
 
 def test_an_epoch_goes_on_with_its_validation(run):
     listener, logs = Recorder(), {"loss": 1.0, "accuracy": 0.5}
-    position = train(run, listener, Position(step=8, epoch=1, epoch_step=4, logs=logs))
+    train_state = train(run, listener, TrainState(step=8, epoch=1, epoch_step=4, logs=logs))
     assert listener.told == ["begin", "begin_epoch", "begin_validation", "end_epoch", "end"]
-    assert position.history["loss"] == [1.0] and len(position.history["val_loss"]) == 1
+    assert train_state.history["loss"] == [1.0] and len(train_state.history["val_loss"]) == 1
 
 
 def test_the_last_epoch_may_be_a_partial_one(run):
     limited = run._replace(config=config(epochs=2, max_steps=6))
     assert num_steps(limited) == 6
     listener = Recorder()
-    position = train(limited, listener)
+    train_state = train(limited, listener)
     partial = ["begin_epoch", *STEP, "between_steps", *STEP, "begin_validation", "end_epoch"]
     assert listener.told == ["begin", *EPOCH, *partial, "end"]
-    assert (position.step, position.epoch) == (6, 2)
+    assert (train_state.step, train_state.epoch) == (6, 2)
 
 
 def test_stop_training_ends_an_epoch_and_the_run(run):
     model = run.step.model
-    position = Position()
+    train_state = TrainState()
 
     def stop():
-        model.stop_training = position.stopped = position.step == 2
+        model.stop_training = train_state.stopped = train_state.step == 2
 
     listener = Recorder("end_step", stop)
-    train(run, listener, position)
+    train(run, listener, train_state)
     assert listener.told[-3:] == ["begin_validation", "end_epoch", "end"]
-    assert (position.step, position.epoch) == (2, 1)
+    assert (train_state.step, train_state.epoch) == (2, 1)
 
 
 def test_a_stop_before_an_epoch_leaves_its_first_step_as_in_keras(run):
-    position = Position()
+    train_state = TrainState()
 
     def stop():
-        run.step.model.stop_training = position.stopped = True
+        run.step.model.stop_training = train_state.stopped = True
 
     listener = Recorder("begin_epoch", stop)
-    train(run, listener, position)
+    train(run, listener, train_state)
     assert listener.told == ["begin", "begin_epoch", *STEP, "begin_validation", "end_epoch", "end"]
-    assert (position.step, position.epoch) == (1, 1)
+    assert (train_state.step, train_state.epoch) == (1, 1)
 
 
 def test_patience_ends_a_run(run):
@@ -127,11 +127,11 @@ def test_patience_ends_a_run(run):
 def test_a_signal_waits_for_the_end_of_a_step_and_listeners_are_told(run, moment, step):
     pending = Pending()
     listener = Recorder(moment, lambda: pending.receive(2, None) if pending.number is None else 0)
-    position = Position()
+    train_state = TrainState()
     with pytest.raises(StopRequested):
-        train(run, listener, position, pending)
+        train(run, listener, train_state, pending)
     assert listener.told[-2:] == [moment, "stop"]
-    assert position.step == step and not position.in_step
+    assert train_state.step == step and not train_state.in_step
 
 
 class Agreement:
@@ -151,10 +151,10 @@ class Agreement:
 
 
 def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(run):
-    pending, position = Pending(), Position()
+    pending, train_state = Pending(), TrainState()
     with pytest.raises(StopRequested):
-        train(run._replace(workers=Agreement(pending)), Recorder(), position, pending)
-    assert (position.step, pending.number) == (2, 15)
+        train(run._replace(workers=Agreement(pending)), Recorder(), train_state, pending)
+    assert (train_state.step, pending.number) == (2, 15)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not
         raise error
 
     monkeypatch.setattr(type(run.step), "train_batch", fail)
-    listener, position = Recorder(), Position()
+    listener, train_state = Recorder(), TrainState()
     with pytest.raises(type(error)):
-        train(run, listener, position)
+        train(run, listener, train_state)
     assert listener.told == ["begin", "begin_epoch", "begin_step", "stop"]
-    assert (position.step, position.in_step) == (0, in_step)
+    assert (train_state.step, train_state.in_step) == (0, in_step)
 
 
 def test_a_listener_that_fails_at_the_beginning_is_told_of_the_stop(run):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.results import classifier_result
 from towers.checkpointing.best import Best
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.training.keras_files import BestModel, save_model, unreadable
 
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
@@ -22,17 +22,17 @@ def bias(path):
 
 
 def test_only_the_best_epochs_replace_the_file(model, tmp_path):
-    position = Position()
-    best = BestModel(model, tmp_path, position, pytest.fail)
+    train_state = TrainState()
+    best = BestModel(model, tmp_path, train_state, pytest.fail)
     for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
-        position.step, position.best = step, Best(0.5, best_step)
+        train_state.step, train_state.best = step, Best(0.5, best_step)
         model.weights[1].assign([float(step)])
         best.end_epoch(RESULT, {})
         assert bias(tmp_path / "best.keras") == best_step
 
 
 def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
-    BestModel(model, tmp_path, Position(step=4), pytest.fail).end_epoch(RESULT, {})
+    BestModel(model, tmp_path, TrainState(step=4), pytest.fail).end_epoch(RESULT, {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.results import COLUMNS, classifier_result
 from towers.checkpointing import run_dir
-from towers.checkpointing.position import Position
+from towers.checkpointing.train_state import TrainState
 from towers.training.results_file import ResultsFile
 
 
@@ -17,7 +17,7 @@ def epochs(path):
 
 
 def test_each_epoch_adds_a_row(tmp_path):
-    file = ResultsFile(tmp_path, Position(), COLUMNS, pytest.fail)
+    file = ResultsFile(tmp_path, TrainState(), COLUMNS, pytest.fail)
     file.begin()
     assert not (tmp_path / "results.csv").exists()
     for epoch in (1, 2):
@@ -27,8 +27,8 @@ def test_each_epoch_adds_a_row(tmp_path):
 
 def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run_dir.write_results(tmp_path / "results.csv", [result(1), result(2), result(3)])
-    position = Position(results=[list(map(float, result(1).row))])
-    file = ResultsFile(tmp_path, position, COLUMNS, pytest.fail)
+    train_state = TrainState(results=[list(map(float, result(1).row))])
+    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
     file.begin()
     assert epochs(tmp_path) == ["epoch", "1"]
     file.end_epoch(result(2), {})
@@ -37,8 +37,8 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path):
     warnings = []
-    position = Position(results=[result(1).row])
-    file = ResultsFile(tmp_path / "nowhere", position, COLUMNS, warnings.append)
+    train_state = TrainState(results=[result(1).row])
+    file = ResultsFile(tmp_path / "nowhere", train_state, COLUMNS, warnings.append)
     file.begin()
     file.end_epoch(result(2), {})
     assert warnings == 2 * [

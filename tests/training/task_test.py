@@ -67,7 +67,7 @@ def regression_data():
 
 
 OF_REGRESSION = {
-    "model": "tests.task_test:regression_model", "dataset": "tests.task_test:regression_data"
+    "model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"
 }
 
 # Two outputs, inputs in a dict.
@@ -139,12 +139,12 @@ def test_a_learning_rate_alone_is_set_on_the_models_own_optimizer():
 
 
 def test_a_function_of_shapes_may_compile_its_model_too():
-    values = {**OF_REGRESSION, "model": "tests.task_test:shaped_regression_model"}
+    values = {**OF_REGRESSION, "model": f"{__name__}:shaped_regression_model"}
     assert "val_r2" in towers.train(config(**values, max_steps=1))
 
 
 def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
-    values = {**OF_REGRESSION, "model": "tests.task_test:uncompiled_model"}
+    values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
     with pytest.raises(ValueError, match=r"labels .* must be"):
         towers.train(config(**values))
     assert not RUN.exists()
@@ -152,7 +152,7 @@ def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
 
 def test_dicts_of_inputs_and_two_outputs_have_a_column_each_and_the_large_batch_gradient(capsys):
     towers.train(config(
-        model="tests.task_test:two_outputs_model", dataset="tests.task_test:two_outputs_data",
+        model=f"{__name__}:two_outputs_model", dataset=f"{__name__}:two_outputs_data",
         verify_gradients=True, monitor="val_kind_accuracy",
     ))
     assert header().split(",")[1:5] == ["loss", "kind_accuracy", "size_loss", "kind_loss"]
@@ -358,7 +358,7 @@ def test_a_plan_counts_every_part_of_a_structure(capsys):
 
 def test_what_the_page_shows_runs(monkeypatch):
     """At another default device, as on a machine with GPUs."""
-    page = (run_dir.Path(__file__).parents[1] / "docs/own_task.md").read_text()
+    page = (run_dir.Path(__file__).parents[2] / "docs/own_task.md").read_text()
     module, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     run_dir.Path("house.py").write_text(module)
     monkeypatch.syspath_prepend(".")
@@ -397,7 +397,7 @@ def noise_added(x, seed):
 
 def test_inputs_in_a_dict_are_augmented_by_a_function_of_ones_own():
     losses = []
-    for run, given in (("run", {}), ("noisy", {"augment": "tests.task_test:noise_added"})):
+    for run, given in (("run", {}), ("noisy", {"augment": f"{__name__}:noise_added"})):
         keras.utils.set_random_seed(1)
         history = towers.train(
             config(run_dir=run, epochs=1, **given), model=two_outputs_model(),

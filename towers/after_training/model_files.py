@@ -7,14 +7,8 @@ from typing import Any
 
 from towers.checkpointing import run_dir
 from towers.checkpointing.trust import check_modules
-from towers.config import TrainConfig
-
-# Of the run in whose directory a file lies: not the machine's part, nor what a run begins with.
-_NOT_BROUGHT = (
-    "num_gpus", "logical_gpus", "device", "num_towers", "accumulate", "cpu_threads", "run_dir",
-    "resume", "init_from", "freeze", "export", "plan", "profile", "verify_gradients",
-    "trust_run_dir",
-)
+from towers.config import TrainConfig, fields_with
+from towers.fields import Role
 
 
 def find_file(path: str, argument: str) -> Path:
@@ -79,7 +73,8 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     if "dataset" in given:
         same = given["dataset"] == values["dataset"]
         values = {**values, "data_dir": None, "image_size": values["image_size"] if same else None}
-    brought = {name: value for name, value in values.items() if name not in _NOT_BROUGHT}
+    skipped = fields_with(Role.BEGINNING | Role.ONCE)
+    brought = {name: value for name, value in values.items() if name not in skipped}
     if "batch_size_per_gpu" in given:
         brought.pop("batch_size")
     return TrainConfig(**{**brought, **given})

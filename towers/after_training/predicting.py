@@ -29,8 +29,8 @@ from towers.reporting.report import (
     share_line,
 )
 from towers.training.build import find_devices
-from towers.training.objects import PYTHON
 from towers.training.pace import Pace
+from towers.training.user_objects import PYTHON
 
 _HOME = "/cpu:0"
 

@@ -2,26 +2,16 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from towers.checkpointing import run_dir
 from towers.checkpointing.trust import check_modules
-from towers.config import TrainConfig
+from towers.config import TrainConfig, fields_with
+from towers.fields import Role
 
 AUTO = "auto"
-# No bit of a good step depends on these.
-_FREE = (
-    "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "checkpoint_every", "nonfinite",
-    "tensorboard", "histograms", "worker_timeout", "export", "data_workers", "data_timeout",
-    "trust_run_dir",
-)
-_LIMITS = ("epochs", "max_steps")  # `train` refuses one that the run is past
-_LARGER = ("early_stopping",)
-_NOT_OF_THE_RUN = (  # not done again
-    "plan", "profile", "verify_gradients", "run_dir", "resume", "export", "trust_run_dir",
-)
 
 
 def resumed_directory(given: Mapping[str, Any]) -> str | None:
@@ -75,12 +65,12 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
         raise ValueError(
             f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            f"`resume` give only {_listed(_FREE)}, other {_listed(_LIMITS)}, or a larger "
-            f"{_listed(_LARGER)}."
+            f"`resume` give only {_listed(Role.FREE)}, other {_listed(Role.LIMIT)}, or a larger "
+            f"{_listed(Role.LARGER)}."
         )
     if "device" in changed:  # the old numbers were of other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
-    defaults = {name: getattr(TrainConfig, name) for name in _NOT_OF_THE_RUN}
+    defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
     return dataclasses.replace(
         saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}
     )
@@ -97,28 +87,16 @@ def given_fields(config: TrainConfig) -> dict[str, Any]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that define the bits of a run's results."""
-    skipped = (*_FREE, *_LIMITS, *_LARGER, *_NOT_OF_THE_RUN)
+    skipped = fields_with(Role.FREE | Role.LIMIT | Role.LARGER | Role.ONCE)
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
 
 
-def check_identity(saved: Mapping[str, Any], config: TrainConfig, path: Path) -> None:
-    """Raises ValueError when a checkpoint was written by a run of another configuration."""
-    now = identity(config)
-    then = {**identity(TrainConfig()), **saved}  # of a field that is younger, the default
-    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-    if differ:
-        listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
-        raise ValueError(
-            f"{path} belongs to another run than {run_dir.CONFIG} beside it: {listed}."
-        )
-
-
 def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
-    if name in _LARGER:
+    if name in fields_with(Role.LARGER):
         before = getattr(saved, name)
         return before is not None and value is not None and value > before
-    return name in (*_FREE, *_LIMITS)
+    return name in fields_with(Role.FREE | Role.LIMIT)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def _listed(roles: Role) -> str:
+    return ", ".join(f"`{name}`" for name in fields_with(roles))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from towers.checkpointing.checkpoints import json_copy
-from towers.checkpointing.position import plain
+from towers.checkpointing.train_state import plain
 from towers.step import TowerStep
 
 # What Keras' own callbacks remember from epoch to epoch.
@@ -17,14 +17,13 @@ _BEST_WEIGHTS = "best_weights"
 _UNSAVED = "unsaved"  # in place of what a callback remembers, where that was no JSON
 
 
-def take_arrays(step: TowerStep) -> dict[str, np.ndarray]:
-    """Copies of all variables on the host: model (with its seeds), optimizer, metrics' sums."""
-    return copy_arrays(_groups(step))
-
-
-def restore_arrays(step: TowerStep, arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Assigns what `take_arrays` copied; see `assign_arrays`."""
-    assign_arrays(_groups(step), arrays, path)
+def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
+    """All variables of a step: the model's (with its seeds), the optimizer's, the metrics' sums."""
+    return {
+        "model": step.model.variables,
+        "optimizer": step.optimizer.variables,
+        "metrics": step.metrics_variables,
+    }
 
 
 def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.ndarray]:
@@ -142,14 +141,6 @@ def restore_callbacks(
         for name, value in state.items():
             if hasattr(callback, name):
                 setattr(callback, name, value)
-
-
-def _groups(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
-    return {
-        "model": step.model.variables,
-        "optimizer": step.optimizer.variables,
-        "metrics": step.metrics_variables,
-    }
 
 
 def _kind(value: Any) -> str:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.datasets.batches import Examples, shuffled_batches
 from towers.diagnosis import phases, plan
 from towers.diagnosis.phases import Interval, TowerSpan
-from towers.diagnosis.trace import HOST, Event, operations, read_events, write_chrome_trace
+from towers.diagnosis.recording import HOST, Event, operations, read_events, write_chrome_trace
 from towers.machine.logical import logical_gpu_counts
 from towers.reporting.report import tower_range
 from towers.step import TowerStep, scopes

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from towers.diagnosis.trace import HOST, Event
+from towers.diagnosis.recording import HOST, Event
 from towers.machine.devices import is_gpu
 from towers.machine.tensorflow_internals import copy_direction, stream_number
 from towers.step import scopes

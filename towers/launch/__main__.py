@@ -13,7 +13,7 @@ from absl import flags
 
 from towers import command_line
 from towers.launch import command, worker_environment
-from towers.launch.run import launch
+from towers.launch.launcher import launch
 from towers.machine import nvidia
 
 

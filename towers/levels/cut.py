@@ -1,12 +1,12 @@
 """Cuts a traced function into levels: for each, one function of tensors.
 
     level 0   [towers]  forward, backward      -->  gradients
-              ------- meeting: their sum -------
+              ------- collective: their sum -------
     level 1   [home]    clipped gradients      -->  optimizer.apply
               ------- update -------
     level 2   [towers]  what reads the new weights ...
 
-A function takes what the levels before it, meetings and reads have given, and gives what those
+A function takes what the levels before it, collectives and reads have given, and gives what those
 after it need.
 """
 
@@ -25,7 +25,7 @@ _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _WHOLE = {"experimental_attributes": KEEP_WHOLE}
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """One level of the function.
 
     inputs, outputs: the names of its arguments and results in the trace.
@@ -51,15 +51,15 @@ class _Level(NamedTuple):
 def cut(
     function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
     effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
-) -> dict[int, Piece]:
-    """The pieces that compute `wanted`, by level; a level with nothing to do has none.
+) -> dict[int, Segment]:
+    """The segments that compute `wanted`, by level; a level with nothing to do has none.
 
     Args:
         function: the traced function.
         dependence: of its tensors.
         wanted: symbolic tensors of it.
         effects: operations that must run, too.
-        options: of `tf.function`, for each piece.
+        options: of `tf.function`, for each segment.
     """
     levels: dict[int, _Level] = {}
 
@@ -73,7 +73,7 @@ def cut(
     for operation in effects:
         level = levels.setdefault(dependence.operation_level(operation), _Level({}, []))
         level.effects.append(operation)
-    pieces: dict[int, Piece] = {}
+    segments: dict[int, Segment] = {}
     graph = _Graph(function, options)
     for index in range(max(levels, default=-1), -1, -1):  # a level asks those before it for more
         if index in levels:
@@ -81,8 +81,8 @@ def cut(
             for tensor in inputs:
                 want(tensor)
             outputs = list(levels[index].outputs.values())
-            pieces[index] = graph.piece(inputs, outputs, operations)
-    return pieces
+            segments[index] = graph.segment(inputs, outputs, operations)
+    return segments
 
 
 def captures(function: Any) -> list[tuple[Any, tf.Tensor]]:
@@ -126,16 +126,16 @@ def _is_constant(operation: tf.Operation) -> bool:
 
 
 class _Graph:
-    """The traced graph, from which pieces are copied."""
+    """The traced graph, from which segments are copied."""
 
     def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
         self._options = options
         self._definition = function.graph.as_graph_def()
         self._places = {node.name: i for i, node in enumerate(self._definition.node)}
 
-    def piece(
+    def segment(
         self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str]
-    ) -> Piece:
+    ) -> Segment:
         """A function of the inputs that runs these operations."""
         graph = repeatable(self._part(operations))
 
@@ -144,7 +144,7 @@ class _Graph:
             return _function(with_noise_of(graph, tower), inputs, outputs, self._options)
 
         has_noise = draws_noise(graph)
-        return Piece(
+        return Segment(
             [v.name for v in inputs], [v.name for v in outputs],
             lambda tower: make(tower if has_noise else 0),
         )

@@ -1,8 +1,8 @@
-"""Tells which tensors of a traced step depend on a tower's shard, and on how many meetings.
+"""Tells which tensors of a traced step depend on a tower's shard, and on how many collectives.
 
     x (a shard)  --> loss, gradient               local, level 0
                               |
-                           meeting
+                           collective
                               |
                      the towers' sum  --> clipped     not local, level 1
 
@@ -19,8 +19,11 @@ _SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # what no value has
 
 
 class Fact(NamedTuple):
-    """local: it depends on a shard, or on a tower's own noise. level: meetings and updates before
-    it, along the longest path."""
+    """What a tensor follows from.
+
+    local: it depends on a shard, or on a tower's own noise.
+    level: collectives and updates before it, along the longest path.
+    """
 
     local: bool
     level: int
@@ -35,7 +38,7 @@ class Dependence:
         self._operations: dict[tuple[int, str], Fact] = {}
 
     def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:
-        """A tensor whose value comes from outside of the levels: a shard, a read, a meeting."""
+        """A tensor whose value comes from outside of the levels: a shard, a read, a collective."""
         self._fed[_key(tensor)] = Fact(local, level)
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
@@ -63,11 +66,11 @@ class Dependence:
         return False
 
     def level(self, tensor: tf.Tensor) -> int:
-        """The meetings and updates before it."""
+        """The collectives and updates before it."""
         return self._fact(tensor).level
 
     def operation_level(self, operation: tf.Operation) -> int:
-        """The meetings and updates before it."""
+        """The collectives and updates before it."""
         return self._operation(operation).level
 
     def _fact(self, tensor: tf.Tensor) -> Fact:

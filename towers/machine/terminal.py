@@ -19,7 +19,7 @@ from typing import BinaryIO
 _STDERR = 2
 
 
-class Noise:
+class CapturedStderr:
     """What libraries have written to stderr, and will write.
 
     path: the file that has it; None until `move_to`.
@@ -43,7 +43,7 @@ class Noise:
 
 
 @contextmanager
-def quiet_stderr() -> Iterator[Noise]:
+def quiet_stderr() -> Iterator[CapturedStderr]:
     """Holds libraries' messages back; what nobody has moved to a file is dropped at the end.
 
     Enter it before TensorFlow is imported. Python's logging and warnings are messages, too.
@@ -56,7 +56,7 @@ def quiet_stderr() -> Iterator[Noise]:
         faulthandler.enable(sys.stderr)
         with _logging_to_stderr():
             try:
-                yield Noise(buffer)
+                yield CapturedStderr(buffer)
             finally:
                 faulthandler.disable()
                 sys.stderr.flush()

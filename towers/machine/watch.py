@@ -24,10 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.cluster import LOST_WORKER, Cluster, LostWorkerError
-from towers.machine.collectives import Collectives
 from towers.machine.devices import HOST
 from towers.machine.tensorflow_internals import answers, is_gone
 from towers.machine.words import plural
+from towers.machine.worker_collectives import WorkerCollectives
 
 DEFAULT_TIMEOUT = 60.0
 START = "the start"  # the phase in which workers agree, and load their data
@@ -139,7 +139,7 @@ class _Watch:
         self._longest = 0.0  # seconds of a phase so far; 0 until all have met
         self._has_stepped = False  # before, one may read its data for longer than another
         self._doing = _Doing(None, time.monotonic(), threading.get_ident())
-        calls = Collectives(cluster.num_workers, cluster.index)
+        calls = WorkerCollectives(cluster.num_workers, cluster.index)
         self._gather = tf.function(calls.all_gather, autograph=False)
         self._last_call, self._is_calling = 0.0, False
         _Watch.running = self

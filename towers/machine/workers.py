@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from towers.machine import watch
 from towers.machine.cluster import ALONE, Cluster, find_cluster
-from towers.machine.collectives import Collectives
 from towers.machine.devices import HOST, has_started
 from towers.machine.tensorflow_internals import start_collectives
 from towers.machine.watch import START, watched
+from towers.machine.worker_collectives import WorkerCollectives
 
 _MOMENT = 0.5  # seconds, from one question whether the others have ended to the next
 _MOST_LISTED = 3
@@ -72,11 +72,11 @@ class Workers:
         self.cluster = cluster
         self._is_alone = cluster.num_workers == 1
         if not self._is_alone:
-            self._collectives = Collectives(cluster.num_workers, cluster.index)
+            self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
             self._largest = tf.function(
                 lambda row: tf.reduce_max(self._collectives.all_gather(row), 0), autograph=False
             )
-            self._partings = Collectives(cluster.num_workers, cluster.index)
+            self._partings = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def all_reduce_max(self, *values: int) -> tuple[int, ...]:
         """The largest that any worker gives, of each value from 0 to 2^31 - 1."""

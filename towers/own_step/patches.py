@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
 from towers.machine.user_lines import current_line
-from towers.own_step.meetings import StepMeetings, Update, check_rank, has_rows
+from towers.own_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
 from towers.rows.facts import Fact
 from towers.step.lookups import apart, are_shared, whole
@@ -34,8 +34,8 @@ _ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's re
 class Patches:
     """The replaced calls of one trace."""
 
-    def __init__(self, meetings: StepMeetings, scope: VariableScope) -> None:
-        self._meetings, self._scope = meetings, scope
+    def __init__(self, collectives: StepCollectives, scope: VariableScope) -> None:
+        self._collectives, self._scope = collectives, scope
         self._is_in_jacobian = False
 
     @contextmanager
@@ -90,22 +90,22 @@ class Patches:
         Its target depends on no shard, and on nothing that towers have met about; or it is of one
         row, in a loop over all.
         """
-        meetings = self._meetings
+        collectives = self._collectives
         if any(isinstance(s, _VARIABLES) for s in sources):
-            meetings.check_outermost("takes the gradient of weights")
-        if not meetings.is_outermost():
-            return not any(meetings.rows.fact(t).local for t in targets)
-        dependence = meetings.dependence
+            collectives.check_outermost("takes the gradient of weights")
+        if not collectives.is_outermost():
+            return not any(collectives.rows.fact(t).local for t in targets)
+        dependence = collectives.dependence
         return not any(dependence.local(t) or dependence.level(t) for t in targets)
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
         """Whether the sources are values that all towers share: weights, or made of them."""
-        meetings = self._meetings
-        if meetings.is_outermost():
-            shared = [isinstance(s, _VARIABLES) or not meetings.dependence.local(s)
+        collectives = self._collectives
+        if collectives.is_outermost():
+            shared = [isinstance(s, _VARIABLES) or not collectives.dependence.local(s)
                       for s in sources]
         else:
-            shared = [not meetings.rows.fact(source).local for source in sources]
+            shared = [not collectives.rows.fact(source).local for source in sources]
         if any(shared) and not all(shared):
             raise ValueError(
                 f"{current_line()}: one gradient call with respect to weights, which towers share, "
@@ -113,7 +113,7 @@ class Patches:
                 "keras.remat and tf.recompute_grad, which make such calls themselves."
             )
         if all(shared):
-            meetings.check_outermost("takes the gradient of values that towers share")
+            collectives.check_outermost("takes the gradient of values that towers share")
         return all(shared)
 
     def _weighted(self, target: tf.Tensor, seed: tf.Tensor, shared: bool) -> tf.Tensor:
@@ -124,16 +124,16 @@ class Patches:
             shared: whether it is with respect to what towers share; else it is with respect to
                 rows, which stay with their tower.
         """
-        meetings = self._meetings
+        collectives = self._collectives
         check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
-        kind = meetings.rows.check(target, "the loss that a gradient is taken of")
+        kind = collectives.rows.check(target, "the loss that a gradient is taken of")
         if kind.name == "sum" or kind.name == "other" and has_rows(target):
-            return meetings.masked(seed) if shared else seed
-        return meetings.weighted(seed) if shared else meetings.weighted_if_real(seed)
+            return collectives.masked(seed) if shared else seed
+        return collectives.weighted(seed) if shared else collectives.weighted_if_real(seed)
 
     def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
         """Gradients with respect to rows, weighted as above, are rows of the large batch's."""
-        rows = self._meetings.rows
+        rows = self._collectives.rows
         for gradient, source in zip(gradients, sources, strict=True):
             fact = rows.fact(source)
             if tf.is_tensor(gradient) and fact.has_rows:
@@ -142,7 +142,7 @@ class Patches:
     def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
         dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
-        sums = iter(self._meetings.sum(dense) if dense else [])
+        sums = iter(self._collectives.sum(dense) if dense else [])
         return [
             g if g is None
             else self._sum_slices(g, source) if isinstance(g, tf.IndexedSlices)
@@ -151,15 +151,14 @@ class Patches:
         ]
 
     def _sum_slices(self, gradient: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
-        meetings = self._meetings
+        to = self._collectives
 
         def add(part: tf.IndexedSlices) -> tf.IndexedSlices:
             if part.dense_shape is None:
-                (values,), (indices,) = meetings.sum([part.values]), meetings.first([part.indices])
-                return tf.IndexedSlices(values, indices)
-            return tf.IndexedSlices(*meetings.join([part.values, part.indices]), part.dense_shape)
+                return tf.IndexedSlices(*to.sum([part.values]), *to.first([part.indices]))
+            return tf.IndexedSlices(*to.join([part.values, part.indices]), part.dense_shape)
 
-        (parts,) = apart([gradient], lambda i: are_shared(i, meetings.rows, meetings.dependence))
+        (parts,) = apart([gradient], lambda i: are_shared(i, to.rows, to.dependence))
         added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
         return whole(added, source.shape)
 
@@ -172,8 +171,8 @@ class Patches:
             slopes = original(tape, target, *args, **options)
         finally:
             self._is_in_jacobian = before
-        rows = self._meetings.rows
-        if self._meetings.is_outermost() and rows.fact(target).has_rows:
+        rows = self._collectives.rows
+        if self._collectives.is_outermost() and rows.fact(target).has_rows:
             for slope in tf.nest.flatten(slopes):
                 if slope is not None and slope.shape.as_list().count(None) == 1:
                     rows.declare(slope, rows.fact(target))
@@ -189,8 +188,8 @@ class Patches:
         trainable_variables: Any = None,
     ) -> None:
         del original  # called at home, when the step runs
-        meetings, scope = self._meetings, self._scope
-        meetings.check_outermost("applies gradients")
+        collectives, scope = self._collectives, self._scope
+        collectives.check_outermost("applies gradients")
         if not optimizer.built:
             with scope.left():
                 optimizer.build(trainable_variables)
@@ -199,15 +198,15 @@ class Patches:
         variables = list(trainable_variables or optimized_variables(optimizer))
         gradients = [
             g if g is None or isinstance(g, tf.IndexedSlices)
-            else meetings.of_batch(g, f"{current_line()}: a gradient")
+            else collectives.of_batch(g, f"{current_line()}: a gradient")
             for g in grads
         ]
         assigned = scope.take_assigned([*variables, *optimizer.variables])
         needs = tf.nest.flatten([gradients, [v for _, v in assigned]], expand_composites=True)
-        levels = [meetings.dependence.level(v) for v in needs if v is not None]
-        levels += [e.level for e in meetings.events if isinstance(e, Update)]
+        levels = [collectives.dependence.level(v) for v in needs if v is not None]
+        levels += [e.level for e in collectives.events if isinstance(e, Update)]
         update = Update(optimizer, gradients, variables, assigned, max(levels, default=0))
-        meetings.events.append(update)
+        collectives.events.append(update)
         scope.updated(update)
 
     # Metrics.
@@ -220,21 +219,21 @@ class Patches:
         sample_weight: Any = None,
     ) -> None:
         """A scalar of a shard weighs n_i / N, unless the step says itself what it weighs."""
-        self._meetings.check_outermost(f"updates metric {metric.name!r}")
+        self._collectives.check_outermost(f"updates metric {metric.name!r}")
         values = tf.convert_to_tensor(values)
         weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
-        local = self._meetings.dependence.local
+        local = self._collectives.dependence.local
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
-        is_value = local(values) and not self._meetings.rows.fact(values).has_rows
+        is_value = local(values) and not self._collectives.rows.fact(values).has_rows
         if is_value and (weight is None or not local(weight)):
             factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
-            if self._meetings.rows.check(values, what).name == "sum":
-                values = self._meetings.sum([self._meetings.masked(values)])[0]
+            if self._collectives.rows.check(values, what).name == "sum":
+                values = self._collectives.sum([self._collectives.masked(values)])[0]
             else:
-                weight = self._meetings.weighted(factor)
+                weight = self._collectives.weighted(factor)
         elif local(values):
-            self._meetings.rows.check(values, what)
+            self._collectives.rows.check(values, what)
         original(metric, values, sample_weight=weight)
 
     # Losses.
@@ -250,7 +249,7 @@ class Patches:
         """Gives a loss that is no mean over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
         if needs_all_rows(loss, *given) and not self._scope.is_unready:
-            if self._meetings.is_outermost() and self._can_gather(tf.nest.flatten(given)):
+            if self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given)):
                 given = tf.nest.map_structure(self._all_rows, given)
             else:
                 warnings.warn(
@@ -267,7 +266,7 @@ class Patches:
 
         Where one has, so have those beside it whose number is some fixed one for each example.
         """
-        facts = [self._meetings.rows.fact(value) for value in values if tf.is_tensor(value)]
+        facts = [self._collectives.rows.fact(value) for value in values if tf.is_tensor(value)]
         own = [fact for fact in facts if fact.local]
         are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
         return are_rows and (not own or any(f.each == 1 for f in own))
@@ -276,9 +275,9 @@ class Patches:
         """A value's rows of all towers, with its mask."""
         if not tf.is_tensor(value):
             return value
-        rows, mask = self._meetings.gather(value), keras_mask(value)
+        rows, mask = self._collectives.gather(value), keras_mask(value)
         if mask is not None and rows is not value:
-            set_keras_mask(rows, self._meetings.gather(mask))
+            set_keras_mask(rows, self._collectives.gather(mask))
         return rows
 
     # Layers.
@@ -298,10 +297,10 @@ class Patches:
 
     def _is_fixed_batch(self, value: Any) -> bool:
         """Whether a tensor of this step has a batch axis of a fixed size, and yet is a shard's."""
-        if not tf.is_symbolic_tensor(value) or value.graph is not self._meetings.graph:
+        if not tf.is_symbolic_tensor(value) or value.graph is not self._collectives.graph:
             return False
         is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
-        return is_fixed and self._meetings.dependence.local(value, but_sizes=True)
+        return is_fixed and self._collectives.dependence.local(value, but_sizes=True)
 
 
 def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
@@ -324,7 +323,7 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
     if not all(tf.is_tensor(value) and has_rows(value) for value in (y_true, y_pred)):
         return False
     try:
-        with StepMeetings.paused():
+        with StepCollectives.paused():
             check_is_mean(loss, y_true, y_pred)
     except NoMeanOverRows:
         return True
@@ -358,7 +357,7 @@ def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
     is_own = name in vars(owner)
 
     def call(*args: Any, **options: Any) -> Any:
-        if not StepMeetings.are_current():
+        if not StepCollectives.are_current():
             return original(*args, **options)
         return function(original, *args, **options)
 

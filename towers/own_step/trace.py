@@ -1,7 +1,7 @@
 """A step of the user's own, traced once for one tower: its graph, and where it meets other towers.
 
-    step(shard)  ->  graph    fed:   the shard, its share, reads of variables, what meetings give
-                              kept:  meetings' inputs, gradients, assigned values, logs
+    step(shard)  ->  graph    fed:   the shard, its share, reads of variables, what collectives give
+                              kept:  collectives' inputs, gradients, assigned values, logs
 """
 
 import functools
@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from towers.levels.cut import captures, effects_of
 from towers.levels.dependence import Dependence
-from towers.levels.meetings import Meeting
 from towers.levels.repeatable import warn_of_unordered_sums
+from towers.levels.tower_collectives import TowerCollective
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.user_lines import line_of
-from towers.own_step.meetings import StepMeetings, Update
 from towers.own_step.patches import Patches
+from towers.own_step.step_collectives import StepCollectives, Update
 from towers.own_step.variables import VariableScope
 from towers.rows.rows import Rows
 from towers.step.fixed_batch import check_no_fixed_batch
@@ -37,7 +37,7 @@ class Trace:
     """One traced step.
 
     function: of (leaves, share, begin); it is cut up and never called.
-    leaves: the shard's symbolic tensors. share, begin: see `StepMeetings`.
+    leaves: the shard's symbolic tensors. share, begin: see `StepCollectives`.
     captured: (outside, inside) of what the step takes from outside but variables.
     reads, seeds: see `VariableScope`. assigned: (variable, value) at the end.
     """
@@ -48,16 +48,16 @@ class Trace:
     leaves: list[tf.Tensor]
     share: tf.Tensor
     begin: tf.Tensor
-    events: list[Meeting | Update]
+    events: list[TowerCollective | Update]
     reads: list[tuple[tf.Tensor, keras.Variable]]
     seeds: set[str]
     assigned: list[tuple[keras.Variable, tf.Tensor]]
     logs: Any
 
     @property
-    def meetings(self) -> list[Meeting]:
+    def collectives(self) -> list[TowerCollective]:
         """Where towers make one value of theirs."""
-        return [event for event in self.events if isinstance(event, Meeting)]
+        return [event for event in self.events if isinstance(event, TowerCollective)]
 
     @property
     def updates(self) -> list[Update]:
@@ -122,21 +122,21 @@ def _trace_once(
 
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
-        meetings = StepMeetings(given, share, begin)
+        collectives = StepCollectives(given, share, begin)
         layers = synchronized_layers(model, batch_norm)
         statistics = statistics_of(model)
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
-        scope = VariableScope(meetings, home, averaged, first)
+        scope = VariableScope(collectives, home, averaged, first)
         with (
-            meetings.current(), scope, Patches(meetings, scope).applied(), raw_variables_in(scope),
-            synchronized(layers, meetings.is_real, meetings.sum),
+            collectives.current(), scope, Patches(collectives, scope).applied(),
+            raw_variables_in(scope), synchronized(layers, collectives.is_real, collectives.sum),
         ):
-            logs = _of_batch(meetings, step(tf.nest.pack_sequence_as(specs, leaves)))
+            logs = _of_batch(collectives, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
         all_but_function = functools.partial(
-            Trace, dependence=meetings.dependence, rows=meetings.rows, leaves=given, share=share,
-            begin=begin, events=meetings.events, reads=scope.reads, seeds=scope.seeds,
-            assigned=assigned, logs=logs,
+            Trace, dependence=collectives.dependence, rows=collectives.rows, leaves=given,
+            share=share, begin=begin, events=collectives.events, reads=scope.reads,
+            seeds=scope.seeds, assigned=assigned, logs=logs,
         )
         made.append((all_but_function, scope))
 
@@ -148,17 +148,18 @@ def _trace_once(
     return all_but_function(function), scope
 
 
-def _of_batch(meetings: StepMeetings, logs: Any) -> Any:
+def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
     """The step's logs for the global batch."""
     if isinstance(logs, dict):
         return {
             key: tf.nest.map_structure(
-                lambda v, key=key: meetings.of_batch(v, f"{key!r}, which the step returns,"), value
+                lambda v, key=key: collectives.of_batch(v, f"{key!r}, which the step returns,"),
+                value,
             )
             for key, value in logs.items()
         }
     return tf.nest.map_structure(
-        lambda v: meetings.of_batch(v, "what the step returns"), logs
+        lambda v: collectives.of_batch(v, "what the step returns"), logs
     )
 
 

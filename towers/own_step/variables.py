@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras
-from towers.own_step.meetings import StepMeetings, Update
+from towers.own_step.step_collectives import StepCollectives, Update
 from towers.step.assigned import terms_of
 from towers.step.raw_variables import read_as_they_are, variable_behind
 
@@ -52,14 +52,14 @@ class VariableScope(keras.StatelessScope):
 
     def __init__(
         self,
-        meetings: StepMeetings,
+        collectives: StepCollectives,
         home: str,
         averaged: Iterable[keras.Variable],
         first: Iterable[keras.Variable],
     ) -> None:
         """
         Args:
-            meetings: of the trace.
+            collectives: of the trace.
             home: the device for variables that the step makes.
             averaged: variables whose values in all towers are averaged.
             first: variables that take tower 0's value.
@@ -68,7 +68,7 @@ class VariableScope(keras.StatelessScope):
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
         self.seeds: set[str] = set()
         self.is_unready = False
-        self._meetings, self._home = meetings, home
+        self._collectives, self._home = collectives, home
         self._averaged, self._first = set(map(id, averaged)), set(map(id, first))
         self._assigned: dict[int, keras.Variable] = {}
         self._lines: dict[int, str] = {}
@@ -103,7 +103,7 @@ class VariableScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Notes a value that the step assigns."""
         variable, value = update
-        self._meetings.check_outermost(f"assigns {variable.path}")
+        self._collectives.check_outermost(f"assigns {variable.path}")
         self._lines[id(variable)] = current_line()
         if variable_behind(variable) is None:
             self.is_unready = True
@@ -176,19 +176,19 @@ class VariableScope(keras.StatelessScope):
         if variable.aggregation == "sum":
             self._metric_reads[id(variable)] = read
         level = update.level + 1 if update else 0
-        self._meetings.dependence.feed(read, local=is_seed, level=level)
+        self._collectives.dependence.feed(read, local=is_seed, level=level)
         return read
 
     def _outermost(self) -> AbstractContextManager:
         """The graph of the step, from within one of a loop's or a function's own."""
-        graph = self._meetings.graph
+        graph = self._collectives.graph
         is_nested = tf.compat.v1.get_default_graph() is not graph
         return graph.as_default() if is_nested else nullcontext()
 
     def _update_metric(self, variable: keras.Variable, value: tf.Tensor) -> None:
         known = self._metrics.get(id(variable))
         before = self.get_current_value(variable) if known is None else known.before
-        is_local = self._meetings.dependence.local(value)
+        is_local = self._collectives.dependence.local(value)
         added = _added(variable, before, value) if is_local else None
         self._metrics[id(variable)] = _Metric(variable, before, added)
 
@@ -199,45 +199,45 @@ class VariableScope(keras.StatelessScope):
         metrics, self._metrics = self._metrics, {}
         local = {key: m.added for key, m in metrics.items() if m.added is not None}
         parts = [self._part(metrics[key].variable, added) for key, added in local.items()]
-        sums = dict(zip(local, self._meetings.sum(parts) if parts else [], strict=True))
+        sums = dict(zip(local, self._collectives.sum(parts) if parts else [], strict=True))
         for key, metric in metrics.items():
             value = metric.before + sums[key] if key in sums else self.state_mapping[key]
             self.state_mapping[key] = tf.stop_gradient(value)
 
     def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
         """A shard's part of what a metric adds: Keras' metrics add sums, a user's may add means."""
-        rows = self._meetings.rows
+        rows = self._collectives.rows
         kind = rows.kind(added)
         if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
             rows.check(added, f"what metric variable {variable.path!r} adds")
         is_mean = kind.name == "mean" and added.dtype.is_floating
-        return self._meetings.weighted(added) if is_mean else self._meetings.masked(added)
+        return self._collectives.weighted(added) if is_mean else self._collectives.masked(added)
 
     def _part_of_term(self, term: tf.Tensor) -> tf.Tensor | None:
         """A shard's part of a sum, or of a mean, over the batch's rows; None of anything else."""
-        kind = self._meetings.rows.kind(term).name
+        kind = self._collectives.rows.kind(term).name
         if kind == "sum":
-            return self._meetings.masked(term)
+            return self._collectives.masked(term)
         is_mean = kind == "mean" and term.dtype.is_floating
-        return self._meetings.weighted(term) if is_mean else None
+        return self._collectives.weighted(term) if is_mean else None
 
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
-        meetings, key = self._meetings, id(variable)
-        if not meetings.dependence.local(value):
+        collectives, key = self._collectives, id(variable)
+        if not collectives.dependence.local(value):
             return value
         if key in self._averaged:
-            return meetings.sum([meetings.weighted(value)])[0]
+            return collectives.sum([collectives.weighted(value)])[0]
         if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
-            return meetings.first([value])[0]
-        same, own = terms_of(value, meetings.dependence.local)
+            return collectives.first([value])[0]
+        same, own = terms_of(value, collectives.dependence.local)
         parts = [self._part_of_term(term) for term in own]
         known = [part for part in parts if part is not None]
         if len(known) == len(own):
-            return functools.reduce(tf.add, [*same, *meetings.sum(known)])
+            return functools.reduce(tf.add, [*same, *collectives.sum(known)])
         if variable.aggregation == "mean" and value.dtype.is_floating:
             what = f"what the step assigns to variable {variable.path!r}"
-            return meetings.sum([meetings.part(value, what)])[0]
+            return collectives.sum([collectives.part(value, what)])[0]
         raise ValueError(
             f"{self._lines[key]} assigns variable {variable.path!r} what it computes of a shard: "
             "every tower has a value of its own. Compute it of towers.gather(rows), the rows of "

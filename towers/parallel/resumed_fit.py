@@ -10,20 +10,25 @@
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from towers.checkpointing import run_dir
+from towers.checkpointing.checkpointer import Checkpointer
+from towers.checkpointing.train_state import TrainState
 from towers.machine import signals
-from towers.machine.workers import join_workers
+from towers.machine.workers import Workers, join_workers
 from towers.parallel.resume import resume_among
 from towers.parallel.resumed_callbacks import ResumedCallbacks
 from towers.parallel.resumed_data import Data, Start, are_arrays, make_data, split_arrays
-from towers.parallel.resumed_state import Saved, Saver
 
+_FIT = "fit"  # in a checkpoint's state: what the fit was; train.py's checkpoints have none
+_SEED = "seed"
 _DATA = ("x", "y", "sample_weight", "batch_size", "shuffle")
 
 
@@ -89,24 +94,60 @@ def resumed_fit(
     arguments = _with_split(arguments)
     others = [c for c in keras.tree.flatten(arguments["callbacks"]) if c is not resume]
     with run_dir.locked(resume.directory, "directory"), signals.deferred() as pending:
-        saved = Saved(resume.directory)
-        start = _start(saved, arguments, model.steps_per_execution)
+        checkpointer = Checkpointer(
+            resume.directory, Workers(join_workers()), _warn, every=resume.every,
+            argument="directory",
+        )
+        then, train_state = _read(checkpointer, resume.directory)
+        start = _start(then, train_state, arguments, model.steps_per_execution)
         data = make_data(start, *(arguments[name] for name in _DATA))
-        _check_executions(saved, data, model.steps_per_execution)
+        _check_executions(train_state, data, model.steps_per_execution)
         variables = _variables(model, prepare(data.spec))
-        fit_identity = {
+        now = {
             **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
-            "optimizer": type(model.optimizer).__name__,
+            "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
         }
-        saved.check(fit_identity)
-        saved.restore(variables)
-        saver = Saver(resume.directory, fit_identity, start.seed, variables, others)
-        with closing(saver):
+        checkpointer.hold(lambda: variables, others, {_FIT: now})
+        if then is not None:
+            checkpointer.check_identity(
+                then, now, "fit", " Start as then, or name another directory."
+            )
+        checkpointer.restore()
+        with closing(checkpointer):
             callbacks = ResumedCallbacks(
-                others, resume, saved, saver, data, variables, pending, **_options(arguments),
-                model=model, steps=arguments["steps_per_epoch"] or data.num_batches,
+                others, resume.directory, checkpointer, train_state, data, pending,
+                **_options(arguments), model=model,
+                steps=arguments["steps_per_epoch"] or data.num_batches,
             )
             return _fit(model, fit, arguments, data, callbacks)
+
+
+def _read(
+    checkpointer: Checkpointer, directory: Path
+) -> tuple[dict[str, Any] | None, TrainState]:
+    """The newest checkpoint's identity, None where there is none, and where it stands.
+
+    Raises:
+        ValueError: all checkpoints are damaged, or they are of something else.
+    """
+    found = checkpointer.read()
+    if found is None:
+        return None, TrainState()
+    for line in found.damaged:
+        _warn(line)
+    state = found.checkpoint.state
+    if _FIT not in state:
+        raise ValueError(
+            f"directory ({directory}) holds the checkpoints of a run of train.py. Name another."
+        )
+    with checkpointer.expecting("a fit"):
+        then = {**state[_FIT], _SEED: int(state[_FIT][_SEED])}
+        train_state = TrainState.from_json(state["position"])
+    return then, train_state
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
 
 
 def _fit(
@@ -125,16 +166,16 @@ def _fit(
             return function(iterator)
         for _ in range(model.steps_per_execution):
             next(iterator, None)
-        return dict(callbacks.position.logs)
+        return dict(callbacks.train_state.logs)
 
-    position = callbacks.position
-    is_over = position.stopped and position.epoch_step == 0  # else the epoch has its end left
+    state = callbacks.train_state
+    is_over = state.stopped and state.epoch_step == 0  # else the epoch has its end left
     model.train_function = train
     try:
         return fit(**{
             **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
             "callbacks": callbacks,
-            "initial_epoch": arguments["epochs"] if is_over else position.epoch,
+            "initial_epoch": arguments["epochs"] if is_over else state.epoch,
         })
     finally:
         if model.train_function is train:
@@ -155,22 +196,23 @@ def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start(saved: Saved, arguments: Mapping[str, Any], execution: int) -> Start:
+def _start(
+    then: Mapping[str, Any] | None, state: TrainState, arguments: Mapping[str, Any], execution: int
+) -> Start:
     """Where the data begin; with the seed of their order, which follows Keras' and Python's."""
     steps, first = arguments["steps_per_epoch"], arguments["initial_epoch"]
     seed = random.getrandbits(31)  # drawn in each process, so that all go on with the same state
-    position = saved.position
-    if saved.is_new:
-        position.epoch = first
+    if then is None:
+        state.epoch = first
     return Start(
-        seed if saved.is_new else saved.seed, first, position.epoch, position.epoch_step,
+        seed if then is None else then[_SEED], first, state.epoch, state.epoch_step,
         -(-steps // execution) * execution if steps else None,
     )
 
 
-def _check_executions(saved: Saved, data: Data, execution: int) -> None:
+def _check_executions(state: TrainState, data: Data, execution: int) -> None:
     """Raises ValueError where the newest checkpoint lies within an execution of several steps."""
-    step = saved.position.epoch_step
+    step = state.epoch_step
     if step % execution and step != data.most_steps:
         raise ValueError(
             f"steps_per_execution ({execution}): the newest checkpoint was written after step "

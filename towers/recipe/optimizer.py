@@ -6,13 +6,10 @@ from typing import Any
 
 import keras
 
-from towers.config import TrainConfig
+from towers.config import TrainConfig, fields_with
+from towers.fields import Role
 from towers.recipe.schedules import Length, make_schedule
 
-_OF_OPTIMIZERS = (
-    "optimizer", "learning_rate", "schedule", "warmup_steps", "momentum", "weight_decay",
-    "clip_norm", "ema",
-)
 _NOT_ALONE = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 
@@ -37,7 +34,10 @@ def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.opti
 def given(config: TrainConfig) -> list[str]:
     """The names of what the configuration says of the optimizer."""
     default = TrainConfig()
-    return [name for name in _OF_OPTIMIZERS if getattr(config, name) != getattr(default, name)]
+    return [
+        name for name in fields_with(Role.OPTIMIZER)
+        if getattr(config, name) != getattr(default, name)
+    ]
 
 
 def with_given(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towers.checkpointing.best import Monitor
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.named import one_line
 from towers.reporting.chart_style import COLORS, drawn, style_axes
 from towers.training.listener import Listener
@@ -27,7 +27,7 @@ class Curves(Listener):
     def __init__(
         self,
         directory: Path,
-        position: Position,
+        train_state: TrainState,
         columns: Sequence[str],
         title: str,
         monitor: Monitor,
@@ -36,17 +36,17 @@ class Curves(Listener):
         """
         Args:
             directory: of the run.
-            position: where the run stands.
+            train_state: where the run stands.
             columns: the names of its results' values.
             title, monitor: see `draw_curves`.
             warn: called with one line.
         """
-        self._directory, self._position, self._warn = directory, position, warn
+        self._directory, self._train_state, self._warn = directory, train_state, warn
         self._columns, self._title, self._monitor = columns, title, monitor
 
     def end(self) -> None:
         draw_or_warn(
-            self._directory, self._position.results, self._columns, self._title, self._monitor,
+            self._directory, self._train_state.results, self._columns, self._title, self._monitor,
             self._warn,
         )
 

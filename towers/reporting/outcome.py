@@ -7,14 +7,14 @@ from pathlib import Path
 from rich.text import Text
 
 from towers.checkpointing.best import Monitor
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import BEST, FINAL
+from towers.checkpointing.train_state import TrainState
 from towers.datasets.batches import num_steps
 from towers.machine.words import plural
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import Report, labelled
 from towers.training.build import Run
-from towers.training.saver import Loaded
+from towers.training.loaded import Loaded
 
 
 def describe_resumed(loaded: Loaded | None, out: Report) -> None:
@@ -24,36 +24,36 @@ def describe_resumed(loaded: Loaded | None, out: Report) -> None:
         return
     for what in loaded.damaged:
         out.warn(f"{what}; an older one takes its place.")
-    out.line(resumed_line(loaded.path, loaded.position.step))
+    out.line(resumed_line(loaded.path, loaded.train_state.step))
 
 
-def describe_complete(run: Run, position: Position, out: Report) -> None:
+def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
     """Says that there is nothing to go on with."""
-    done = amount(position.step, run.steps_an_epoch)
-    best = best_value(position.history.get(run.monitor.column, []), run.monitor)
-    out.line(complete_line(done, position.is_stopped(run.config.early_stopping), best))
+    done = amount(train_state.step, run.steps_an_epoch)
+    best = best_value(train_state.history.get(run.monitor.column, []), run.monitor)
+    out.line(complete_line(done, train_state.is_stopped(run.config.early_stopping), best))
 
 
-def describe_end(run: Run, position: Position, seconds: float, out: Report) -> None:
+def describe_end(run: Run, train_state: TrainState, seconds: float, out: Report) -> None:
     """Says which files hold which weights, and how good the best ones are.
 
     Args:
         run: what was trained.
-        position: where it has ended.
+        train_state: where it has ended.
         seconds: how long this process has trained.
         out: where the lines go.
     """
-    monitor, best_step = run.monitor, position.best.step
+    monitor, best_step = run.monitor, train_state.best.step
     best_epoch = None if best_step is None else num_steps(best_step, run.steps_an_epoch)
-    done = amount(position.step, run.steps_an_epoch)
+    done = amount(train_state.step, run.steps_an_epoch)
     best = best_value(run.step.model.history.history.get(monitor.column, []), monitor)
     out.line(models_line(done, best_epoch, monitor.column))
-    out.line(done_line(done, seconds, best, num_skipped(run, position), position.step))
+    out.line(done_line(done, seconds, best, num_skipped(run, train_state), train_state.step))
 
 
-def num_skipped(run: Run, position: Position) -> int:
+def num_skipped(run: Run, train_state: TrainState) -> int:
     """The updates that were left out: the optimizer has not counted them."""
-    return position.step - (int(run.step.optimizer.iterations) - run.first_iteration)
+    return train_state.step - (int(run.step.optimizer.iterations) - run.first_iteration)
 
 
 # The lines, each from plain values

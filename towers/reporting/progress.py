@@ -1,7 +1,7 @@
 """The lines of a run's epochs: a bar that moves, two lines after each, updates left out."""
 
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.reporting.outcome import num_skipped, skipped_warning
 from towers.reporting.report import Progress, Report, epoch_label
 from towers.training.build import Run
@@ -15,15 +15,15 @@ class ProgressLines(Listener):
     The loss stays where it was computed, and is read back only when it is shown.
     """
 
-    def __init__(self, out: Report, run: Run, position: Position, pace: Pace) -> None:
+    def __init__(self, out: Report, run: Run, train_state: TrainState, pace: Pace) -> None:
         """
         Args:
             out: where the lines go.
             run: what is trained.
-            position: where the run stands.
+            train_state: where the run stands.
             pace: how fast it goes.
         """
-        self._out, self._run, self._position, self._pace = out, run, position, pace
+        self._out, self._run, self._train_state, self._pace = out, run, train_state, pace
         self._skipped_before = 0
         self._trained: Progress | None = None
 
@@ -31,7 +31,7 @@ class ProgressLines(Listener):
         self._out.waiting(f"{self._epoch()}  preparing the first step")
 
     def begin_epoch(self) -> None:
-        self._skipped_before = num_skipped(self._run, self._position)
+        self._skipped_before = num_skipped(self._run, self._train_state)
 
     def end_step(self) -> None:
         if self._out.is_due():
@@ -41,7 +41,7 @@ class ProgressLines(Listener):
         """Warns of the epoch's updates that were left out."""
         self._trained = self._progress()
         self._out.waiting(f"{self._epoch()}  validating")
-        count = num_skipped(self._run, self._position) - self._skipped_before
+        count = num_skipped(self._run, self._train_state) - self._skipped_before
         if count > 0:
             scale = getattr(self._run.step.optimizer, "dynamic_scale", None)
             self._out.warn(skipped_warning(count, None if scale is None else float(scale)))
@@ -52,19 +52,19 @@ class ProgressLines(Listener):
         progress = self._trained._replace(seconds_left=self._pace.seconds_left)
         names = self._run.metrics
         validation = {k: value for k, value in result.values.items() if k not in names}
-        self._out.end_epoch(progress, validation, self._position.is_best)
+        self._out.end_epoch(progress, validation, self._train_state.is_best)
 
     def _epoch(self) -> str:
-        return epoch_label(self._position.epoch + 1, self._run.config.epochs)
+        return epoch_label(self._train_state.epoch + 1, self._run.config.epochs)
 
     def _progress(self) -> Progress:
-        position = self._position
+        train_state = self._train_state
         return Progress(
-            position.epoch + 1,
+            train_state.epoch + 1,
             self._run.config.epochs,
-            position.epoch_step,
+            train_state.epoch_step,
             self._run.steps_an_epoch,
-            {name: float(position.logs[name]) for name in self._run.metrics},
+            {name: float(train_state.logs[name]) for name in self._run.metrics},
             self._pace.examples_per_second,
             self._pace.seconds_left,
         )

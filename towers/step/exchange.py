@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias, Union
 import tensorflow as tf
 
 from towers.machine.cluster import Cluster
-from towers.machine.collectives import Collectives
 from towers.machine.watch import ANOTHER_BATCH
+from towers.machine.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
 from towers.step.transfers import LARGE, pack, packages, unpack
@@ -146,7 +146,7 @@ class WorkersExchange(Exchange):
         self._plan = make_plan(cluster.num_workers, num_towers)
         self.mine = self._towers_of(cluster.index)
         self._mine = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
-        self._collectives = Collectives(cluster.num_workers, cluster.index)
+        self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
         """The device, or another worker."""

@@ -1,7 +1,7 @@
 """BatchNormalization with one mean and variance over the examples of all towers.
 
     tower 0   n, sum(x) --+             +--> mean, sum((x - mean)^2) --+             +--> variance
-    tower 1   n, sum(x) --+-- meeting --+--> mean, sum((x - mean)^2) --+-- meeting --+--> variance
+    tower 1   n, sum(x) --+-- sum --+--> mean, sum((x - mean)^2) --+-- sum --+--> variance
     ...
 
 Its output, statistics and gradient equal the large batch's; backward the towers meet as often. A

@@ -237,7 +237,7 @@ class Tower:
         """The variables of the state that Keras does not list."""
         return self.state[self._num_listed:]
 
-    def _meet(self, unknown: Mapping[int, Any]) -> None:
+    def _outcome(self, unknown: Mapping[int, Any]) -> None:
         known = set(map(id, self.state))
         self.state += [variable for key, variable in unknown.items() if key not in known]
 
@@ -262,7 +262,7 @@ class Tower:
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             added = self._added(inputs, outputs, scope, training) if compute_losses else []
         scope.check_none_made(trainable=True)
-        self._meet(scope.unknown)
+        self._outcome(scope.unknown)
         assigned = NOTHING
         if self._is_alone:
             assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})

@@ -1,7 +1,7 @@
 """A tower as it was traced, to be run on every shard: whole, or cut where towers meet.
 
     whole:    towers: the function
-    cut:      towers: level 0 --> meeting: sums over all towers --> towers: level 1 --> ...
+    cut:      towers: level 0 --> collective: sums over all towers --> towers: level 1 --> ...
 
 A tower meets the others where its BatchNormalization is synchronized. Every level is called once
 for each tower on its device; no tower waits for another inside of one.
@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from towers.levels.cut import Piece, captures, cut, effects_of
-from towers.levels.meetings import Meetings
+from towers.levels.cut import Segment, captures, cut, effects_of
 from towers.levels.repeatable import (
     draws_noise,
     has_unsaved_noise,
@@ -21,28 +20,29 @@ from towers.levels.repeatable import (
     sums_in_order,
     warn_of_unordered_sums,
 )
+from towers.levels.tower_collectives import TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import WholeTower, call_on_devices
 
 
 class CutTower:
-    """A traced function of a tower, in pieces.
+    """A traced function of a tower, in segments.
 
     function: the concrete function. structured_outputs: its own.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(
-        self, function: Any, arguments: Sequence[tf.Tensor], meetings: Meetings,
+        self, function: Any, arguments: Sequence[tf.Tensor], collectives: TowerCollectives,
         options: Mapping[str, Any],
     ) -> None:
         """
         Args:
             function: a concrete function; it is cut up and never called.
             arguments: its flat symbolic arguments.
-            meetings: where it meets the other towers: sums, all of them.
-            options: of `tf.function`, for each piece.
+            collectives: where it meets the other towers: sums, all of them.
+            options: of `tf.function`, for each segment.
         """
         self.structured_outputs = function.structured_outputs
         self.function = function
@@ -50,15 +50,15 @@ class CutTower:
         self._arguments = [v.name for v in arguments]
         self._captured = {inside.name: outside for outside, inside in captures(function)}
         for _, inside in captures(function):
-            meetings.dependence.feed(inside, local=False, level=0)
-        self._meetings = meetings.events
+            collectives.dependence.feed(inside, local=False, level=0)
+        self._collectives = collectives.events
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
         wanted = [v for v in self._results if v is not None]
-        wanted += [v for meeting in meetings.events for v in meeting.inputs]
-        self._pieces = cut(
-            function, meetings.dependence, wanted, effects=effects_of(function), options=options
+        wanted += [v for collective in collectives.events for v in collective.inputs]
+        self._segments = cut(
+            function, collectives.dependence, wanted, effects=effects_of(function), options=options
         )
-        self._num_levels = 1 + max([*self._pieces, *(m.level for m in meetings.events)])
+        self._num_levels = 1 + max([*self._segments, *(m.level for m in collectives.events)])
 
     def run(
         self,
@@ -72,8 +72,8 @@ class CutTower:
         """Runs as `WholeTower.run` does."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         run_levels(
-            self._pieces, self._num_levels, towers, devices,
-            lambda level: self._meet(level, towers, sum_towers),
+            self._segments, self._num_levels, towers, devices,
+            lambda level: self._add_up(level, towers, sum_towers),
             take_turns=take_turns, first=first,
         )
         return [self._packed(tower) for tower in towers]
@@ -82,15 +82,15 @@ class CutTower:
         flat = _flat(arguments)
         return dict(zip(self._arguments, flat, strict=True))
 
-    def _meet(
+    def _add_up(
         self, level: int, towers: Sequence[dict[str, tf.Tensor]], sum_towers: Callable
     ) -> None:
-        """All meetings of a level at once."""
-        met = [meeting for meeting in self._meetings if meeting.level == level]
+        """Adds up what the towers give to a level's collectives, all at once."""
+        met = [collective for collective in self._collectives if collective.level == level]
         if met:
-            names = [v.name for meeting in met for v in meeting.inputs]
+            names = [v.name for collective in met for v in collective.inputs]
             sums = sum_towers([[tower[name] for name in names] for tower in towers])
-            outputs = [v.name for meeting in met for v in meeting.outputs]
+            outputs = [v.name for collective in met for v in collective.outputs]
             for tower in towers:
                 tower.update(zip(outputs, sums, strict=True))
 
@@ -103,7 +103,7 @@ TracedTower: TypeAlias = WholeTower | CutTower
 
 
 def run_levels(
-    pieces: Mapping[int, Piece],
+    segments: Mapping[int, Segment],
     num_levels: int,
     towers: Sequence[dict[str, tf.Tensor]],
     devices: Sequence[str],
@@ -115,7 +115,7 @@ def run_levels(
     """Runs a function that is cut into levels, each on every tower before the next one.
 
     Args:
-        pieces: of the levels that towers have a part in.
+        segments: of the levels that towers have a part in.
         num_levels: L, with those of the others.
         towers: what each of T towers has, by its name in the trace; gets each level's results.
         devices, take_turns: as for `call_on_devices`.
@@ -123,16 +123,16 @@ def run_levels(
         first: the index of the first of them among the towers of all workers.
     """
     for level in range(num_levels):
-        if level in pieces:
-            piece = pieces[level]
+        if level in segments:
+            segment = segments[level]
             results = call_on_devices(
-                piece.call,
-                [[tower[name] for name in piece.inputs] for tower in towers],
+                segment.call,
+                [[tower[name] for name in segment.inputs] for tower in towers],
                 [(first + t,) for t in range(len(towers))],
                 devices, take_turns=take_turns,
             )
             for tower, values in zip(towers, results, strict=True):
-                tower.update(zip(piece.outputs, values, strict=True))
+                tower.update(zip(segment.outputs, values, strict=True))
         between(level)
 
 
@@ -150,21 +150,21 @@ def trace_tower(
     Args:
         method: of a tower.
         specs: of its arguments, structures.
-        options: of `tf.function`, for the whole or for each piece.
+        options: of `tf.function`, for the whole or for each segment.
         meets: whether the method takes `sum_towers`, which makes towers meet.
 
     Raises:
         ValueError: XLA is to compile noise of tf.random.
     """
-    traced: list[tuple[list[tf.Tensor], Meetings]] = []
+    traced: list[tuple[list[tf.Tensor], TowerCollectives]] = []
 
     def body(*arguments: Any) -> Any:
         flat = _flat(arguments)
-        meetings = Meetings(flat)
-        traced.append((flat, meetings))
-        if meets:  # its meetings know their tensors: the sums are put in order as it is cut
-            return method(*arguments, sum_towers=meetings.sum)
-        return sums_in_order(meetings.graph, method(*arguments))
+        collectives = TowerCollectives(flat)
+        traced.append((flat, collectives))
+        if meets:  # its collectives know their tensors: the sums are put in order as it is cut
+            return method(*arguments, sum_towers=collectives.sum)
+        return sums_in_order(collectives.graph, method(*arguments))
 
     body.__name__ = method.__name__  # by which the tower is found in graphs and profiles
     with custom_gradients_forgotten(), tf.device(None):

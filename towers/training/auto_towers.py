@@ -14,7 +14,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from towers.checkpointing.snapshot import restore_arrays, take_arrays
+from towers.checkpointing.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.config import AUTO, TrainConfig
 from towers.datasets.batches import shuffled_batches
 from towers.machine.workers import join_workers
@@ -22,10 +22,10 @@ from towers.step.nonfinite import NonFiniteError
 from towers.step.prefetch import prefetched
 from towers.training.build import Run, build
 from towers.training.memory import too_little
-from towers.training.objects import Objects
+from towers.training.user_objects import UserObjects
 
 
-def build_fitting(config: TrainConfig, objects: Objects = Objects()) -> Run:
+def build_with_auto_towers(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     """`build`, and where the number of towers is to be found, that number.
 
     The run's state is that of its beginning, and its configuration holds the number, so that a run
@@ -72,7 +72,7 @@ def _first_step_error(run: Run) -> Exception | None:
     step = run.step
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     step.build_metrics("train", *keras.utils.unpack_x_y_sample_weight(batches.element_spec))
-    before = take_arrays(step)
+    before = copy_arrays(variables_of(step))
     first = itertools.islice(batches, 1)
     try:
         for batch in prefetched(step, first, to_devices=run.config.prefetch_to_devices):
@@ -82,5 +82,5 @@ def _first_step_error(run: Run) -> Exception | None:
     except NonFiniteError:  # the run itself will say so
         pass
     finally:
-        restore_arrays(step, before, Path("the first step"))
+        assign_arrays(variables_of(step), before, Path("the first step"))
     return None

@@ -1,14 +1,17 @@
 """When a run's state is saved: at its start, between two steps, after each epoch, at its end."""
 
-import time
+import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
-from towers.checkpointing.position import Position
+from towers.checkpointing import run_dir
+from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
+from towers.training.build import Run
 from towers.training.listener import Listener
-from towers.training.saver import Saver
-
-SECONDS_BETWEEN_SAVES = 600.0
+from towers.training.loaded import build_metrics
 
 
 class Autosave(Listener):
@@ -19,45 +22,51 @@ class Autosave(Listener):
 
     def __init__(
         self,
-        saver: Saver,
-        position: Position,
-        steps_an_epoch: int,
-        every: int | None,
+        run: Run,
+        directory: Path,
+        checkpointer: Checkpointer,
+        train_state: TrainState,
         tell_stopped: Callable[[int, bool], None],
     ) -> None:
         """
         Args:
-            saver: writes and reads checkpoints.
-            position: where the run stands.
-            steps_an_epoch: the last one may be a partial batch.
-            every: updates from one checkpoint to the next; None: at least one every 10 minutes.
+            run: what is trained.
+            directory: of the run.
+            checkpointer: writes and reads checkpoints in it.
+            train_state: where the run stands.
             tell_stopped: called when the run ends early, with the step of the newest checkpoint,
                 and whether the run stands there.
         """
-        self._saver, self._position = saver, position
-        self._steps_an_epoch, self._every = steps_an_epoch, every
-        self._tell_stopped = tell_stopped
-        self._saved_at = time.monotonic()
+        self._run, self._directory, self._checkpointer = run, directory, checkpointer
+        self._train_state, self._tell_stopped = train_state, tell_stopped
         self._has_begun = False
         self._ends_in_mid_epoch = False
 
     def begin(self) -> None:
-        """Puts the loaded state in place, or saves that of step 0.
+        """Puts what was read in place; without it, writes the checkpoint of step 0.
+
+        Callbacks have begun before: they remember what they remembered then. Another --epochs is
+        the run's own from now on.
 
         Raises:
-            ValueError: the first checkpoint cannot be written.
+            ValueError: config.json, classes.json or the first checkpoint cannot be written.
         """
-        self._saver.begin(self._position)
-        self._saved_at = time.monotonic()
+        is_new = self._checkpointer.found is None
+        if is_new:
+            build_metrics(self._run, self._checkpointer)
+        self._checkpointer.restore()
+        self._checkpointer.restore_callbacks()
+        self._checkpointer.forget()
+        if self._run.workers.cluster.is_chief:
+            self._write_files()
+        if is_new:
+            self._save_first()
         self._has_begun = True
 
     def between_steps(self) -> None:
         """Saves if it is time."""
-        if self._every is None:
-            is_due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_SAVES
-        else:
-            is_due = self._position.step % self._every == 0
-        if is_due:
+        step = self._train_state.step
+        if self._checkpointer.is_due(step, step - 1):
             self._save()
 
     def begin_validation(self) -> None:
@@ -66,7 +75,7 @@ class Autosave(Listener):
         A run that ends in mid-epoch is saved here, for the last time: with a larger --max_steps it
         then goes on as if it had never ended.
         """
-        if self._position.epoch_step < self._steps_an_epoch:
+        if self._train_state.epoch_step < self._run.steps_an_epoch:
             self._save()
             self._ends_in_mid_epoch = True
 
@@ -80,15 +89,28 @@ class Autosave(Listener):
 
     def stop(self) -> None:
         """Saves, unless an update has begun and not ended; says where the run goes on from."""
-        is_consistent = self._has_begun and not self._position.in_step
+        is_consistent = self._has_begun and not self._train_state.in_step
         if is_consistent:
             self._save()
-        is_saved = self._saver.wait() and is_consistent
-        step = self._saver.newest_step()
+        is_saved = self._checkpointer.wait() and is_consistent
+        step = self._checkpointer.newest_step()
         if step is not None:
             self._tell_stopped(step, is_saved)
 
     def _save(self) -> None:
         if not self._ends_in_mid_epoch:
-            self._saver.save(self._position)
-            self._saved_at = time.monotonic()
+            self._checkpointer.save(self._train_state)
+
+    def _save_first(self) -> None:
+        try:
+            self._checkpointer.save_first(self._train_state)
+        except ValueError:
+            if self._run.config.resume is None:  # there is nothing to go on with
+                shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+
+    def _write_files(self) -> None:
+        config = dataclasses.replace(self._run.config, resume=None)
+        run_dir.write_config(self._directory, config.to_json())
+        run_dir.write_class_names(self._directory, self._run.class_names)
+        run_dir.remove_temporary_files(self._directory)

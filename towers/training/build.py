@@ -30,8 +30,8 @@ from towers.recipe.optimizer import make_optimizer, with_given
 from towers.recipe.schedules import Length, schedule_notes
 from towers.recipe.starting_values import take_values
 from towers.step import TowerStep
-from towers.training.objects import Objects
 from towers.training.task import build_layers, build_metrics, find_source, make_model_and_data
+from towers.training.user_objects import UserObjects
 
 LOSS = "sparse_categorical_crossentropy"
 METRICS = ("accuracy",)
@@ -80,7 +80,7 @@ class Run(NamedTuple):
         return _columns(self.metrics, self.test)
 
 
-def build(config: TrainConfig, objects: Objects = Objects()) -> Run:
+def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     """Input, model and update step of a configuration.
 
     Traces nothing yet, unless the model brings its own loss and metrics, whose names are needed.

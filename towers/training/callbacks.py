@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from towers import named
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.training.build import Run
 from towers.training.listener import Listener
 
@@ -49,9 +49,9 @@ class Callbacks(Listener):
     """
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], run: Run, position: Position
+        self, callbacks: Sequence[keras.callbacks.Callback], run: Run, train_state: TrainState
     ) -> None:
-        self._callbacks, self._run, self._position = list(callbacks), run, position
+        self._callbacks, self._run, self._train_state = list(callbacks), run, train_state
         self._logs: dict[str, float] = {}
         self._hooks: Any = None
 
@@ -61,7 +61,7 @@ class Callbacks(Listener):
         An epoch that goes on in the middle begins here, not in `begin_epoch`: the checkpoint, which
         is put in place afterwards, holds what its beginning led to, such as a learning rate.
         """
-        model, position = self._run.step.model, self._position
+        model, train_state = self._run.step.model, self._train_state
         model.stop_training = False
         self._hooks = keras.callbacks.CallbackList(
             self._callbacks,
@@ -72,26 +72,25 @@ class Callbacks(Listener):
             verbose=0,
         )
         self._hooks.on_train_begin()
-        model.history.epoch = list(range(position.epoch))
-        model.history.history = {name: list(values) for name, values in position.history.items()}
-        if position.epoch_step > 0:
-            self._hooks.on_epoch_begin(position.epoch)
+        train_state.give_history(model.history)
+        if train_state.epoch_step > 0:
+            self._hooks.on_epoch_begin(train_state.epoch)
 
     def begin_epoch(self) -> None:
-        if self._position.epoch_step == 0:
-            self._hooks.on_epoch_begin(self._position.epoch)
+        if self._train_state.epoch_step == 0:
+            self._hooks.on_epoch_begin(self._train_state.epoch)
 
     def begin_step(self) -> None:
         if self._callbacks:  # Keras' History alone needs no step
-            self._hooks.on_train_batch_begin(self._position.epoch_step)
+            self._hooks.on_train_batch_begin(self._train_state.epoch_step)
 
     def end_step(self) -> None:
         if self._callbacks:
-            self._hooks.on_train_batch_end(self._position.epoch_step - 1, self._position.logs)
+            self._hooks.on_train_batch_end(self._train_state.epoch_step - 1, self._train_state.logs)
 
     def begin_validation(self) -> None:
         """Of a run that ends in mid-epoch, this is what a checkpoint remembers."""
-        if self._position.epoch_step < self._run.steps_an_epoch:
+        if self._train_state.epoch_step < self._run.steps_an_epoch:
             self._note_stop()
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
@@ -99,11 +98,10 @@ class Callbacks(Listener):
         self._logs = logs
         self._hooks.on_epoch_end(result.epoch - 1, logs)
         self._note_stop()
-        history = self._run.step.model.history.history
-        self._position.history = {name: list(values) for name, values in history.items()}
+        self._train_state.take_history(self._run.step.model.history)
 
     def end(self) -> None:
         self._hooks.on_train_end(self._logs)
 
     def _note_stop(self) -> None:
-        self._position.stopped = bool(self._run.step.model.stop_training)
+        self._train_state.stopped = bool(self._run.step.model.stop_training)

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.machine.signals import Pending
 from towers.step.nonfinite import NonFiniteError
@@ -26,17 +26,17 @@ class Epochs:
     """What is left of a run."""
 
     def __init__(
-        self, run: Run, position: Position, pace: Pace, listener: Listener, pending: Pending
+        self, run: Run, train_state: TrainState, pace: Pace, listener: Listener, pending: Pending
     ) -> None:
         """
         Args:
             run: what is trained.
-            position: where the run stands; it moves with each step and each epoch.
+            train_state: where the run stands; it moves with each step and each epoch.
             pace: is told when steps and epochs end.
             listener: is told of every moment.
             pending: the signal that waits for the end of a step.
         """
-        self._run, self._position, self._pace = run, position, pace
+        self._run, self._train_state, self._pace = run, train_state, pace
         self._listener, self._pending = listener, pending
 
     def train(self) -> None:
@@ -48,49 +48,49 @@ class Epochs:
             raise
 
     def _train(self) -> None:
-        position, model = self._position, self._run.step.model
+        train_state, model = self._train_state, self._run.step.model
         patience = self._run.config.early_stopping
         self._listener.begin()
-        model.stop_training = position.is_stopped(patience)
-        while position.epoch_step > 0 or (
-            position.step < num_steps(self._run) and not model.stop_training
+        model.stop_training = train_state.is_stopped(patience)
+        while train_state.epoch_step > 0 or (
+            train_state.step < num_steps(self._run) and not model.stop_training
         ):
             self._train_epoch()
             signal = self._agree()
-            model.stop_training = position.is_stopped(patience)
+            model.stop_training = train_state.is_stopped(patience)
             self._pending.obey(signal)
         self._listener.end()
 
     def _train_epoch(self) -> None:
         """One epoch, or what is left of it, and its validation."""
-        run, position = self._run, self._position
+        run, train_state = self._run, self._train_state
         self._listener.begin_epoch()
         self._pace.start_epoch()
         self._train_steps()
-        logs = {name: float(value) for name, value in position.logs.items()}
+        logs = {name: float(value) for name, value in train_state.logs.items()}
         self._listener.begin_validation()
         if run.test is not None:
             logs |= {f"val_{k}": value for k, value in evaluate(run, self._check).items()}
         self._pace.end_epoch()
         values = {name: logs[name] for name in run.columns}
         result = Result(
-            position.epoch + 1, values, self._pace.epoch_seconds, self._pace.examples_per_second
+            train_state.epoch + 1, values, self._pace.epoch_seconds, self._pace.examples_per_second
         )
-        position.end_epoch(result, logs, run.monitor)
+        train_state.end_epoch(result, logs, run.monitor)
         self._listener.end_epoch(result, logs)
 
     def _train_steps(self) -> None:
         """The epoch's steps that are left."""
-        run, position = self._run, self._position
-        if position.epoch_step == 0:
+        run, train_state = self._run, self._train_state
+        if train_state.epoch_step == 0:
             run.step.reset_metrics()
         batches = shuffled_batches(
-            run.train, run.batch_size, run.config.seed, position.epoch, position.epoch_step
+            run.train, run.batch_size, run.config.seed, train_state.epoch, train_state.epoch_step
         )
-        count = min(run.steps_an_epoch, num_steps(run) - position.epoch * run.steps_an_epoch)
+        count = min(run.steps_an_epoch, num_steps(run) - train_state.epoch * run.steps_an_epoch)
         # After a stop in mid-epoch the validation is left; before an epoch, as in Keras, a step.
-        is_over = run.step.model.stop_training and position.epoch_step > 0
-        left = 0 if is_over else count - position.epoch_step
+        is_over = run.step.model.stop_training and train_state.epoch_step > 0
+        left = 0 if is_over else count - train_state.epoch_step
         ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
         for _, batch in zip(range(left), ahead, strict=False):
             self._listener.begin_step()
@@ -100,7 +100,7 @@ class Epochs:
             if run.step.model.stop_training:
                 break
             self._pending.obey(signal)
-            if position.epoch_step < count:
+            if train_state.epoch_step < count:
                 self._listener.between_steps()
 
     def _agree(self) -> int:
@@ -109,11 +109,11 @@ class Epochs:
         Returns:
             The signal, which ends all workers; 0 where none has come.
         """
-        position, model = self._position, self._run.step.model
+        train_state, model = self._train_state, self._run.step.model
         signal, stop, stopped = self._run.workers.all_reduce_max(
-            self._pending.number or 0, int(model.stop_training), int(position.stopped)
+            self._pending.number or 0, int(model.stop_training), int(train_state.stopped)
         )
-        model.stop_training, position.stopped = bool(stop), bool(stopped)
+        model.stop_training, train_state.stopped = bool(stop), bool(stopped)
         if signal:
             self._run.workers.barrier()
         return signal
@@ -124,15 +124,15 @@ class Epochs:
 
     def _train_step(self, batch: Batch | WeightedBatch) -> None:
         """One update."""
-        run, position = self._run, self._position
-        position.in_step = True
+        run, train_state = self._run, self._train_state
+        train_state.in_step = True
         try:
             logs = run.step.train_batch(**batch._asdict())
         except NonFiniteError:  # in every worker
-            position.in_step = False  # nothing has changed
+            train_state.in_step = False  # nothing has changed
             run.workers.barrier()
             raise
-        position.add_step(logs)
+        train_state.add_step(logs)
         self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
 
 

@@ -10,8 +10,8 @@ import keras
 
 from towers.checkpointing import run_dir
 from towers.checkpointing.checkpoints import is_finite
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.machine import watch
 from towers.recipe.schedules import plain_schedule
 from towers.training.listener import Listener
@@ -24,22 +24,22 @@ class BestModel(Listener):
         self,
         model: keras.Model,
         directory: Path,
-        position: Position,
+        train_state: TrainState,
         warn: Callable[[str], None],
     ) -> None:
         """
         Args:
             model: what is trained.
             directory: of the run.
-            position: where the run stands.
+            train_state: where the run stands.
             warn: called with one line where the file cannot be written.
         """
         self._model, self._path = model, directory / run_dir.BEST
-        self._position, self._warn = position, warn
+        self._train_state, self._warn = train_state, warn
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
         """Replaces the file if the epoch is the best."""
-        if self._position.is_best:
+        if self._train_state.is_best:
             save_model(self._model, self._path, self._warn)
 
 

@@ -18,7 +18,7 @@ from towers.checkpointing.run_dir import Result
 class Listener:
     """Is told where a run stands; overrides the moments that matter to it.
 
-    Where the run stands is in its `Position`, which the listeners that need it hold.
+    Where the run stands is in its `TrainState`, which the listeners that need it hold.
     """
 
     def begin(self) -> None:
@@ -31,7 +31,7 @@ class Listener:
         """Before an update."""
 
     def end_step(self) -> None:
-        """After an update; the position counts it."""
+        """After an update; the train_state counts it."""
 
     def between_steps(self) -> None:
         """After an update that another one of the same epoch follows."""
@@ -40,7 +40,7 @@ class Listener:
         """After the last update of an epoch; the sums of its metrics are still there."""
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
-        """After an epoch's validation; the position counts the epoch.
+        """After an epoch's validation; the train_state counts the epoch.
 
         Args:
             result: the epoch's row of results.csv.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from towers.checkpointing import run_dir
-from towers.checkpointing.position import Position
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.train_state import TrainState
 from towers.training.listener import Listener
 
 
@@ -15,23 +15,23 @@ class ResultsFile(Listener):
     def __init__(
         self,
         directory: Path,
-        position: Position,
+        train_state: TrainState,
         columns: Sequence[str],
         warn: Callable[[str], None],
     ) -> None:
         """
         Args:
             directory: of the run.
-            position: where the run stands.
+            train_state: where the run stands.
             columns: the names of its results' values.
             warn: called with one line.
         """
         self._path = directory / run_dir.RESULTS
-        self._position, self._columns, self._warn = position, columns, warn
+        self._train_state, self._columns, self._warn = train_state, columns, warn
 
     def begin(self) -> None:
         """Drops the rows after the checkpoint: their epochs are computed again."""
-        rows = [Result.of(row, self._columns) for row in self._position.results]
+        rows = [Result.of(row, self._columns) for row in self._train_state.results]
         self._write(lambda: run_dir.write_results(self._path, rows))
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:

@@ -6,16 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from towers.checkpointing import run_dir
-from towers.config import TrainConfig
+from towers.config import TrainConfig, fields_with
+from towers.fields import Role
 from towers.machine.cluster import Cluster
 from towers.training.build import Run
-
-# What may be another in each worker, or is the chief's alone.
-_OWN = (
-    "num_gpus", "logical_gpus", "device", "prefetch_to_devices", "data_dir", "run_dir", "resume",
-    "trust_run_dir",
-    "tensorboard", "histograms", "checkpoint_every", "export", "data_workers", "data_timeout",
-)
 
 
 def check_config(cluster: Cluster, config: TrainConfig) -> None:
@@ -60,7 +54,8 @@ def check_same(run: Run, data: Mapping[str, str]) -> None:
         run: what is to be trained.
         data: the digests of its splits, by their names.
     """
-    config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in _OWN}
+    own = fields_with(Role.LOCAL)
+    config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in own}
     digests = {f"the {split} data": digest[:16] for split, digest in data.items()}
     run.workers.check_same({**config, **digests})
     run.step.check_agreement()

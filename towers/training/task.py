@@ -21,12 +21,12 @@ from towers.models import ModelSource
 from towers.named import one_line
 from towers.step import TowerStep
 from towers.step.structures import symbolic
-from towers.training.objects import PYTHON, Objects
+from towers.training.user_objects import PYTHON, UserObjects
 
 _LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
 
 
-def find_source(config: TrainConfig, objects: Objects) -> ModelSource:
+def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
     """Where the model comes from.
 
     Raises:
@@ -47,7 +47,7 @@ def find_source(config: TrainConfig, objects: Objects) -> ModelSource:
 
 
 def make_model_and_data(
-    config: TrainConfig, source: ModelSource, objects: Objects, home: str
+    config: TrainConfig, source: ModelSource, objects: UserObjects, home: str
 ) -> tuple[keras.Model, Dataset]:
     """The model, which may be not built or not compiled yet, and its data.
 
@@ -85,7 +85,7 @@ def make_model_and_data(
 def _other_data(
     config: TrainConfig,
     source: ModelSource,
-    objects: Objects,
+    objects: UserObjects,
     make: Callable[[Any, int | None], keras.Model],
     problem: ValueError,
 ) -> tuple[keras.Model, Dataset]:
@@ -110,7 +110,7 @@ def _other_data(
 
 
 def _load(
-    config: TrainConfig, source: ModelSource, objects: Objects, *, own_task: bool
+    config: TrainConfig, source: ModelSource, objects: UserObjects, *, own_task: bool
 ) -> Dataset:
     if objects.train is not None:
         load = from_splits if own_task else from_splits_of_classes

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.results import classifier_result
 from towers.checkpointing.best import Best, Monitor
-from towers.checkpointing.position import Position, plain
+from towers.checkpointing.train_state import TrainState, plain
 
 
 def result(epoch, accuracy=0.5):
@@ -20,72 +20,72 @@ def logs(accuracy=0.5):
 
 
 def two_epochs_and_a_step():
-    position = Position()
+    train_state = TrainState()
     for epoch, accuracy in enumerate([0.75, 0.5], 1):
         for _ in range(4):
-            position.add_step({"loss": tf.constant(1.0)})
-        position.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
-    position.add_step({"loss": tf.constant(0.5)})
-    return position
+            train_state.add_step({"loss": tf.constant(1.0)})
+        train_state.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
+    train_state.add_step({"loss": tf.constant(0.5)})
+    return train_state
 
 
 def test_it_counts_steps_and_epochs():
-    position = two_epochs_and_a_step()
-    assert (position.step, position.epoch, position.epoch_step) == (9, 2, 1)
-    assert position.history["val_accuracy"] == [0.75, 0.5]
-    assert [row[0] for row in position.results] == [1, 2]
-    assert position.best == Best(0.75, 4, 1)
+    train_state = two_epochs_and_a_step()
+    assert (train_state.step, train_state.epoch, train_state.epoch_step) == (9, 2, 1)
+    assert train_state.history["val_accuracy"] == [0.75, 0.5]
+    assert [row[0] for row in train_state.results] == [1, 2]
+    assert train_state.best == Best(0.75, 4, 1)
 
 
 def test_json_brings_it_back():
-    position = two_epochs_and_a_step()
-    again = Position.from_json(json.loads(json.dumps(position.to_json())))
+    train_state = two_epochs_and_a_step()
+    again = TrainState.from_json(json.loads(json.dumps(train_state.to_json())))
     assert again.logs == {"loss": 0.5}
-    position.logs = again.logs
-    assert again == position
+    train_state.logs = again.logs
+    assert again == train_state
 
 
 def test_a_checkpoint_has_the_fields_that_it_always_had():
-    assert Position().to_json() == {
+    assert TrainState().to_json() == {
         "step": 0, "epoch": 0, "epoch_step": 0, "logs": {}, "history": {}, "results": [],
         "best": None, "best_step": None, "epochs_since_best": 0, "stopped": False,
     }
 
 
 def test_what_is_saved_does_not_change_with_later_steps():
-    position = two_epochs_and_a_step()
-    saved = position.to_json()
+    train_state = two_epochs_and_a_step()
+    saved = train_state.to_json()
     before = json.dumps(saved)
-    position.end_epoch(result(3), logs(), Monitor())
+    train_state.end_epoch(result(3), logs(), Monitor())
     assert json.dumps(saved) == before
 
 
 def test_an_unknown_field_is_refused():
     with pytest.raises(TypeError, match="phase"):
-        Position.from_json({**Position().to_json(), "phase": 1})
+        TrainState.from_json({**TrainState().to_json(), "phase": 1})
 
 
 def test_an_epoch_is_the_best_only_as_it_ends():
-    position = Position()
+    train_state = TrainState()
     seen = []
     for epoch, accuracy in enumerate([0.5, 0.75, 0.75], 1):
-        position.add_step({})
-        position.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
-        seen.append(position.is_best)
+        train_state.add_step({})
+        train_state.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
+        seen.append(train_state.is_best)
     assert seen == [True, True, False]
 
 
 def test_a_run_is_stopped_by_a_callback_or_for_lack_of_a_better_epoch():
-    position = two_epochs_and_a_step()
-    assert [position.is_stopped(patience) for patience in (None, 1, 2)] == [False, True, False]
-    position.stopped = True
-    assert position.is_stopped(None)
+    train_state = two_epochs_and_a_step()
+    assert [train_state.is_stopped(patience) for patience in (None, 1, 2)] == [False, True, False]
+    train_state.stopped = True
+    assert train_state.is_stopped(None)
 
 
 def test_an_update_that_has_ended_is_not_under_way():
-    position = Position(in_step=True)
-    position.add_step({})
-    assert not position.in_step
+    train_state = TrainState(in_step=True)
+    train_state.add_step({})
+    assert not train_state.in_step
 
 
 @pytest.mark.parametrize("make", [lambda: 2, lambda: np.float32(2), lambda: np.array(2),

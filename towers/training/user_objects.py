@@ -10,7 +10,7 @@ from towers.config import TrainConfig
 PYTHON = "python"  # what config.json calls them: no name brings them back
 
 
-class Objects(NamedTuple):
+class UserObjects(NamedTuple):
     """What `towers.train` is given beside the configuration; None: the configuration names it."""
 
     model: keras.Model | None = None

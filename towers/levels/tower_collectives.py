@@ -19,7 +19,7 @@ from towers.machine.user_lines import current_line
 
 
 @dataclass
-class Meeting:
+class TowerCollective:
     """A place where the values of all towers become one, which `outputs` stand for.
 
     how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
@@ -34,10 +34,10 @@ class Meeting:
     line: str
 
 
-class Meetings:
-    """The meetings of the function that is being traced.
+class TowerCollectives:
+    """The collectives of the function that is being traced.
 
-    events: the meetings, in the order of the function.
+    events: the collectives, in the order of the function.
     """
 
     def __init__(self, fed: Iterable[tf.Tensor]) -> None:
@@ -50,19 +50,19 @@ class Meetings:
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the towers. Their gradient is the sum of the towers' gradients."""
-        return self.meet("sum", values, lambda *d: self.total(d))
+        return self.add("sum", values, lambda *d: self.total(d))
 
     def total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Every tower's gradient is of its own part of the loss: they add up."""
         return self.sum([tf.convert_to_tensor(d) for d in gradients])
 
-    def meet(
+    def add(
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None
     ) -> list[tf.Tensor]:
-        """Adds a meeting; returns placeholders for its outcome.
+        """Adds a collective; returns placeholders for its outcome.
 
         Args:
-            how, values: see `Meeting`.
+            how, values: see `TowerCollective`.
             backward: the gradients with respect to the outcome -> those with respect to the values.
         """
         self.check_outermost("makes towers meet")
@@ -73,7 +73,7 @@ class Meetings:
             return (outputs, backward) if backward else outputs
 
         outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
-        self.events.append(Meeting(how, list(values), level, outputs, current_line()))
+        self.events.append(TowerCollective(how, list(values), level, outputs, current_line()))
         for tensor in outputs:
             self.dependence.feed(tensor, local=False, level=level + 1)
         return outputs

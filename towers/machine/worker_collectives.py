@@ -23,7 +23,7 @@ _NARROW = {
 _HINT = "ring"  # the only implementation between CPUs
 
 
-class Collectives:
+class WorkerCollectives:
     """A group of all workers, in which operations meet: for one step, or for one purpose.
 
     num_workers: W.

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from towers.levels.meetings import Meetings
+from towers.levels.tower_collectives import TowerCollectives
 
 
 @pytest.fixture(name="value")
@@ -13,25 +13,25 @@ def _value():
 
 
 def test_what_comes_of_a_meeting_is_a_level_later_and_no_towers_own(value):
-    meetings = Meetings([value])
-    (total,) = meetings.sum([tf.reduce_sum(value)])
-    facts = meetings.dependence
+    collectives = TowerCollectives([value])
+    (total,) = collectives.sum([tf.reduce_sum(value)])
+    facts = collectives.dependence
     assert (facts.level(value), facts.local(value)) == (0, True)
     assert (facts.level(total + 1.0), facts.local(total + 1.0)) == (1, False)
     assert facts.level(tf.square(value) * total) == 1
 
 
 def test_the_gradient_of_a_sum_is_a_sum(value):
-    meetings = Meetings([value])
+    collectives = TowerCollectives([value])
     with tf.GradientTape() as tape:
         tape.watch(value)
-        (total,) = meetings.sum([tf.reduce_sum(value)])
+        (total,) = collectives.sum([tf.reduce_sum(value)])
         loss = tf.square(total)
-    assert meetings.dependence.level(tape.gradient(loss, value)) == 2
-    assert [(m.how, m.level) for m in meetings.events] == [("sum", 0), ("sum", 1)]
+    assert collectives.dependence.level(tape.gradient(loss, value)) == 2
+    assert [(m.how, m.level) for m in collectives.events] == [("sum", 0), ("sum", 1)]
 
 
 def test_towers_cannot_meet_in_a_loop(value):
-    meetings = Meetings([value])
-    with pytest.raises(ValueError, match="meetings_test.py:.* towers cannot meet"):
-        tf.while_loop(lambda x: True, lambda x: meetings.sum([x])[0], [tf.constant(1.0)])
+    collectives = TowerCollectives([value])
+    with pytest.raises(ValueError, match="tower_collectives_test.py:.* towers cannot meet"):
+        tf.while_loop(lambda x: True, lambda x: collectives.sum([x])[0], [tf.constant(1.0)])

@@ -9,7 +9,7 @@ from towers.checkpointing.run_dir import Result
 
 
 @dataclasses.dataclass
-class Position:
+class TrainState:
     """Where a run stands.
 
     step: updates done. epoch: complete epochs. epoch_step: updates of the epoch under way.
@@ -32,8 +32,8 @@ class Position:
     in_step: bool = False
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Position":
-        """The position that `to_json` has copied.
+    def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
+        """The train_state that `to_json` has copied.
 
         Raises:
             TypeError: a field is unknown.
@@ -81,6 +81,16 @@ class Position:
         self.logs = {}
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
+
+    def give_history(self, history: Any) -> None:
+        """Gives keras.callbacks.History the complete epochs, of all processes."""
+        num_epochs = max(map(len, self.history.values()), default=0)
+        history.epoch = list(range(self.epoch - num_epochs, self.epoch))
+        history.history = {name: list(values) for name, values in self.history.items()}
+
+    def take_history(self, history: Any) -> None:
+        """Copies what keras.callbacks.History holds."""
+        self.history = {name: list(values) for name, values in history.history.items()}
 
     @property
     def is_best(self) -> bool:

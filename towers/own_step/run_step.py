@@ -1,6 +1,6 @@
 """Runs a step of the user's own on towers, level by level, in anybody's tf.function.
 
-    shards, reads -> towers: level 0 -> meetings -> home: level 1, update -> towers: level 2 ...
+    shards, reads -> towers: level 0 -> collectives -> home: level 1, update -> towers: level 2 ...
 """
 
 import functools
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.levels.cut import Piece, cut
-from towers.levels.meetings import Meeting
+from towers.levels.cut import Segment, cut
 from towers.levels.repeatable import has_unsaved_noise
+from towers.levels.tower_collectives import TowerCollective
 from towers.machine import devices as devices_lib
 from towers.machine.policy import Policy, policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.workers import join_workers
-from towers.own_step.meetings import Update
+from towers.own_step.step_collectives import Update
 from towers.own_step.trace import Trace, trace_step
 from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
@@ -37,15 +37,15 @@ class Place(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A traced step, and its pieces by level: every tower's, and home's."""
+    """A traced step, and its segments by level: every tower's, and home's."""
 
     trace: Trace
-    towers: dict[int, Piece]
-    home: dict[int, Piece]
+    towers: dict[int, Segment]
+    home: dict[int, Segment]
 
     @property
     def num_levels(self) -> int:
-        """With those in which nothing but meetings and updates happens."""
+        """With those in which nothing but collectives and updates happens."""
         events = [event.level for event in self.trace.events]
         return 1 + max([*self.towers, *self.home, *events], default=-1)
 
@@ -138,7 +138,7 @@ class OwnStep:
                 self._model, self._step, specs, home=self._place.home,
                 batch_norm=self._batch_norm, is_alone=len(self._place.tower_devices) == 1,
             )
-            met = [meeting.inputs for meeting in trace.meetings]
+            met = [collective.inputs for collective in trace.collectives]
             updates = [(u.gradients, [v for _, v in u.assigned]) for u in trace.updates]
             left = [v for _, v in trace.assigned], trace.logs
             self._cuts[key] = _Cut(
@@ -215,41 +215,41 @@ class _Run:
         self._run_home(level)
         for event in self._trace.events:
             if event.level == level:
-                self._happen(event)
+                self._run_event(event)
 
     def _run_home(self, level: int) -> None:
-        piece = self._step.home.get(level)
-        if piece is None:
+        segment = self._step.home.get(level)
+        if segment is None:
             return
         with tf.device(self._place.home):
-            values = piece.call([self._home[name] for name in piece.inputs])
-        self._home.update(zip(piece.outputs, values, strict=True))
+            values = segment.call([self._home[name] for name in segment.inputs])
+        self._home.update(zip(segment.outputs, values, strict=True))
 
-    def _happen(self, event: Meeting | Update) -> None:
+    def _run_event(self, event: TowerCollective | Update) -> None:
         if isinstance(event, Update):
             with tf.name_scope(scopes.UPDATE), tf.device(self._place.home):
                 self._update(event)
             self._read(event.reads)
             return
         with tf.name_scope(scopes.SUM):
-            met = self._meet(event)
+            met = self._outcome(event)
         for values in [self._home, *self._towers]:
             values.update(zip([v.name for v in event.outputs], met, strict=True))
 
-    def _meet(self, meeting: Meeting) -> list[tf.Tensor]:
-        values = [[tower[v.name] for v in meeting.inputs] for tower in self._towers]
+    def _outcome(self, collective: TowerCollective) -> list[tf.Tensor]:
+        values = [[tower[v.name] for v in collective.inputs] for tower in self._towers]
         place = self._place
-        if meeting.how == "first":
+        if collective.how == "first":
             return values[0]
-        if meeting.how == "sum":
+        if collective.how == "sum":
             tree = partial_sums(
                 values, place.tower_devices, add_on_devices=place.policy.add_on_devices
             )
             with tf.device(place.home):
                 return add_tree(tree)
         with tf.device(place.home):
-            if meeting.how == "rows":
-                self._check_rows(values, meeting.line)
+            if collective.how == "rows":
+                self._check_rows(values, collective.line)
                 return [sharding.concat_shards(v, self._shards) for v in zip(*values)]
             return [tf.concat(v, axis=0) for v in zip(*values)]
 

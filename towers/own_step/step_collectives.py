@@ -5,7 +5,7 @@
     ...               |                  |
                       +<-- its gradient, backward, is the sum of the towers' gradients
 
-Beside the sums of `levels.meetings`: rows, joined values, tower 0's, means; and optimizers.
+Beside `levels.tower_collectives`' sums: rows, joined values, tower 0's, means; and optimizers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.meetings import Meetings
+from towers.levels.tower_collectives import TowerCollectives
 from towers.machine.user_lines import current_line
 from towers.rows.facts import COUNT, ROWS, Fact
 from towers.rows.rows import Rows
@@ -43,10 +43,11 @@ class Update:
 _TRACING: ContextVar = ContextVar("tracing", default=False)
 
 
-class StepMeetings(Meetings):
-    """The meetings of the step that is being traced; it knows its shard.
+class StepCollectives(TowerCollectives):
+    """The collectives of the step that is being traced; it knows its shard.
 
-    events: meetings and updates, in the order of the step. rows: what tensors are to the shard's.
+    events: collectives and updates, in the order of the step.
+    rows: what tensors are to the shard's.
     """
 
     def __init__(
@@ -103,16 +104,16 @@ class StepMeetings(Meetings):
                 "axis. Gather what has one row for each example, and reduce it after that."
             )
         if not rows.dtype.is_floating:
-            return self.meet("rows", [rows])[0]
-        return self.meet("rows", [rows], lambda d: [self._own(v) for v in self.total([d])])[0]
+            return self.add("rows", [rows])[0]
+        return self.add("rows", [rows], lambda d: [self._own(v) for v in self.total([d])])[0]
 
     def join(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The towers' values one after another, of empty shards too."""
-        return self.meet("join", list(values))
+        return self.add("join", list(values))
 
     def first(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Tower 0's values."""
-        return self.meet("first", list(values))
+        return self.add("first", list(values))
 
     def of_batch(self, value: Any, what: str) -> Any:
         """Joins the towers' values into one of the global batch.

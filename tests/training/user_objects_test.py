@@ -1,29 +1,29 @@
-"""Objects in place of names, and what the configuration then says."""
+"""UserObjects in place of names, and what the configuration then says."""
 
 import keras
 import pytest
 
 from towers.config import TrainConfig
-from towers.training.objects import PYTHON, Objects, title
+from towers.training.user_objects import PYTHON, UserObjects, title
 
 MODEL = keras.Sequential([keras.Input((1,))])
 
 
 def test_an_object_takes_the_place_of_its_name():
     config = TrainConfig(seed=3)
-    assert Objects().named_in(config) == config
-    assert Objects(model=MODEL).named_in(config) == TrainConfig(seed=3, model=PYTHON)
-    named = Objects(MODEL, train=[1]).named_in(config)
+    assert UserObjects().named_in(config) == config
+    assert UserObjects(model=MODEL).named_in(config) == TrainConfig(seed=3, model=PYTHON)
+    named = UserObjects(MODEL, train=[1]).named_in(config)
     assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
 
 
 def test_a_run_that_goes_on_is_given_its_objects_again():
     config = TrainConfig(resume="run", model=PYTHON, dataset=PYTHON)
-    assert Objects(MODEL, [1]).named_in(config) == config
+    assert UserObjects(MODEL, [1]).named_in(config) == config
     with pytest.raises(ValueError, match=r"model \(python\) .*Config\(resume='run'\), \.\.\.\)"):
-        Objects(train=[1]).named_in(config)
+        UserObjects(train=[1]).named_in(config)
     with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
-        Objects(MODEL).named_in(config)
+        UserObjects(MODEL).named_in(config)
 
 
 @pytest.mark.parametrize(("model", "dataset", "expected"), [
@@ -38,13 +38,13 @@ def test_the_title_names_what_has_a_name(model, dataset, expected):
 @pytest.mark.parametrize(
     ("objects", "config", "message"),
     [
-        (Objects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
-        (Objects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
-        (Objects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
-        (Objects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
-        (Objects(test=[1]), {}, "`test` needs `train`"),
-        (Objects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
-        (Objects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
+        (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
+        (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
+        (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
+        (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
+        (UserObjects(test=[1]), {}, "`test` needs `train`"),
+        (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
+        (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
     ],
 )
 def test_what_is_given_twice_or_not_at_all_is_refused(objects, config, message):

@@ -5,7 +5,7 @@ import json
 
 import tensorflow as tf
 
-from towers.diagnosis.trace import HOST, Event, operations, read_events, write_chrome_trace
+from towers.diagnosis.recording import HOST, Event, operations, read_events, write_chrome_trace
 from towers.machine.tensorflow_internals import ASYNC_DONE, ASYNC_START, CONSUMER, PRODUCER
 
 

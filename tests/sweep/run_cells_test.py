@@ -13,7 +13,7 @@ from tests.processes import has_ended
 from tests.sweep_test import environment, read
 from towers.config import TrainConfig
 from towers.sweep.cells import Cell
-from towers.sweep.run import error_line, run_sweep
+from towers.sweep.run_cells import error_line, run_sweep
 
 ROOT = Path(__file__).parents[2]
 CELLS = [Cell("cnn", None, 64, 1), Cell("cnn", None, 64, 2)]
@@ -80,10 +80,10 @@ time.sleep(100)
     code_of_sweep = f"""
 import sys
 from pathlib import Path
-from tests.sweep.run_test import CELLS
+from tests.sweep.run_cells_test import CELLS
 from towers.command_line import exit_code
 from towers.config import TrainConfig
-from towers.sweep.run import run_sweep
+from towers.sweep.run_cells import run_sweep
 sys.exit(exit_code(lambda: run_sweep(CELLS, TrainConfig(), Path("out"), Path({str(train)!r}))))
 """
     process = subprocess.Popen(

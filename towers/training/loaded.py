@@ -1,0 +1,110 @@
+"""What a run of train.py goes on from: its newest checkpoint, once it is known to be this run's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+
+from towers.checkpointing import checkpoints, run_dir
+from towers.checkpointing.checkpointer import Checkpointer
+from towers.checkpointing.continued import identity
+from towers.checkpointing.snapshot import variables_of
+from towers.checkpointing.train_state import TrainState
+from towers.config import TrainConfig
+from towers.datasets.batches import digest, shuffled_batches
+from towers.levels.repeatable import UNSAVED_NOISE
+from towers.training.build import Run
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that has been read.
+
+    path: of the checkpoint. train_state: where the run stood.
+    damaged: what is wrong with each newer checkpoint.
+    """
+
+    path: Path
+    train_state: TrainState
+    damaged: list[str]
+
+
+def data_digests(run: Run) -> dict[str, str]:
+    """The digest of each split of a run's data."""
+    splits = {"train": run.train, "test": run.test}
+    return {name: digest(split) for name, split in splits.items() if split is not None}
+
+
+def load_newest(
+    run: Run,
+    directory: Path,
+    checkpointer: Checkpointer,
+    callbacks: Sequence[keras.callbacks.Callback],
+    data: Mapping[str, str],
+) -> Loaded | None:
+    """Puts the newest good checkpoint in place, without a change to any file; None: there is none.
+
+    Args:
+        run: what is trained.
+        directory: of the run.
+        checkpointer: of that directory; it learns here what its checkpoints hold.
+        callbacks: the user's, which remember things, too.
+        data: see `data_digests`.
+
+    Raises:
+        ValueError: it cannot continue this run: all are damaged, of other data, another model,
+            another configuration; or results would be replaced.
+    """
+    config = identity(run.config)
+    checkpointer.hold(lambda: variables_of(run.step), callbacks, {"config": config, "data": data})
+    resume = run.config.resume is not None
+    if resume and run.workers.cluster.is_chief:
+        _check_results(directory)
+    found = checkpointer.read(resume)
+    if found is None:
+        return None
+    state, path = found.checkpoint.state, found.path
+    with checkpointer.expecting("a run"):
+        then = {**identity(TrainConfig()), **state["config"]}  # of a younger field, the default
+        checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
+        _check_data(state["data"], data, path)
+        train_state = TrainState.from_json(state["position"])
+        _check_columns(run, train_state, path)
+    build_metrics(run, checkpointer)
+    checkpointer.restore()
+    return Loaded(path, train_state, found.damaged)
+
+
+def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
+    """Makes the metrics' sums, which are part of the state."""
+    spec = shuffled_batches(run.train, run.batch_size, 0, 0).element_spec
+    run.step.build_metrics("train", *keras.utils.unpack_x_y_sample_weight(spec))
+    if run.step.has_unsaved_noise:
+        checkpointer.warn(UNSAVED_NOISE)
+
+
+def _check_results(directory: Path) -> None:
+    folder = directory / run_dir.CHECKPOINTS
+    if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
+        raise ValueError(
+            f"{folder} holds no checkpoint, and {directory} holds results that a start from step 0 "
+            "would replace. Name a new directory with `run_dir`."
+        )
+
+
+def _check_columns(run: Run, train_state: TrainState, path: Path) -> None:
+    # Beside them a row holds the epoch, its seconds and its speed.
+    if any(len(row) != len(run.columns) + 3 for row in train_state.results):
+        raise ValueError(
+            f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
+            "metrics have changed. Compile the model as it was, or start a new run."
+        )
+
+
+def _check_data(then: Mapping[str, str], now: Mapping[str, str], path: Path) -> None:
+    for split in sorted({*then, *now}, reverse=True):
+        if then.get(split) != now.get(split):
+            raise ValueError(
+                f"the {split} data are not those that {path} was trained on: their digest has "
+                "changed. Restore the data, or start a new run."
+            )
