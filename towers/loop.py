@@ -14,7 +14,7 @@ from towers.checkpointing import run_dir
 from towers.checkpointing.continued import AUTO, continued_config, given_fields, resumed_directory
 from towers.checkpointing.position import Position
 from towers.config import TrainConfig
-from towers.datasets import batches
+from towers.datasets import source
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.diagnosis.verify import Verification
@@ -191,7 +191,7 @@ def _train(
     """All epochs that are left; then final.keras."""
     config, model, steps = run.config, run.step.model, num_steps(run)
     pace = Pace(
-        steps - position.step, batches.num_steps(steps, run.steps_an_epoch) - position.epoch
+        steps - position.step, source.num_steps(steps, run.steps_an_epoch) - position.epoch
     )
     beside = [
         ProgressLines(out, run, position, pace),

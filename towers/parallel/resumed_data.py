@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.batches import num_steps, prepare_ahead
+from towers.datasets.source import num_steps, prepare_ahead
 from towers.step.structures import as_tensor, batch_specs, map_tensors
 
 _ENDLESS = tf.int64.max
