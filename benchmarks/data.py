@@ -70,8 +70,9 @@ def batches(way: str, images: Images) -> Iterable:
     import tensorflow as tf
 
     from towers.datasets import batches as input_lib
-    from towers.datasets.options import InputOptions
     from towers.datasets.random_access import from_source
+    from towers.datasets.source import InputOptions
+    from towers.datasets.tf_data import Streamed
 
     count = len(images)
     spec = (tf.TensorSpec(SHAPE, tf.uint8), tf.TensorSpec([], tf.int32))
@@ -89,8 +90,10 @@ def batches(way: str, images: Images) -> Iterable:
         return indices.map(read, tf.data.AUTOTUNE).batch(BATCH).prefetch(2)
     workers = 2 if way == "processes" else 0
     options = InputOptions(data_workers=workers, shuffle_buffer=1000)
-    split = in_order if way == "streamed" else from_source(images, "the file", 10)
-    return input_lib.shuffled_batches(input_lib.load_examples(split, count, options), BATCH, 0, 0)
+    where = "the file"
+    streamed = way == "streamed"
+    split = Streamed(in_order, where, count) if streamed else from_source(images, where, 10)
+    return input_lib.shuffled_batches(input_lib.load_examples(split, options), BATCH, 0, 0)
 
 
 def measure(way: str, path: str, seconds: float) -> None:

@@ -48,7 +48,7 @@ def trained(**values):
 def by_keras(optimizer, loss="sparse_categorical_crossentropy", prepare=None, one_hot=False):
     """Keras' fit on one device, in the order of examples of the same run: (history, model)."""
     train, (x_test, y_test) = small_data()
-    examples = load_examples(train, len(train[1]))
+    examples = load_examples(train)
     keras.utils.set_random_seed(0)
     model = plain_model((NUM_CLASSES,), NUM_CLASSES)
     if prepare is not None:

@@ -106,7 +106,7 @@ def test_class_weights_are_those_of_keras_fit(float64):
     run = config(run_dir="run", model="cnn", dataset="mnist", num_towers=3, class_weight=weights)
     shown = towers.train(run, model=model, train=(x, y), test=(x, y))
     for epoch in range(EPOCHS):
-        batches = shuffled_batches(load_examples((x, y), 50), BATCH, 0, epoch)
+        batches = shuffled_batches(load_examples((x, y)), BATCH, 0, epoch)
         fitted = alone.fit(batches, class_weight=weights, validation_data=(x, y), verbose=0)
         history.append({name: value for name, (value,) in fitted.history.items()})
     for a, b in zip(model.weights, alone.weights, strict=True):

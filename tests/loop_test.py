@@ -94,7 +94,7 @@ def test_the_losses_are_those_that_keras_computes():
             expected[name] += value * len(y) / 50
     assert history["loss"] == pytest.approx([expected["loss"]], rel=1e-5)
     assert history["accuracy"] == pytest.approx([expected["accuracy"]])
-    x, y = run.test.source
+    x, y = run.test.source.parts
     val_loss, val_accuracy = model.evaluate(x, y, verbose=0)
     assert history["val_loss"] == pytest.approx([val_loss], rel=1e-5)
     assert history["val_accuracy"] == pytest.approx([val_accuracy])

@@ -15,7 +15,7 @@ from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import AUTO, continued_config, given_fields, resumed_directory
 from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
-from towers.datasets import batches
+from towers.datasets import source
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.diagnosis.verify import Verification
@@ -192,7 +192,7 @@ def _train(
     """All epochs that are left; then final.keras."""
     config, model, steps = run.config, run.step.model, num_steps(run)
     pace = Pace(
-        steps - train_state.step, batches.num_steps(steps, run.steps_an_epoch) - train_state.epoch
+        steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
     )
     beside = [
         ProgressLines(out, run, train_state, pace),

@@ -29,7 +29,7 @@ from tests import resuming
 from towers.datasets.batches import load_examples, shuffled_batches
 
 train, _ = resuming.data()
-examples = load_examples(train, len(train[0]))
+examples = load_examples(train)
 batches = [
     batch for epoch in range({EPOCHS})
     for batch in shuffled_batches(examples, {BATCH}, {SEED}, epoch)

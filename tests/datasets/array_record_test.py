@@ -6,8 +6,8 @@ from tests.loading import refusal
 from tests.reading.array_records_test import FEATURES, write
 from towers import datasets
 from towers.datasets import batches as input_lib
-from towers.datasets.options import InputOptions
 from towers.datasets.random_access import RandomAccess
+from towers.datasets.source import InputOptions
 
 
 def load(folder, features=FEATURES):
@@ -28,7 +28,7 @@ def test_records_are_read_and_parsed_by_a_process(folder):
     dataset = load(folder)
     assert isinstance(dataset.train, RandomAccess)
     assert (dataset.input_shape, dataset.num_classes) == ((2, 3, 1), 10)
-    examples = input_lib.load_examples(dataset.train, 9, InputOptions(data_workers=1))
+    examples = input_lib.load_examples(dataset.train, InputOptions(data_workers=1))
     labels = [y.numpy().tolist() for _, y in input_lib.shuffled_batches(examples, 4, 0, 0)]
     assert sorted(sum(labels, [])) == list(range(9))
 

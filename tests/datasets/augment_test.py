@@ -11,9 +11,9 @@ from tests.datasets.sources import NUM_CLASSES, Pixels
 from tests.loading import refusal
 from towers.datasets import augment as augment_lib
 from towers.datasets import batches as input_lib
-from towers.datasets import random_access
+from towers.datasets import random_access, tf_data
 from towers.datasets.image_files import ImageFiles
-from towers.datasets.options import InputOptions
+from towers.datasets.source import InputOptions
 
 COUNT, SHAPE = 19, (6, 5, 3)
 ME = "tests.datasets.augment_test"
@@ -62,7 +62,7 @@ def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_fl
     found = {}
     plain, changed = (
         input_lib.shuffled_batches(
-            input_lib.load_examples(split, COUNT, InputOptions(augment=augment, **options)),
+            input_lib.load_examples(split, InputOptions(augment=augment, **options)),
             batch_size, seed, epoch, start_step,
         )
         for augment in (None, name)
@@ -84,7 +84,7 @@ def test_an_example_is_the_same_in_any_form_of_data_any_batch_and_from_any_step(
     assert by_example(splits["image files"], name=name) == expected
     assert by_example(splits["a source"], name=name) == expected
     assert by_example(splits["tf.data"], name=name) == expected  # cached
-    monkeypatch.setattr(input_lib, "fits_into_memory", lambda *_: False)
+    monkeypatch.setattr(tf_data, "fits_into_memory", lambda *_: False)
     assert by_example(splits["tf.data"], name=name, shuffle_buffer=3) == expected  # streamed
     for split in splits.values():
         rest = by_example(split, name=name, start_step=2)
@@ -102,7 +102,7 @@ def test_another_seed_or_epoch_gives_other_examples_and_each_example_its_own(spl
 
 def test_evaluation_is_not_augmented(splits):
     options = InputOptions(augment="crop_flip")
-    examples = input_lib.load_examples(splits["arrays"], COUNT, options)
+    examples = input_lib.load_examples(splits["arrays"], options)
     (x, _), = input_lib.ordered_batches(examples, COUNT)
     np.testing.assert_array_equal(x, splits["arrays"][0])
 

@@ -34,7 +34,7 @@ def order(examples, **arguments):
 
 @pytest.fixture(params=["arrays", "tf.data", "image files"])
 def examples(request, splits):
-    return input_lib.load_examples(splits[request.param], NUM_EXAMPLES)
+    return input_lib.load_examples(splits[request.param])
 
 
 def test_an_epoch_holds_every_example_once_and_ends_with_a_partial_batch(examples):
@@ -76,11 +76,6 @@ def test_evaluation_takes_the_examples_as_they_come(examples):
     assert batches == [list(range(50)), list(range(50, 100)), [100, 101, 102]]
 
 
-@pytest.mark.parametrize(("num_examples", "expected"), [(1, 1), (10, 1), (11, 2), (20, 2)])
-def test_the_last_partial_batch_is_a_step(num_examples, expected):
-    assert input_lib.num_steps(num_examples, batch_size=10) == expected
-
-
 def test_the_largest_seed_works(splits):
-    examples = input_lib.load_examples(splits["arrays"], NUM_EXAMPLES)
+    examples = input_lib.load_examples(splits["arrays"])
     assert len(order(examples, epoch=0, seed=2**32 - 1)) == 11

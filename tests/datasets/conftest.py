@@ -3,7 +3,7 @@
 import pytest
 
 from tests.datasets.idx_files import examples, idx_bytes
-from towers.datasets.idx_directory import FILE_NAMES
+from towers.datasets.idx import FILE_NAMES
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.loading import refusal
-from towers.datasets.dataset import check_arrays, num_examples
+from towers.datasets.dataset import check_arrays
 from towers.datasets.image_files import ImageFiles
+from towers.datasets.user import num_examples
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

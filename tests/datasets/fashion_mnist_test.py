@@ -8,7 +8,7 @@ import pytest
 from tests.loading import load, refusal
 from towers import datasets
 from towers.datasets import fashion_mnist
-from towers.datasets.idx_directory import FILE_NAMES
+from towers.datasets.idx import FILE_NAMES
 
 
 @pytest.fixture

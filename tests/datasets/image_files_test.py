@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import towers
 from tests import forked
+from tests.datasets.image_folder_test import BAD, BMP, GIF
 from tests.train_test import environment
 from towers import datasets
 from towers.after_training.model_files import file_config
@@ -18,7 +19,7 @@ from towers.checkpointing.continued import continued_config
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import image_folder
-from towers.datasets.image_files import ImageFiles
+from towers.datasets.image_files import ImageFiles, header_shape, image_shape
 from towers.reporting.report import Report
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
@@ -51,10 +52,7 @@ def load(folder):
 def load_examples(folder):
     """Of both splits."""
     dataset = load(folder)
-    return [
-        input_lib.load_examples(split, datasets.num_examples(split))
-        for split in (dataset.train, dataset.test)
-    ]
+    return [input_lib.load_examples(split) for split in (dataset.train, dataset.test)]
 
 
 def bits(batches):
@@ -66,6 +64,13 @@ def damage(path):
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
     return content
+
+
+def order(epoch, seed=0):
+    """Which images an epoch trains on, one after the other: those of any indexed examples."""
+    numbers = input_lib.load_examples((np.arange(NUM_TRAIN),))
+    (x,), = input_lib.shuffled_batches(numbers, NUM_TRAIN, seed, epoch)
+    return x.numpy()
 
 
 def position(files, path):
@@ -93,7 +98,7 @@ def test_both_ways_give_the_same_batches_bit_for_bit(folder, monkeypatch):
     monkeypatch.setattr(image_folder, "MEMORY_SHARE", 0)
     streamed = load_examples(folder)
     for one, other in zip(in_memory, streamed, strict=True):
-        assert not one.is_streamed and other.is_streamed
+        assert (one.source.how, other.source.how) == ("", "decoded while training runs")
         for epoch in (0, 1):
             assert bits(input_lib.shuffled_batches(one, BATCH, 7, epoch)) == bits(
                 input_lib.shuffled_batches(other, BATCH, 7, epoch)
@@ -113,7 +118,7 @@ def test_a_later_start_decodes_only_what_is_left(folder):
     for start_step in range(len(whole)):
         batches = input_lib.shuffled_batches(train, BATCH, 1, 2, start_step)
         assert bits(batches) == whole[start_step:]
-        for index in next(iter(batches.indices)).numpy():
+        for index in order(2, seed=1)[BATCH * start_step:BATCH * (start_step + 1)]:
             damage(Path(train.source.paths[index].decode()))
 
 
@@ -159,10 +164,7 @@ def test_an_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spoil):
 @pytest.mark.usefixtures("_streamed")
 def test_the_first_of_two_in_the_shuffled_order_is_named(folder):
     train, _ = load_examples(folder)
-    order = np.concatenate(list(
-        input_lib.shuffled_batches(train, BATCH, seed=0, epoch=0).indices.as_numpy_iterator()
-    ))
-    second, first = (train.source.paths[order[position]].decode() for position in (14, 12))
+    second, first = (train.source.paths[order(0)[position]].decode() for position in (14, 12))
     for path in (second, first):
         damage(Path(path))
     batches = iter(input_lib.shuffled_batches(train, BATCH, seed=0, epoch=0, start_step=1))
@@ -201,8 +203,7 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     """An image that fails from the second epoch's third step on, or in the first validation."""
     once = towers.train(config(folder, tmp_path / "once"))
     train, test = load_examples(folder)
-    (indices,) = input_lib.shuffled_batches(train, BATCH, 0, 1).indices.skip(2).take(1)
-    files = {"train": train.source.paths[indices[0]], "val": test.source.paths[-1]}
+    files = {"train": train.source.paths[order(1)[2 * BATCH]], "val": test.source.paths[-1]}
     path, content = Path(files[part].decode()), []
 
     class Damage(keras.callbacks.Callback):
@@ -265,3 +266,42 @@ def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_p
     )
     assert "23 train, 11 test, decoded while training runs" in done.stdout
     assert "saved at step 5. Resume: python train.py --resume=run" in done.stdout
+
+
+# Headers: what one says is what TensorFlow decodes
+
+
+def encoded(encode, channels, **options):
+    """Not before it is called: that starts TensorFlow."""
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 300, channels), np.uint8)
+    return lambda: encode(pixels, **options).numpy()
+
+
+IMAGES = {
+    **{f"png {n}": encoded(tf.io.encode_png, n) for n in (1, 2, 3, 4)},
+    **{f"jpeg {n}": encoded(tf.io.encode_jpeg, n) for n in (1, 3)},
+    "jpeg progressive": encoded(tf.io.encode_jpeg, 3, progressive=True),
+    "jpeg with a comment": encoded(tf.io.encode_jpeg, 3, xmp_metadata="x" * 60_000),
+    "gif": lambda: GIF,
+    "bmp": lambda: BMP,
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_header_says_what_tensorflow_decodes(kind, tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes(IMAGES[kind]())
+    assert header_shape(path) == image_shape(path)
+
+
+@pytest.mark.parametrize("content", [*BAD[:4], b"\xff\xd8\xff\xe0\0\1"])
+def test_what_is_no_image_or_ends_too_early_says_nothing(content, tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    assert header_shape(path) is None
+    path.write_bytes(IMAGES["jpeg 3"]()[:100])
+    assert header_shape(path) is None
+
+
+def test_a_file_that_is_not_there_says_nothing(tmp_path):
+    assert header_shape(tmp_path / "none") is None

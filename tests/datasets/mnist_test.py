@@ -10,7 +10,7 @@ import pytest
 from tests.loading import load
 from towers import datasets
 from towers.datasets import mnist
-from towers.datasets.idx_directory import FILE_NAMES
+from towers.datasets.idx import FILE_NAMES
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,12 @@ import tensorflow as tf
 
 import towers
 from towers.config import TrainConfig
-from towers.datasets import batches, streamed
-from towers.datasets.dataset import num_examples
+from towers.datasets import batches, tf_data
 from towers.datasets.npz import load as load_npz
-from towers.datasets.options import InputOptions
 from towers.datasets.pixels import notes
-from towers.datasets.streamed import Streamed
-from towers.datasets.structures import from_splits
-from towers.datasets.user import from_splits_of_classes
+from towers.datasets.source import InputOptions
+from towers.datasets.tf_data import Streamed
+from towers.datasets.user import from_splits, from_splits_of_classes
 
 COUNT = 6
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 5)).astype("uint8")
@@ -65,7 +63,7 @@ CONTAINERS = {
 def taken(split):
     """All x of a split, as a step gets them, in order and with their dtype."""
     options = InputOptions(shuffle_buffer=1)
-    examples = batches.load_examples(split, num_examples(split), options)
+    examples = batches.load_examples(split, options)
     (x, _), = batches.ordered_batches(examples, COUNT)
     return x.numpy()
 
@@ -98,7 +96,7 @@ def test_uint8_that_is_no_image_and_floats_stay_in_every_container(container, ow
 
 
 def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monkeypatch):
-    monkeypatch.setattr(streamed, "fits", lambda num_bytes: num_bytes < 2 * (4 * 5 + 4))
+    monkeypatch.setattr(tf_data, "fits", lambda num_bytes: num_bytes < 2 * (4 * 5 + 4))
     records = tf.data.Dataset.range(COUNT)
     parsed = Streamed(records, "here", COUNT, lambda i: (tf.gather(IMAGES, i), LABELS[0]))
     examples = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))

@@ -13,19 +13,19 @@ from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import random_access
 from towers.datasets.arrays import from_arrays
-from towers.datasets.options import InputOptions
+from towers.datasets.source import InputOptions
 
 COUNT, BATCH = 23, 5
 
 
 def read_examples(examples=None, **options):
     split = random_access.from_source(examples or Pixels(COUNT), "here", NUM_CLASSES)
-    return input_lib.load_examples(split, split.num_examples, InputOptions(**options))
+    return input_lib.load_examples(split, InputOptions(**options))
 
 
 def in_memory():
     dataset = from_arrays("here", arrays(COUNT), arrays(COUNT), ("", ""), NUM_CLASSES)
-    return input_lib.load_examples(dataset.train, COUNT)
+    return input_lib.load_examples(dataset.train)
 
 
 def bits(batches):
@@ -50,7 +50,7 @@ def test_evaluation_takes_the_examples_as_they_come():
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     rows = Rows([({"b": index, "a": [1.0, 2.0]}, (0.5, index)) for index in range(4)])
     split = random_access.from_source(rows, "here", None)
-    (x, y), = input_lib.ordered_batches(input_lib.load_examples(split, 4), 4)
+    (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
     assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
     assert x["a"].shape == (4, 2) and split.shape == {"a": (2,), "b": ()}
     dtypes = {part.dtype for part in tf.nest.flatten((x, y))}

@@ -40,5 +40,5 @@ def test_what_parses_a_record_is_needed_and_its_number_of_classes_is_checked():
     assert "needs features=package.module:function" in refusal(features, "tfrecord", None)
     own = "tests.datasets.record_files_test:refusal"
     assert "NUM_CLASSES (0) in its module must be a whole number" in refusal(features, "t", own)
-    found = features("tfrecord", "tests.datasets.sources:from_bytes")
-    assert (found.function.__name__, found.num_classes) == ("from_bytes", 10)
+    parse, num_classes = features("tfrecord", "tests.datasets.sources:from_bytes")
+    assert (parse.__name__, num_classes) == ("from_bytes", 10)

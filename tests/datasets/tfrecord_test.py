@@ -7,7 +7,7 @@ from tests.loading import refusal
 from towers import datasets
 from towers.datasets import batches as input_lib
 from towers.datasets import tfrecord
-from towers.datasets.options import InputOptions
+from towers.datasets.source import Epoch, InputOptions
 
 NUM_CLASSES = 3
 COUNTS = (5, 1, 7)
@@ -50,7 +50,7 @@ def test_records_are_counted_parsed_and_met_once_an_epoch(folder):
     dataset = load(folder)
     assert (dataset.input_shape, dataset.num_classes) == ((1,), NUM_CLASSES)
     assert [datasets.num_examples(split) for split in (dataset.train, dataset.test)] == [13, 2]
-    examples = input_lib.load_examples(dataset.train, 13, InputOptions(shuffle_buffer=1))
+    examples = input_lib.load_examples(dataset.train, InputOptions(shuffle_buffer=1))
     orders = [sum(numbers(examples, epoch=epoch), []) for epoch in range(4)]
     assert [sorted(order) for order in orders] == [list(range(13))] * 4
     assert len({tuple(order) for order in orders}) > 1  # the files' order
@@ -58,14 +58,14 @@ def test_records_are_counted_parsed_and_met_once_an_epoch(folder):
 
 
 def test_a_records_index_is_its_place_in_all_files_whatever_their_order(folder):
-    records = load(folder).train.ordered(lambda count: lambda places: places[::-1])
+    records = load(folder).train.ordered(Epoch(1, order=lambda count: lambda places: places[::-1]))
     found = [(int(index), int(record.numpy())) for index, record in records]
     assert found[0] == (6, 6) and all(index == number for index, number in found)
 
 
 def test_the_digest_follows_names_and_sizes_and_not_the_place(folder):
     def digest(path):
-        return input_lib.digest(input_lib.load_examples(load(path).train, 13))
+        return input_lib.digest(input_lib.load_examples(load(path).train))
 
     before = digest(folder)
     moved = folder.rename(folder.with_name("moved"))
@@ -97,6 +97,6 @@ def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    examples = input_lib.load_examples(load(folder).train, 13)
+    examples = input_lib.load_examples(load(folder).train)
     message = refusal(list, input_lib.shuffled_batches(examples, 4, 0, 0))
     assert message.startswith(f"{folder} (train): example 12 cannot be read: corrupted record")

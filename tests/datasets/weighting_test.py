@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from towers.datasets.batches import load_examples, shuffled_batches
-from towers.datasets.dataset import num_examples
-from towers.datasets.streamed import Streamed
+from towers.datasets.tf_data import Streamed
 from towers.datasets.weighting import weighed
 
 X, Y = np.arange(10, dtype=np.float32)[:, None], np.array([0, 1, 2, 1, 1, 0, 2, 1, 1, 1], np.int32)
@@ -22,7 +21,7 @@ def model(outputs=3):
 
 def examples(split):
     split = split() if callable(split) else split
-    return load_examples(split, num_examples(split))
+    return load_examples(split)
 
 
 def tf_data():

@@ -91,7 +91,7 @@ def test_what_is_done_is_not_read():
 def test_arrays_come_in_the_order_of_train_py(shuffle):
     start = Start(5)
     ours = epochs(made(X, start, shuffle), start, 2)
-    examples = batches.Examples((tf.constant(X),), 11)
+    examples = batches.load_examples((X,))
     for epoch in range(2):
         theirs = batches.shuffled_batches(examples, 4, 5, epoch) if shuffle else (
             batches.ordered_batches(examples, 4))

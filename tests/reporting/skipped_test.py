@@ -9,7 +9,8 @@ from towers.reporting.skipped import SkippedLine, skipped_line
 
 def lines(is_sequential, epoch_step):
     said = []
-    run = SimpleNamespace(train=SimpleNamespace(is_sequential=is_sequential), batch_size=8)
+    source = SimpleNamespace(is_sequential=is_sequential)
+    run = SimpleNamespace(train=SimpleNamespace(source=source), batch_size=8)
     out = SimpleNamespace(line=lambda text: said.append(str(text)))
     listener = SkippedLine(out, run, SimpleNamespace(epoch_step=epoch_step))
     for moment in (listener.begin_epoch, listener.begin_step, listener.begin_step):

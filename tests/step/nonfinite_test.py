@@ -172,7 +172,7 @@ def root_data():
 
     (x, y), test = loop_test.small_data()
     x, test = np.abs(x) + 1, (np.abs(test[0]) + 1, test[1])
-    numbers = load_examples((np.arange(50), np.arange(50)), 50)
+    numbers = load_examples((np.arange(50), np.arange(50)))
     order = [int(i) for b, _ in shuffled_batches(numbers, 16, seed=0, epoch=0) for i in b]
     x[order[20]] = -1
     return (x, y), test

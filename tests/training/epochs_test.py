@@ -185,7 +185,7 @@ def test_a_listener_that_fails_at_the_beginning_is_told_of_the_stop(run):
 
 
 def test_evaluation_is_keras_own_and_may_be_interrupted(run):
-    x, y = run.test.source
+    x, y = run.test.source.parts
     model = keras.models.clone_model(run.step.model)
     model.set_weights(run.step.model.get_weights())
     model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -14,9 +14,9 @@ from towers.after_training import prediction_files
 from towers.after_training.model_files import class_names
 from towers.config import TrainConfig
 from towers.datasets import image_folder
-from towers.datasets.batches import Examples, load_examples, num_steps, ordered_batches
+from towers.datasets.batches import Examples, load_examples, ordered_batches
 from towers.datasets.dataset import Dataset
-from towers.datasets.options import InputOptions
+from towers.datasets.source import InputOptions, num_steps
 from towers.machine.devices import place_towers
 from towers.machine.workers import join_workers
 from towers.parallel.parallel_model import parallel_on
@@ -139,8 +139,7 @@ def _test_examples(
             f"{found}."
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
-    examples = load_examples(dataset.test, datasets.num_examples(dataset.test), options)
-    return examples, dataset
+    return load_examples(dataset.test, options), dataset
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:

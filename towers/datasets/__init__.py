@@ -15,7 +15,8 @@ from towers.datasets import (
     tfrecord,
     user,
 )
-from towers.datasets.dataset import Dataset, check_arrays, num_examples
+from towers.datasets.dataset import Dataset, check_arrays
+from towers.datasets.user import num_examples
 
 # To add a data set: a file in this folder, and a line here: (data_dir, shape, classes) -> Dataset.
 _LOADERS: dict[str, Callable[[str | None, tuple[int, ...], int], Dataset]] = {
@@ -56,7 +57,7 @@ def load(
         input_shape: the shape of one example of "synthetic"; the others know theirs.
         num_classes: the number of labels of "synthetic"; the others know theirs.
         own_task: the model brings its own loss: the examples of "npz" and of a function of one's
-            own may have any structure, see `structures`.
+            own may have any structure, see `user`.
         features: "package.module:function", record -> (x, y), of "array_record" and "tfrecord".
         image_size: of "image_folder", see there.
 

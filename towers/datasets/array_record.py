@@ -21,7 +21,7 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
         ValueError: a file cannot be read, or the first record cannot be parsed.
     """
     files = find("array_record", data_dir, SUFFIX)
-    num_classes = import_features("array_record", features).num_classes
+    _, num_classes = import_features("array_record", features)
     assert features is not None
     train, test = (
         from_source(ArrayRecords(files.paths(names), features), where, num_classes)

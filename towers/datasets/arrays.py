@@ -1,12 +1,95 @@
-"""Arrays as people have them -> a checked Dataset of float32 examples and int32 labels."""
+"""Arrays as people have them, in memory: for classes float32 examples and int32 labels.
 
-from collections.abc import Sequence
+    x                  one array, or a dict, tuple or list of arrays [N, ...]
+    (x, y)             likewise y: labels of any kind, or targets
+    (x, y, weights)    and what each example counts
+"""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
 import numpy as np
+import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from towers.datasets.dataset import Dataset, check_arrays
-from towers.datasets.pixels import divided
+from towers.datasets.dataset import Dataset, check_arrays, check_finite
+from towers.datasets.pixels import divided, notes, specs_of
+from towers.datasets.source import Epoch, InputOptions, as_written, of_batches
+from towers.named import one_line
+
+_HOW_TO_PAD = "pad its rows to one length, or give a tf.RaggedTensor"
+_HOW_TO_TOKENIZE = "turn text into numbers first, such as with keras.layers.TextVectorization"
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """N examples in memory.
+
+    parts: (x [N, ...], y [N]), or structures of such arrays; tensors on the CPU once opened.
+    """
+
+    parts: tuple[Any, ...]
+
+    how = ""
+    is_sequential = False
+
+    @property
+    def num_examples(self) -> int:
+        return int(tf.nest.flatten(self.parts)[-1].shape[0])
+
+    @property
+    def labels(self) -> Any:
+        return self.parts[1]
+
+    def opened(self, options: InputOptions) -> "InMemory":
+        with tf.device("/cpu:0"):
+            tensors = tf.nest.map_structure(
+                tf.convert_to_tensor, self.parts, expand_composites=True
+            )
+        return InMemory(tensors)
+
+    def identity(self) -> Iterator[Any]:
+        """All that they hold; None is nothing."""
+        for part in tf.nest.flatten(self.parts, expand_composites=True):
+            if part is not None:
+                values = part.numpy().reshape(-1)
+                yield f"{part.dtype.name} {part.shape}".encode()
+                yield b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
+
+    def batches(self, epoch: Epoch) -> tf.data.Dataset:
+        parts = self.parts
+
+        # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
+        @as_written
+        def rows(index: tf.Tensor) -> Any:
+            return index, tf.nest.map_structure(lambda part: tf.gather(part, index), parts)
+
+        return of_batches(epoch.indices(self.num_examples).map(rows), epoch)
+
+
+def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+    """See `from_arrays`; the data set says what became of its pixels."""
+    where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
+    dataset = from_arrays(name, tuple(train), tuple(test), where, num_classes)
+    return replace(dataset, notes=notes(*(specs_of(np.asarray(x)) for x, _ in (train, test))))
+
+
+def of_any(split: Any, where: str) -> tuple[Any, tuple[Any, Any]]:
+    """A split of any structure, and the specs of one x and one y as they were given.
+
+    Raises:
+        ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length.
+    """
+    parts = keras.utils.unpack_x_y_sample_weight(_tuples(split))
+    if parts[1] is None and parts[2] is not None:
+        raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
+    given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
+    arrays = {what: _arrays(v, what, where) for what, v in given.items() if v is not None}
+    _check_lengths(arrays, where)
+    specs = specs_of(arrays["x"]), specs_of(arrays["y"]) if "y" in arrays else None
+    return (divided(arrays.pop("x")), *arrays.values()), specs
 
 
 def from_arrays(
@@ -85,3 +168,60 @@ def _count_labels(y: np.ndarray) -> int:
     if y.dtype.kind not in "iu" or y.size == 0:
         return 1
     return min(max(int(y.max()) + 1, 1), 2**31 - 1)
+
+
+# Of any structure
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of arrays as tuples, as in `fit`: tf.data takes a list for an array."""
+    if isinstance(value, dict):
+        return {key: _tuples(part) for key, part in value.items()}
+    if isinstance(value, tuple) or isinstance(value, list) and _holds_arrays(value):
+        return tuple(_tuples(part) for part in value)
+    return value
+
+
+def _holds_arrays(values: list) -> bool:
+    return any(isinstance(v, dict | tuple) or getattr(v, "ndim", 0) > 0 for v in values)
+
+
+def _arrays(values: Any, what: str, where: str) -> Any:
+    if isinstance(values, dict):
+        return {k: _arrays(v, f"{what}[{k!r}]", where) for k, v in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_arrays(v, f"{what}[{i}]", where) for i, v in enumerate(values))
+    if isinstance(values, tf.RaggedTensor):
+        flat = _arrays(values.flat_values, what, where)
+        return values.with_flat_values(tf.convert_to_tensor(flat))
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # rows of different lengths; whatever a library's own type raises
+        raise ValueError(
+            f"{where}: {what} ({type(values).__name__}) is no array ({one_line(error)}): "
+            f"{_HOW_TO_PAD}."
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{where}: {what} has dtype {array.dtype}, but must hold real numbers; "
+            f"{_HOW_TO_TOKENIZE if array.dtype.kind in 'SU' else _HOW_TO_PAD}."
+        )
+    if array.ndim == 0:
+        raise ValueError(f"{where}: {what} is one number, but must be [N, ...]: N examples.")
+    if array.dtype.kind == "f":
+        array = array.astype(keras.config.floatx(), copy=False)
+    check_finite(array, where, what)
+    return array
+
+
+def _check_lengths(arrays: dict[str, Any], where: str) -> None:
+    lengths = {
+        "".join([what, *(f"[{key!r}]" for key in path)]): int(array.shape[0])
+        for what, part in arrays.items()
+        for path, array in keras.tree.flatten_with_path(part)
+    }
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{what} {length:,}" for what, length in lengths.items())
+        raise ValueError(f"{where}: its parts differ in length: {listed} examples.")
+    if not any(lengths.values()):
+        raise ValueError(f"{where}: no examples; give at least one.")

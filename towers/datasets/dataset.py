@@ -7,16 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.image_files import ImageFiles
-from towers.datasets.random_access import RandomAccess
-from towers.datasets.streamed import Streamed
+from towers.datasets.source import DataSource
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
-# Arrays, or structures of them (see `structures`), or an unbatched tf.data.Dataset of (x, y), or
-# what is read or decoded in its turn.
-Split: TypeAlias = (
-    "Arrays | tuple[Any, ...] | tf.data.Dataset | ImageFiles | RandomAccess | Streamed"
-)
+# Arrays, or structures of them (see `user.from_splits`), or an unbatched tf.data.Dataset of (x, y),
+# or what is read or decoded in its turn.
+Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 
@@ -30,7 +26,7 @@ class Dataset:
         0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
         the files of N images, a random-access source, or records that are streamed.
     num_classes: the number of labels; None where the examples have any structure: then train and
-        test are as `structures.from_splits` says, and test may be None.
+        test are as `user.from_splits` says, and test may be None.
     input_shape: the shape of one x; of a structure, that of each part.
     notes, warnings: what to tell the user of how the examples were taken, in lines.
     class_names: by label; () where they have none.
@@ -46,39 +42,6 @@ class Dataset:
     warnings: Sequence[str] = ()
     class_names: Sequence[str] = ()
     test_names: Sequence[str] = ()
-
-
-def num_examples(split: Split) -> int:
-    """How many examples a split holds; counts a tf.data.Dataset that does not know.
-
-    Raises:
-        ValueError: the tf.data.Dataset repeats forever.
-    """
-    if isinstance(split, tuple):
-        return int(tf.nest.flatten(split)[-1].shape[0])
-    if isinstance(split, ImageFiles):
-        return len(split.labels)
-    if isinstance(split, RandomAccess | Streamed):
-        return split.num_examples
-    count = int(split.cardinality())
-    if count == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "the tf.data.Dataset repeats forever, so that an epoch has no end: remove .repeat() "
-            "or end it with .take(N)."
-        )
-    if count == tf.data.UNKNOWN_CARDINALITY:
-        return int(split.reduce(np.int64(0), lambda total, *_: total + 1))
-    return count
-
-
-def check_count(split: tf.data.Dataset, where: str) -> None:
-    """Raises ValueError where a tf.data.Dataset has no examples, or no end."""
-    try:
-        count = num_examples(split)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if count == 0:
-        raise ValueError(f"{where}: no examples; give at least one.")
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
@@ -144,3 +107,23 @@ def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
                 f"{where}: example {index[0]} holds {x[index]} (at {what}{list(index)}); remove or "
                 "replace NaN and infinite values."
             )
+
+
+def check_shapes(name: str, shape: Any, test_shape: Any) -> None:
+    """Raises ValueError where the examples to test on have another shape than those to train on."""
+    if shape != test_shape:
+        raise ValueError(
+            f"{name} (test): examples have shape {test_shape}, but those of train have {shape}."
+        )
+
+
+def is_pair(value: object) -> bool:
+    """Whether a value is (x, y), or (train, test)."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def describe(value: object) -> str:
+    """What a value is, in the words of an error."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return f"a {type(value).__name__}"

@@ -5,7 +5,7 @@ import os
 import keras
 
 from towers.datasets.dataset import Dataset
-from towers.datasets.idx_directory import load_directory
+from towers.datasets.idx import load_directory
 from towers.named import one_line
 
 NUM_CLASSES = 10

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from towers.datasets import image_files
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
-from towers.datasets.image_files import AT_THE_START, ImageFiles, decode_all, image_shape
-from towers.datasets.image_headers import header_shape
+from towers.datasets.image_files import ImageFiles, decode_all, header_shape, image_shape
 from towers.datasets.memory_share import MEMORY_SHARE, fits
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
@@ -117,7 +117,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         height, width = (size or first for size, first in zip(shape[:2], found, strict=False))
         found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
     labels = np.zeros(len(names), np.int32)
-    files = ImageFiles(directory, names, labels, found, AT_THE_START)
+    files = ImageFiles(directory, names, labels, found, image_files.AT_THE_START)
     return Dataset("image_folder", files, files, 1, found, test_names=names)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from towers.datasets.dataset import Dataset
-from towers.datasets.idx_directory import load_directory
+from towers.datasets.idx import load_directory
 
 NUM_CLASSES = 10
 EMBEDDED_DIR = Path(__file__).parent / "data" / "mnist"

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from towers.datasets import pixels
-from towers.datasets.arrays import from_arrays
+from towers.datasets.arrays import of_classes
 from towers.datasets.dataset import Dataset
-from towers.datasets.structures import from_splits
+from towers.datasets.user import from_splits
 from towers.named import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -20,7 +19,7 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
 
     x: uint8 images are divided by 255 (see `pixels`), all other numbers keep their values;
         float32 afterwards. y: integers [N] or [N, 1]. A model that brings its own loss gets any
-        structure and type, see `structures.from_splits`.
+        structure and type, see `user.from_splits`.
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
@@ -36,9 +35,7 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
     train, test = ((arrays[f"x_{which}"], arrays[f"y_{which}"]) for which in ("train", "test"))
     if own_task:
         return from_splits("npz", train, test)
-    where = (f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)")
-    found = pixels.notes(*(pixels.specs_of(arrays[key]) for key in ("x_train", "x_test")))
-    return replace(from_arrays("npz", train, test, where), notes=found)
+    return replace(of_classes(data_dir, train, test, None), name="npz")
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

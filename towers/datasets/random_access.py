@@ -1,13 +1,16 @@
 """Examples that are read one by one when their turn comes: whatever has a length and an index."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.pixels import divided
+from towers.datasets.dataset import Dataset, check_shapes
+from towers.datasets.pixels import divided, notes
+from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
 from towers.reading.examples import Source, arrays_of, leaf_of, read_example
 from towers.reading.readers import Readers
 
@@ -21,25 +24,58 @@ class RandomAccess:
     source: what is read, and what each example looks like.
     structure: (x, y) of tf.TensorSpec, as the source gives one example.
     num_examples: N.
+    readers: of the source, once it is opened.
     """
 
     source: Source
     structure: Any
     num_examples: int
+    readers: Readers | None = None
+
+    how = "read while training runs"
+    is_sequential = False
+    labels = None
 
     @property
     def shape(self) -> Any:
         """Of one x."""
         return tf.nest.map_structure(lambda spec: tuple(spec.shape), self.structure[0])
 
-    def check_length(self) -> None:
-        """Raises ValueError where the source has another length than before."""
-        length = len(self.source.examples)
-        if length != self.num_examples:
-            raise ValueError(
-                f"{self.source.where}: {length:,} examples now, {self.num_examples:,} at the "
-                "start. A run needs the same ones throughout: restore them, or start a new run."
-            )
+    def opened(self, options: InputOptions) -> "RandomAccess":
+        readers = Readers(self.source, options.data_workers, options.data_timeout)
+        return replace(self, readers=readers)
+
+    def identity(self) -> Iterator[bytes]:
+        """Of what they are made, for reading them all would take long."""
+        yield repr(self.source.leaves).encode()
+
+    def batches(self, epoch: Epoch) -> ExplainedBatches:
+        """As those of arrays in memory would be."""
+        batched = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.structure
+        )
+        failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
+        read = tf.data.Dataset.from_generator(
+            partial(self._read, epoch.indices(self.num_examples), failed),
+            output_signature=(tf.TensorSpec([None], tf.int64), *batched),
+        )
+        arrays = read.map(as_written(lambda index, x, y: (index, converted(x, y))))
+        return ExplainedBatches(of_batches(arrays, epoch), partial(_explained, failed))
+
+    def _read(self, indices: tf.data.Dataset, failed: list[ValueError]) -> Iterator[Any]:
+        failed.clear()
+        assert self.readers is not None
+        try:
+            if (length := len(self.source.examples)) != self.num_examples:
+                raise ValueError(
+                    f"{self.source.where}: {length:,} examples now, {self.num_examples:,} at the "
+                    "start. A run needs the same ones throughout: restore them, or start a new run."
+                )
+            for index, arrays in self.readers.read(indices.as_numpy_iterator()):
+                yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
+        except ValueError as error:
+            failed.append(error)
+            raise
 
 
 def is_random_access(value: object) -> bool:
@@ -85,63 +121,37 @@ def from_source(
     return RandomAccess(source, structure, count)
 
 
+def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
+    """A data set of sources. Raises ValueError where they differ in shape, see `from_source`."""
+    splits = [
+        from_source(source, f"{name} ({which})", num_classes)
+        for source, which in ((train, "train"), (test, "test"))
+    ]
+    shape, test_shape = (split.shape for split in splits)
+    check_shapes(name, shape, test_shape)
+    found = notes(*(split.structure[0] for split in splits))
+    return Dataset(name, splits[0], splits[1], num_classes or 1, shape, found)
+
+
+def of_any(source: Any, where: str) -> tuple[RandomAccess, Any]:
+    """A split of any structure, and the specs of one x and one y; see `from_source`."""
+    split = from_source(source, where, None, own_task=True)
+    return split, split.structure
+
+
 def converted(x: Any, y: Any) -> tuple[Any, Any]:
     """Batches as arrays in memory: pixels of x divided by 255, 64-bit numbers 32-bit."""
     return tf.nest.map_structure(_narrow, divided(x)), tf.nest.map_structure(_narrow, y)
 
 
-@dataclass(frozen=True, eq=False)
-class ReadBatches:
-    """The batches of a source; what its readers refuse is raised as they word it.
-
-    feed: reads.
-    batches: (x [B, ...], y [B, ...]), made of what it reads.
-    """
-
-    feed: "Feed"
-    batches: tf.data.Dataset
-
-    @property
-    def element_spec(self) -> Any:
-        return self.batches.element_spec
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self.batches
-        except tf.errors.OpError:
-            if self.feed.error is None:
-                raise
-            raise self.feed.error from None
-
-
-class Feed:
-    """Batches of indices -> a tf.data.Dataset of (indices, x, y); nothing of the source's order.
-
-    error: why the last iteration has ended early, if it did: tf.data tells less.
-    """
-
-    def __init__(self, split: RandomAccess, readers: Readers, indices: tf.data.Dataset) -> None:
-        self._split, self._readers, self._indices = split, readers, indices
-        self.error: ValueError | None = None
-
-    def dataset(self) -> tf.data.Dataset:
-        """Yields each batch when it has been read."""
-        batched = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self._split.structure
-        )
-        signature = (tf.TensorSpec([None], tf.int64), *batched)
-        return tf.data.Dataset.from_generator(self._read, output_signature=signature)
-
-    def _read(self) -> Iterator[tuple[np.ndarray, Any, Any]]:
-        self.error = None
-        try:
-            self._split.check_length()
-            for indices, arrays in self._readers.read(self._indices.as_numpy_iterator()):
-                x, y = tf.nest.pack_sequence_as(self._split.structure, arrays)
-                yield indices, x, y
-        except ValueError as error:
-            self.error = error
+def _explained(failed: list[ValueError], batches: tf.data.Dataset) -> Iterator[Any]:
+    """What is made of what is read; what the readers refuse is raised as they word it."""
+    try:
+        yield from batches
+    except tf.errors.OpError:
+        if not failed:
             raise
+        raise failed[0] from None
 
 
 def _without_arrays(value: Any) -> Any:

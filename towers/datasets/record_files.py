@@ -27,13 +27,6 @@ class RecordFiles(NamedTuple):
         return [f"{self.directory}/{name}" for name in names]
 
 
-class Features(NamedTuple):
-    """function: record -> (x, y). num_classes: the module's NUM_CLASSES, if it has one."""
-
-    function: Callable[[Any], Any]
-    num_classes: int | None
-
-
 def find(dataset: str, data_dir: str | None, suffix: str) -> RecordFiles:
     """The files below a directory.
 
@@ -67,8 +60,10 @@ def find(dataset: str, data_dir: str | None, suffix: str) -> RecordFiles:
     return RecordFiles(directory, train, test)
 
 
-def import_features(dataset: str, spec: str | None) -> Features:
-    """What parses a record.
+def import_features(
+    dataset: str, spec: str | None
+) -> tuple[Callable[[Any], Any], int | None]:
+    """What parses a record, and the NUM_CLASSES of its module, if it has one.
 
     Args:
         dataset: its name, for the errors.
@@ -82,7 +77,7 @@ def import_features(dataset: str, spec: str | None) -> Features:
             f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
         )
     function = named.import_function(spec, "features")
-    return Features(function, named_classes(spec, "features"))
+    return function, named_classes(spec, "features")
 
 
 def _words(name: str) -> list[str]:

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,8 @@ import tensorflow as tf
 from towers.datasets import pixels
 from towers.datasets.dataset import Dataset
 from towers.datasets.record_files import RecordFiles, find, import_features
-from towers.datasets.streamed import Order, Streamed
+from towers.datasets.source import Epoch
+from towers.datasets.tf_data import Streamed
 
 SUFFIX = ".tfrecord"
 _HEAD, _TAIL = 12, 4  # bytes around a record's data
@@ -32,12 +33,15 @@ class TfRecords(Streamed):
     names: Sequence[str] = ()
     counts: Sequence[int] = ()
 
-    def identity(self) -> Sequence[str]:
-        return [f"{n}\0{os.path.getsize(f)}" for n, f in zip(self.names, self.files, strict=True)]
+    def identity(self) -> Iterator[bytes]:
+        yield b"streamed\0"
+        for name, file in zip(self.names, self.files, strict=True):
+            yield os.fsencode(f"{name}\0{os.path.getsize(file)}\0")
 
-    def ordered(self, order: Callable[[int], Order]) -> tf.data.Dataset:
+    def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """The files in another order; the records of each one after the other."""
-        places = order(len(self.files))(tf.range(len(self.files), dtype=tf.int64)).numpy()
+        count = len(self.files)
+        places = epoch.order(count)(tf.range(count, dtype=tf.int64)).numpy()
         begins = [0, *accumulate(self.counts)]
         files = tf.data.Dataset.from_tensor_slices(
             ([self.files[place] for place in places], [begins[place] for place in places])
@@ -98,7 +102,7 @@ def _split(
         raise ValueError(f"{files.directory} ({what}): no records; give at least one.")
     return TfRecords(
         tf.data.TFRecordDataset(paths), f"{files.directory} ({what})", sum(counts), parse,
-        paths, names, counts,
+        files=paths, names=names, counts=counts,
     )
 
 

@@ -1,17 +1,16 @@
-"""A data set of the user's own: `package.module:function` returns (train, test)."""
+"""Data of the user's own: here alone it is asked of what kind they are.
 
-from dataclasses import replace
+`package.module:function` returns (train, test), or they are given in Python.
+"""
+
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from towers import named
-from towers.datasets import pixels
-from towers.datasets.arrays import from_arrays
-from towers.datasets.dataset import Dataset, check_count
-from towers.datasets.random_access import from_source, is_random_access
-from towers.datasets.structures import from_splits
+from towers.datasets import arrays, pixels, random_access, tf_data
+from towers.datasets.dataset import Dataset, Split, describe, is_pair
+from towers.datasets.source import DataSource
 
 _FORMS = (
     "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or two "
@@ -30,7 +29,7 @@ def load(spec: str, own_task: bool = False) -> Dataset:
     function itself raises passes through.
 
     For a model that brings its own task it returns (train, test) of any structure, see
-    `structures.from_splits`; test may be None.
+    `from_splits`; test may be None.
 
     Args:
         spec: "package.module:function".
@@ -42,10 +41,10 @@ def load(spec: str, own_task: bool = False) -> Dataset:
     function = named.import_function(spec, "dataset")
     num_classes = named_classes(spec, "dataset")
     splits = function()
-    if own_task and _is_pair(splits):
+    if own_task and is_pair(splits):
         return from_splits(spec, *splits)
-    if not _is_pair(splits) or not _are_classes(*splits):
-        raise ValueError(f"dataset ({spec!r}) returned {_describe(splits)}; it must be {_FORMS}.")
+    if not is_pair(splits) or not _are_classes(*splits):
+        raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
     train, test = splits
     return from_splits_of_classes(spec, train, test, num_classes)
 
@@ -70,85 +69,70 @@ def from_splits_of_classes(
 ) -> Dataset:
     """A data set for classification; Args and Raises as in `load`."""
     if not _are_classes(train, test):
-        what = _describe((train, test))
+        what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    if isinstance(train, tf.data.Dataset):
-        return _from_tf_data(name, train, test, num_classes)
-    if is_random_access(train):
-        return _from_sources(name, train, test, num_classes)
-    where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
-    dataset = from_arrays(name, tuple(train), tuple(test), where, num_classes)
-    given = (pixels.specs_of(np.asarray(x)) for x, _ in (train, test))
-    return replace(dataset, notes=pixels.notes(*given))
+    return _kind(train).of_classes(name, train, test, num_classes)  # type: ignore[no-any-return]
+
+
+def from_splits(name: str, train: Any, test: Any) -> Dataset:
+    """A data set of any structure; floats become Keras' floatx, as in `fit`.
+
+    uint8 images of x are divided by 255, see `pixels`; all else stays. It is for a model that
+    brings its own loss: what they are is its matter.
+
+    Args:
+        name: of the data set.
+        train: x, (x, y) or (x, y, sample_weight), structures of what `np.asarray` takes; or an
+            unbatched tf.data.Dataset of such elements, whose values are not checked; or a
+            random-access source of (x, y), whose 64-bit numbers become 32-bit.
+        test: the same; None for no validation.
+
+    Raises:
+        ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length; or
+            train and test differ in shape.
+    """
+    given = {"train": train} if test is None else {"train": train, "test": test}
+    found = {which: _kind(s).of_any(s, f"{name} ({which})") for which, s in given.items()}
+    notes = pixels.notes(**{which: x for which, (_, (x, _)) in found.items()})
+    shapes = {which: tuple(map(_shapes, specs)) for which, (_, specs) in found.items()}
+    for which, (x, y) in shapes.items():
+        if (x, y) != shapes["train"]:
+            raise ValueError(
+                f"{name} ({which}): examples of {_shown(x, y)}, but those of train are of "
+                f"{_shown(*shapes['train'])}."
+            )
+    splits = {which: split for which, (split, _) in found.items()}
+    return Dataset(name, splits["train"], splits.get("test"), None, shapes["train"][0], notes)
+
+
+def source_of(split: Split) -> DataSource:
+    """What reads a split. Raises ValueError for a tf.data.Dataset that repeats forever."""
+    if isinstance(split, tuple):
+        return arrays.InMemory(split)
+    return tf_data.from_dataset(split) if isinstance(split, tf.data.Dataset) else split
+
+
+def num_examples(split: Split) -> int:
+    """How many examples a split holds; counts a tf.data.Dataset that does not know; see there."""
+    return source_of(split).num_examples
+
+
+def _kind(split: Any) -> Any:
+    """The module of what the user gives: arrays, where it is nothing else."""
+    if isinstance(split, tf.data.Dataset):
+        return tf_data
+    return random_access if random_access.is_random_access(split) else arrays
 
 
 def _are_classes(train: Any, test: Any) -> bool:
-    kinds = (lambda split: isinstance(split, tf.data.Dataset), _is_pair, is_random_access)
-    return any(is_kind(train) and is_kind(test) for is_kind in kinds)
+    kind = _kind(train)
+    return kind is _kind(test) and (kind is not arrays or is_pair(train) and is_pair(test))
 
 
-def _from_tf_data(
-    spec: str, train: tf.data.Dataset, test: tf.data.Dataset, num_classes: int | None
-) -> Dataset:
-    shape = _element_shape(train, f"{spec} (train)")
-    test_shape = _element_shape(test, f"{spec} (test)")
-    if shape != test_shape:
-        raise ValueError(
-            f"{spec} (test): examples have shape {test_shape}, but those of train have {shape}."
-        )
-    for split, what in ((train, "train"), (test, "test")):
-        check_count(split, f"{spec} ({what})")
-    if num_classes is None:
-        num_classes = max(_count_labels(train, spec), _count_labels(test, spec))
-    found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
-    return Dataset(spec, train, test, num_classes, shape, found)
+def _shapes(specs: Any) -> Any:
+    """The structure of a part of an example, of shapes; None for a size that varies."""
+    return None if specs is None else tf.nest.map_structure(lambda s: tuple(s.shape), specs)
 
 
-def _from_sources(spec: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
-    splits = [
-        from_source(source, f"{spec} ({what})", num_classes)
-        for source, what in ((train, "train"), (test, "test"))
-    ]
-    if splits[0].shape != splits[1].shape:
-        raise ValueError(
-            f"{spec} (test): examples have shape {splits[1].shape}, but those of train have "
-            f"{splits[0].shape}."
-        )
-    found = pixels.notes(*(split.structure[0] for split in splits))
-    return Dataset(spec, splits[0], splits[1], num_classes or 1, splits[0].shape, found)
-
-
-def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
-    spec = split.element_spec
-    if not _is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
-        raise ValueError(f"{where}: its elements must be (x, y), not {_describe(spec)}.")
-    x, y = spec
-    if y.shape.rank != 0 or not y.dtype.is_integer:
-        raise ValueError(
-            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
-            "batched, add .unbatch()."
-        )
-    if not x.shape.is_fully_defined():
-        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
-    return tuple(x.shape)
-
-
-def _count_labels(split: tf.data.Dataset, where: str) -> int:
-    labels = split.map(lambda x, y: tf.cast(y, tf.int64))
-    smallest, largest = labels.reduce(
-        (np.int64(0), np.int64(0)),
-        lambda bounds, y: (tf.minimum(bounds[0], y), tf.maximum(bounds[1], y)),
-    )
-    if smallest < 0:
-        raise ValueError(f"{where}: label {int(smallest)} is out of range; 0 is the first.")
-    return int(largest) + 1
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"({', '.join(type(part).__name__ for part in value)})"
-    return f"a {type(value).__name__}"
+def _shown(x: Any, y: Any) -> str:
+    return f"shape {x}" if y is None else f"shapes {x} and {y}"

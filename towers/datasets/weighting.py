@@ -12,9 +12,6 @@ import tensorflow as tf
 
 from towers.class_weight import BALANCED, balanced, note, weights_of
 from towers.datasets.batches import Examples, Weigh, ordered_batches
-from towers.datasets.image_files import ImageFiles
-
-_LABELS_AT_ONCE = 4096
 
 
 def weighed(
@@ -38,7 +35,13 @@ def weighed(
     outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
     _check(ordered_batches(examples, 1).element_spec, outputs)
     if text == BALANCED:
-        weights = balanced(_classes(tf.convert_to_tensor(_labels(examples))).numpy())
+        labels = examples.source.labels
+        if labels is None:
+            raise ValueError(
+                f"class_weight={BALANCED} counts the labels, and these examples are read while "
+                "training runs: give the weight of each class, such as class_weight=0:1,1:5."
+            )
+        weights = balanced(_classes(tf.convert_to_tensor(labels)).numpy())
     else:
         weights = weights_of(text)
         if num_classes is None and outputs is not None and len(outputs) == 2:
@@ -75,21 +78,6 @@ def _check(element_spec: Any, outputs: tuple[int | None, ...] | None) -> None:
             "`class_weight` needs one class an example: y of shape [N], [N, 1], or one-hot [N, "
             "classes], of a model with one such output. Leave it out, and give sample weights."
         )
-
-
-def _labels(examples: Examples) -> Any:
-    """All labels, in the split's own order."""
-    source = examples.source
-    if isinstance(source, ImageFiles):
-        return source.labels
-    if isinstance(source, tuple):
-        return source[1]
-    if isinstance(source, tf.data.Dataset):
-        return tf.concat(list(source.map(lambda x, y: y).batch(_LABELS_AT_ONCE)), axis=0)
-    raise ValueError(
-        f"class_weight={BALANCED} counts the labels, and these examples are read while training "
-        "runs: give the weight of each class, such as class_weight=0:1,1:5."
-    )
 
 
 def _weigher(weights: Mapping[int, float]) -> Weigh:

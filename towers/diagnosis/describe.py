@@ -35,7 +35,7 @@ def describe(run: Run, out: Report, what: str) -> None:
     out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
     num_test = None if run.test is None else run.test.num_examples
     data = report.data_line(config.dataset, run.train.num_examples, num_test)
-    data += f", {run.train.how}" if run.train.is_streamed else ""
+    data += f", {how}" if (how := run.train.source.how) else ""
     out.line(data + (f"; augmented by {config.augment}" if config.augment else ""))
     optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
     out.line(

@@ -11,7 +11,6 @@ Every epoch has all its batches, so that Keras may count them. Of the epoch that
 are done are empty, or the real ones; `fit` drops them.
 """
 
-import hashlib
 import itertools
 import sys
 import types
@@ -22,7 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.batches import num_steps, prepare_ahead
+from towers.datasets.arrays import InMemory
+from towers.datasets.batches import sha256, shuffled
+from towers.datasets.source import num_steps, prepare_ahead
 from towers.step.structures import as_tensor, batch_specs, map_tensors
 
 _ENDLESS = tf.int64.max
@@ -133,7 +134,8 @@ class Arrays:
         self.num_batches: int | None = self._num_batches
         self.most_steps = _most_steps(self.num_batches, start)
         self.identity = {
-            "batch_size": self._batch_size, "shuffle": self._shuffle, "data": _digest(self._parts)
+            "batch_size": self._batch_size, "shuffle": self._shuffle,
+            "data": sha256(InMemory(self._parts).identity()),
         }
         with tf.device("/cpu:0"):
             self._base = tf.Variable(0, dtype=tf.int64)
@@ -162,10 +164,7 @@ class Arrays:
         end = tf.minimum(begin + self._batch_size, self._count)
         rows = tf.range(begin, end)
         if self._shuffle:
-            rows = tf.random.experimental.index_shuffle(
-                rows, tf.stack([tf.constant(self._start.seed, tf.int64), epoch]),
-                tf.constant(self._count - 1, tf.int64),
-            )
+            rows = shuffled(rows, self._start.seed, epoch, self._count)
         is_done = total < self._start.done(self._num_batches)
         rows = rows[: tf.where(is_done, tf.constant(0, tf.int64), end - begin)]
         x, y, sample_weight = map_tensors(lambda part: tf.gather(part, rows), self._parts)
@@ -316,17 +315,3 @@ def _num_rows(parts: Any) -> int:
     if len(counts) != 1:
         raise ValueError(f"x, y and sample_weight have different lengths: {sorted(counts)}.")
     return counts.pop()
-
-
-def _digest(parts: Any) -> str:
-    """SHA-256 of arrays: a second for 2 GB."""
-    result = hashlib.sha256()
-    for part in tf.nest.flatten(parts, expand_composites=True):
-        if part is None:
-            continue
-        result.update(f"{part.dtype.name} {part.shape}".encode())
-        values = part.numpy().reshape(-1)
-        result.update(
-            b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
-        )
-    return result.hexdigest()

@@ -9,7 +9,7 @@ from rich.text import Text
 from towers.checkpointing.best import Monitor
 from towers.checkpointing.run_dir import BEST, FINAL
 from towers.checkpointing.train_state import TrainState
-from towers.datasets.batches import num_steps
+from towers.datasets.source import num_steps
 from towers.machine.words import plural
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import Report, labelled

@@ -19,7 +19,7 @@ class SkippedLine(Listener):
         self._begun: float | None = None
 
     def begin_epoch(self) -> None:
-        if self._run.train.is_sequential and self._train_state.epoch_step > 0:
+        if self._run.train.source.is_sequential and self._train_state.epoch_step > 0:
             self._begun = time.monotonic()
 
     def begin_step(self) -> None:

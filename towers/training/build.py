@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from towers.checkpointing.best import Monitor, find_monitor
 from towers.config import TrainConfig
-from towers.datasets.batches import Examples, load_examples, num_steps
-from towers.datasets.dataset import Dataset, num_examples
+from towers.datasets.batches import Examples, load_examples
+from towers.datasets.dataset import Dataset
 from towers.datasets.image_folder import shown
-from towers.datasets.options import InputOptions
+from towers.datasets.source import InputOptions, num_steps
 from towers.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
 from towers.machine import places
@@ -160,11 +160,10 @@ def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | N
     options = InputOptions(
         config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
     )
-    train = load_examples(dataset.train, num_examples(dataset.train), options)
+    train = load_examples(dataset.train, options)
     if dataset.test is None:
         return train, None
-    plain = options._replace(augment=None)
-    return train, load_examples(dataset.test, num_examples(dataset.test), plain)
+    return train, load_examples(dataset.test, options._replace(augment=None))
 
 
 def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:

@@ -15,8 +15,7 @@ from towers import datasets, models
 from towers.config import TrainConfig
 from towers.datasets.batches import Examples, ordered_batches
 from towers.datasets.dataset import Dataset
-from towers.datasets.structures import from_splits
-from towers.datasets.user import from_splits_of_classes
+from towers.datasets.user import from_splits, from_splits_of_classes
 from towers.models import ModelSource
 from towers.named import one_line
 from towers.step import TowerStep

@@ -8,9 +8,9 @@ import towers
 from tests.datasets.random_access_test import config, weights
 from tests.loading import refusal
 from towers.datasets import batches as input_lib
-from towers.datasets import memory_share, streamed
-from towers.datasets.options import InputOptions
-from towers.datasets.streamed import Streamed, fits_into_memory
+from towers.datasets import memory_share, tf_data
+from towers.datasets.source import InputOptions
+from towers.datasets.tf_data import Cached, Streamed, fits_into_memory
 
 COUNT, BATCH, BUFFER = 23, 5, 6
 
@@ -18,7 +18,7 @@ COUNT, BATCH, BUFFER = 23, 5, 6
 @pytest.fixture(autouse=True)
 def _without_room(monkeypatch):
     """For 23 examples of 8 bytes; but for 6 of them."""
-    for module in (memory_share, streamed):
+    for module in (memory_share, tf_data):
         monkeypatch.setattr(module, "usable_memory", lambda: 4 * 8 * BUFFER)
 
 
@@ -31,9 +31,9 @@ def splits():
     return pairs(), pairs(7)
 
 
-def order(dataset=None, num_examples=COUNT, **place):
+def order(split=None, **place):
     options = InputOptions(shuffle_buffer=BUFFER)
-    examples = input_lib.load_examples(dataset or pairs(), num_examples, options)
+    examples = input_lib.load_examples(split or pairs(), options)
     batches = input_lib.shuffled_batches(examples, BATCH, **{"seed": 0, "epoch": 0, **place})
     return [x.numpy()[:, 0].tolist() for x, _ in batches]
 
@@ -58,15 +58,14 @@ def test_what_fits_into_a_share_of_the_memory_is_known_from_shapes_and_count(mon
     assert fits_into_memory(pairs(), COUNT) and not fits_into_memory(pairs(), COUNT + 1)
     unknown = pairs().map(lambda x, y: (tf.strings.as_string(x), y))
     assert not fits_into_memory(unknown, 1)
-    examples = input_lib.load_examples(pairs(), COUNT)
-    assert isinstance(examples.source, tf.data.Dataset) and not examples.is_streamed
+    assert isinstance(input_lib.load_examples(pairs()).source, Cached)
 
 
 def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
-    message = refusal(input_lib.load_examples, pairs(), COUNT, InputOptions(shuffle_buffer=7))
+    message = refusal(input_lib.load_examples, pairs(), InputOptions(shuffle_buffer=7))
     assert message.startswith("shuffle_buffer (7): so many examples of 8 bytes take more than 25%")
     assert "use at most shuffle_buffer=6." in message
-    assert input_lib.load_examples(pairs(6), 6, InputOptions(shuffle_buffer=6))
+    assert input_lib.load_examples(pairs(6), InputOptions(shuffle_buffer=6))
 
 
 def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
@@ -75,7 +74,7 @@ def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
 
     records = tf.data.Dataset.range(COUNT).map(lambda index: tf.cast(index, tf.float32))
     split = Streamed(records, "here", COUNT, parse)
-    examples = input_lib.load_examples(split, COUNT, InputOptions(shuffle_buffer=BUFFER))
+    examples = input_lib.load_examples(split, InputOptions(shuffle_buffer=BUFFER))
     batches = input_lib.shuffled_batches(examples, BATCH, 0, 0)
     assert refusal(list, batches).startswith("here: example 17 cannot be parsed: bad record")
 
@@ -87,26 +86,27 @@ def test_an_example_that_cannot_be_read_is_named_by_its_index():
 
 
 def test_fewer_examples_than_at_the_start_are_refused_and_more_are_left():
-    message = refusal(order, pairs(COUNT - 2))
-    assert message.startswith("the tf.data.Dataset: 2 examples fewer than the 23 at the start.")
-    assert len(sum(order(pairs(COUNT + 9)), [])) == COUNT
+    fewer, more = (Streamed(pairs(COUNT + n), "here", COUNT) for n in (-2, 9))
+    message = refusal(order, fewer)
+    assert message.startswith("here: 2 examples fewer than the 23 at the start.")
+    assert len(sum(order(more), [])) == COUNT
 
 
 def test_the_digest_tells_streamed_from_cached(monkeypatch):
     def digest():
         options = InputOptions(shuffle_buffer=BUFFER)
-        return input_lib.digest(input_lib.load_examples(pairs(), COUNT, options))
+        return input_lib.digest(input_lib.load_examples(pairs(), options))
 
     first = digest()
     assert digest() == first
-    monkeypatch.setattr(streamed, "fits", lambda num_bytes: True)
+    monkeypatch.setattr(tf_data, "fits", lambda num_bytes: True)
     assert digest() != first
 
 
 def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(
     tmp_path, capsys
 ):
-    flags = {"dataset": "tests.datasets.streamed_test:splits", "shuffle_buffer": BUFFER}
+    flags = {"dataset": "tests.datasets.tf_data_test:splits", "shuffle_buffer": BUFFER}
     towers.train(config(tmp_path / "whole", **flags))
     assert "streamed while training runs, shuffled among 6" in capsys.readouterr().out
     towers.train(config(tmp_path / "part", **flags, max_steps=7))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.datasets.structures import from_splits
+from towers.datasets.user import from_splits
 
 A = np.arange(12, dtype="float64").reshape(4, 3)
 
