@@ -24,23 +24,26 @@ from towers.machine.terminal import CapturedStderr
 from towers.recipe import starting_values
 from towers.reporting import outcome, own_warnings, report, tensorboard
 from towers.reporting.curves import Curves
-from towers.reporting.progress import ProgressLines
+from towers.reporting.progress import ProgressLines, SkippedLine
 from towers.reporting.report import Report
-from towers.reporting.skipped import SkippedLine
 from towers.step.nonfinite import NonFiniteError
 from towers.training import deterministic, several_workers
 from towers.training.auto_towers import build_with_auto_towers
 from towers.training.autosave import Autosave
-from towers.training.average_weights import AveragedWeights
 from towers.training.build import Run
 from towers.training.callbacks import Callbacks, check, load
 from towers.training.epochs import Epochs, evaluate, num_steps
-from towers.training.keras_files import BestModel, save_model, unreadable
 from towers.training.listener import Listener, Listeners
 from towers.training.loaded import data_digests, load_newest
 from towers.training.memory import out_of_memory_explained
 from towers.training.pace import Pace
-from towers.training.results_file import ResultsFile
+from towers.training.run_files import (
+    AveragedWeights,
+    BestModel,
+    ResultsFile,
+    save_model,
+    unreadable,
+)
 from towers.training.user_objects import UserObjects, is_python, title
 
 

@@ -6,8 +6,8 @@ from tests.loading import refusal
 from tests.reading.array_records_test import FEATURES, write
 from towers import datasets
 from towers.datasets import batches as input_lib
-from towers.datasets.source import InputOptions
 from towers.datasets.random_access import RandomAccess
+from towers.datasets.source import InputOptions
 
 
 def load(folder, features=FEATURES):

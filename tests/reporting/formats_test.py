@@ -1,8 +1,9 @@
 """Numbers as a run shows them."""
 
 import pytest
+from rich.text import Text
 
-from towers.reporting.formats import format_bytes, format_loss, format_seconds
+from towers.reporting.formats import format_bytes, format_loss, format_seconds, wrapped
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,21 @@ def test_bytes_get_a_unit(count, expected):
 )
 def test_a_tiny_loss_does_not_look_like_zero(loss, expected):
     assert format_loss(loss) == expected
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("Data  one two", ["Data  one two"]),  # as wide as the terminal
+    ("Data  one two three four", ["Data  one two", "  three four"]),
+    ("Data  one /a/long/path/of/a/run two", ["Data  one", "  /a/long/path/of/a/run", "  two"]),
+    ("      one two three", ["      one two", "  three"]),
+    ("Data  \u65e5\u672c two three", ["Data  \u65e5\u672c", "  two three"]),  # two columns each
+])
+def test_a_line_breaks_between_words_and_words_stay_whole(text, expected):
+    assert wrapped(Text(text), 13, 2).plain.split("\n") == expected
+
+
+def test_styles_stay_with_their_words_and_what_must_not_break_does_not():
+    styled = wrapped(Text.assemble(("one", "bold"), " two ", ("three", "green")), 8, 2)
+    words = {styled.plain[span.start:span.end]: span.style for span in styled.spans}
+    assert words == {"one": "bold", "three": "green"}
+    assert wrapped(Text("one two three", no_wrap=True), 8, 2).plain == "one two three"

@@ -10,7 +10,7 @@ from towers.checkpointing.best import Best
 from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
 from towers.reporting.outcome import num_skipped
-from towers.reporting.progress import ProgressLines
+from towers.reporting.progress import ProgressLines, SkippedLine, skipped_line
 from towers.reporting.report import Report
 
 RESULT = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3)
@@ -86,3 +86,28 @@ def test_what_takes_a_while_without_a_step_is_said(stream, monkeypatch):
     lines.begin_epoch()
     lines.begin_validation()
     assert said == ["Epoch  2/12  preparing the first step", "Epoch  2/12  validating"]
+
+
+def lines(is_sequential, epoch_step):
+    said = []
+    source = SimpleNamespace(is_sequential=is_sequential)
+    run = SimpleNamespace(train=SimpleNamespace(source=source), batch_size=8)
+    out = SimpleNamespace(line=lambda text: said.append(str(text)))
+    listener = SkippedLine(out, run, SimpleNamespace(epoch_step=epoch_step))
+    for moment in (listener.begin_epoch, listener.begin_step, listener.begin_step):
+        moment()
+    return said
+
+
+def test_an_epoch_that_goes_on_says_once_what_it_has_left_out():
+    said, = lines(is_sequential=True, epoch_step=3)
+    assert said.startswith("Data      24 examples of this epoch read again and left out, in ")
+
+
+@pytest.mark.parametrize(("is_sequential", "epoch_step"), [(True, 0), (False, 3)])
+def test_nothing_is_said_where_nothing_was_left_out(is_sequential, epoch_step):
+    assert lines(is_sequential, epoch_step) == []
+
+
+def test_the_line_tells_examples_and_time():
+    assert "1,280 examples" in str(skipped_line(1280, 75.0)) and "1:15" in str(skipped_line(1, 75))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from towers.checkpointing import run_dir
-from towers.checkpointing.trust import check_modules
+from towers.checkpointing.continued import check_modules
 from towers.config import TrainConfig, fields_with
 from towers.fields import Role
 

@@ -10,8 +10,7 @@ from typing import NoReturn
 from towers.command_line import OTHER_FAILURE, Terminated
 from towers.launch import command
 from towers.launch.screen import Screen
-from towers.launch.stop import passed_on
-from towers.launch.supervise import End, Ended, cause, in_words, lost_worker, supervise
+from towers.launch.supervise import End, Ended, cause, in_words, lost_worker, passed_on, supervise
 from towers.launch.worker_environment import VARIABLE, free_addresses, tf_config
 from towers.machine.words import plural
 

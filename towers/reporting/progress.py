@@ -1,9 +1,14 @@
-"""The lines of a run's epochs: a bar that moves, two lines after each, updates left out."""
+"""The lines of a run's epochs: a bar that moves, two lines after each, what was left out."""
+
+import time
+
+from rich.text import Text
 
 from towers.checkpointing.run_dir import Result
 from towers.checkpointing.train_state import TrainState
+from towers.reporting.formats import format_seconds
 from towers.reporting.outcome import num_skipped, skipped_warning
-from towers.reporting.report import Progress, Report, epoch_label
+from towers.reporting.report import Progress, Report, epoch_label, labelled
 from towers.training.build import Run
 from towers.training.listener import Listener
 from towers.training.pace import Pace
@@ -68,3 +73,31 @@ class ProgressLines(Listener):
             self._pace.examples_per_second,
             self._pace.seconds_left,
         )
+
+
+class SkippedLine(Listener):
+    """One line, where the training examples can only be read one after the other."""
+
+    def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
+        self._out, self._run, self._train_state = out, run, train_state
+        self._begun: float | None = None
+
+    def begin_epoch(self) -> None:
+        if self._run.train.source.is_sequential and self._train_state.epoch_step > 0:
+            self._begun = time.monotonic()
+
+    def begin_step(self) -> None:
+        """The first batch has come."""
+        if self._begun is not None:
+            seconds, self._begun = time.monotonic() - self._begun, None
+            count = self._train_state.epoch_step * self._run.batch_size
+            self._out.line(skipped_line(count, seconds))
+
+
+def skipped_line(num_examples: int, seconds: float) -> Text:
+    """"Data      1,280 examples of this epoch read again and left out, in 0:12"."""
+    return labelled(
+        "Data",
+        f"{num_examples:,} examples of this epoch read again and left out, in "
+        f"{format_seconds(seconds)}",
+    )

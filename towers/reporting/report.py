@@ -16,8 +16,7 @@ from rich.text import Text
 from towers.machine import places
 from towers.machine.cluster import Cluster
 from towers.machine.words import plural
-from towers.reporting.formats import format_seconds, format_values
-from towers.reporting.wrapped import wrapped
+from towers.reporting.formats import format_seconds, format_values, wrapped
 from towers.step.sharding import shard_sizes
 from towers.training.several_workers import log_name
 

@@ -4,10 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from tests.results import classifier_result
+import towers
+from tests.loop_test import config, small_data
+from tests.results import COLUMNS, classifier_result
+from towers.checkpointing import run_dir
 from towers.checkpointing.best import Best
 from towers.checkpointing.train_state import TrainState
-from towers.training.keras_files import BestModel, save_model, unreadable
+from towers.config import TrainConfig
+from towers.training.run_files import BestModel, ResultsFile, save_model, unreadable
 
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
@@ -85,7 +89,7 @@ class WithoutConfig(keras.layers.Layer):
         return x
 
 
-@keras.saving.register_keras_serializable("keras_files_test")
+@keras.saving.register_keras_serializable("run_files_test")
 class Registered(Unregistered):
     """Keras can write it and read it back."""
 
@@ -131,3 +135,63 @@ def test_a_model_that_keras_cannot_write_is_refused_with_the_innermost_layer():
     with pytest.raises(ValueError, match=said) as error:
         unreadable(compiled(inner))
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_averages_are_final_and_a_run_goes_on_from_the_variables_themselves():
+    values = {"ema": 0.9, "learning_rate": 0.05, "epochs": 2, "num_gpus": 1}
+    history = towers.train(config(run_dir="whole", **values))
+    ends = [keras.saving.load_model(f"whole/{name}.keras") for name in ("best", "final")]
+    x, y = small_data()[1]
+    best, final = (model.evaluate(x, y, verbose=0)[0] for model in ends)
+    assert best == pytest.approx(min(history["val_loss"]), rel=1e-5)  # the last epoch's
+    assert final != pytest.approx(history["val_loss"][-1], rel=1e-3)
+
+    towers.train(config(run_dir="parts", **{**values, "epochs": 1}))
+    assert towers.train(TrainConfig(resume="parts", epochs=2)) == history
+    again = keras.saving.load_model("parts/final.keras")
+    for a, b in zip(again.weights, ends[1].weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def result(epoch):
+    return classifier_result(epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5)
+
+
+def epochs(path):
+    return [line.split(",")[0] for line in (path / "results.csv").read_text().splitlines()]
+
+
+def test_each_epoch_adds_a_row(tmp_path):
+    file = ResultsFile(tmp_path, TrainState(), COLUMNS, pytest.fail)
+    file.begin()
+    assert not (tmp_path / "results.csv").exists()
+    for epoch in (1, 2):
+        file.end_epoch(result(epoch), {})
+    assert epochs(tmp_path) == ["epoch", "1", "2"]
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    run_dir.write_results(tmp_path / "results.csv", [result(1), result(2), result(3)])
+    train_state = TrainState(results=[list(map(float, result(1).row))])
+    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
+    file.begin()
+    assert epochs(tmp_path) == ["epoch", "1"]
+    file.end_epoch(result(2), {})
+    assert epochs(tmp_path) == ["epoch", "1", "2"]
+
+
+def test_results_that_cannot_be_written_are_a_warning(tmp_path):
+    warnings = []
+    train_state = TrainState(results=[result(1).row])
+    file = ResultsFile(tmp_path / "nowhere", train_state, COLUMNS, warnings.append)
+    file.begin()
+    file.end_epoch(result(2), {})
+    assert warnings == 2 * [
+        f"{tmp_path}/nowhere/results.csv cannot be written (No such file or directory); training "
+        "goes on."
+    ]

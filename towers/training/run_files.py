@@ -1,8 +1,8 @@
-"""best.keras and final.keras: models that Keras loads without towers."""
+"""What a run writes for its user: results.csv, best.keras and final.keras, which need no towers."""
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,54 @@ def _unknown(config: Any) -> Iterator[str]:
     if isinstance(config, dict | list):
         for inner in config.values() if isinstance(config, dict) else config:
             yield from _unknown(inner)
+
+
+class AveragedWeights(Listener):
+    """What Keras' `fit` does after its last epoch: nothing unless the optimizer keeps averages.
+
+    Epochs are evaluated, and checkpoints and best.keras written, with the variables themselves;
+    final.keras holds the averages. A run that goes on thus goes on from the variables.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def end(self) -> None:
+        """After the last checkpoint; before callbacks hear of the end, as in Keras."""
+        self._optimizer.finalize_variable_values(self._model.trainable_variables)
+
+
+class ResultsFile(Listener):
+    """Writes results.csv; where that fails, warns, and the run goes on."""
+
+    def __init__(
+        self,
+        directory: Path,
+        train_state: TrainState,
+        columns: Sequence[str],
+        warn: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            directory: of the run.
+            train_state: where the run stands.
+            columns: the names of its results' values.
+            warn: called with one line.
+        """
+        self._path = directory / run_dir.RESULTS
+        self._train_state, self._columns, self._warn = train_state, columns, warn
+
+    def begin(self) -> None:
+        """Drops the rows after the checkpoint: their epochs are computed again."""
+        rows = [Result.of(row, self._columns) for row in self._train_state.results]
+        self._write(lambda: run_dir.write_results(self._path, rows))
+
+    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+        """Adds the epoch's row."""
+        self._write(lambda: run_dir.append_result(self._path, result))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._warn(f"{self._path} cannot be written ({error.strerror}); training goes on.")
