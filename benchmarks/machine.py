@@ -55,9 +55,9 @@ def nvidia_smi(fields: Sequence[str] = _SMI_FIELDS) -> list[dict[str, str]]:
     Empty where nvidia-smi is missing or does not answer. A field that it has never heard of makes
     it refuse all of them, so each is asked for by itself then.
     """
-    answer = _query(fields)
+    answer = query(fields)
     if answer is None and len(fields) > 1:
-        single = [_query([field]) or [] for field in fields]
+        single = [query([field]) or [] for field in fields]
         answer = [sum(cells, []) for cells in zip(*filter(None, single), strict=False)]
         fields = [field for field, column in zip(fields, single, strict=True) if column]
     return [
@@ -97,7 +97,7 @@ def seen_by_tensorflow() -> dict[str, Any]:
     }
 
 
-def _query(fields: Sequence[str]) -> list[list[str]] | None:
+def query(fields: Sequence[str]) -> list[list[str]] | None:
     """The cells of each GPU's line; None where nvidia-smi fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:

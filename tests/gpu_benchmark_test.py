@@ -356,10 +356,10 @@ def test_nvidia_smi_is_asked_for_each_field_where_it_does_not_know_one(monkeypat
             return None
         return [list(cells) for cells in zip(*(known[field] for field in fields), strict=True)]
 
-    monkeypatch.setattr(machine, "_query", query)
+    monkeypatch.setattr(machine, "query", query)
     asked = machine.nvidia_smi(["name", "of.tomorrow", "power.limit"])
     assert asked == [{"name": "H200", "power.limit": "700.00 W"}, {"name": "H200"}]
-    monkeypatch.setattr(machine, "_query", lambda fields: None)
+    monkeypatch.setattr(machine, "query", lambda fields: None)
     assert machine.nvidia_smi() == []
 
 

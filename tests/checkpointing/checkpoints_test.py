@@ -163,7 +163,7 @@ def test_a_state_that_is_no_json_is_a_line_and_changes_nothing(tmp_path):
 def test_nothing_is_removed_for_a_checkpoint_that_could_not_be_read(tmp_path, monkeypatch):
     for step in (1, 2, 3):
         assert written(tmp_path, step, {}) == []
-    monkeypatch.setattr(checkpoints, "_LARGEST_MANIFEST", 10_000)
+    monkeypatch.setattr(checkpoints, "LARGEST_MANIFEST", 10_000)
     for step in (4, 5, 6, 7):
         (line,) = written(tmp_path, step, {"long": "x" * 10_000})
         assert line.endswith(
@@ -310,8 +310,8 @@ def test_any_list_of_arrays_gives_arrays_or_one_clear_error(arrays, data, tmp_pa
         "format": 1, "state": {}, "arrays": arrays, "size": len(data),
         "sha256": checkpoints.hashlib.sha256(data).hexdigest(),
     }
-    content = json.loads(json.dumps(content))
-    manifest = {"content": content, "sha256": checkpoints._digest(content)}
+    digest = checkpoints.hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    manifest = {"content": content, "sha256": digest}
     (path / MANIFEST).write_text(json.dumps(manifest))
     read_or_refuse(path)
 

@@ -73,4 +73,4 @@ def test_averaged_gradient_is_the_large_batch_gradient(case: Case, num_towers: i
             model.trainable_variables, gradients, expected, strict=True
         ):
             assert relative_difference(ours, theirs) < 1e-10, f"{variable.path}, batch {size}"
-    assert len(step._graphs.functions) == 1, "a partial batch must not be traced anew"
+    assert len(step.traces) == 1, "a partial batch must not be traced anew"

@@ -31,7 +31,7 @@ def trained_step(num_towers, num_devices):
 
 
 def graph_of(step):
-    (graph,) = step._graphs.functions.values()
+    (graph,) = step.traces
     return graph.graph
 
 
@@ -54,11 +54,11 @@ def test_tower_t_runs_on_device_t_times_D_over_T(num_towers, num_devices):
 
 def test_the_traced_tower_pins_no_operation_to_a_device():
     step = trained_step(2, 2)
-    (traced,) = step._tower._traced.values()
-    operations = traced.function.graph.get_operations()
-    pinned = [op.name for op in operations if op.device]
-    assert [op.type for op in operations].count("Conv2D") == 1
-    assert not pinned
+    library = graph_of(step).as_graph_def().library.function
+    (called,) = {op.get_attr("f").name for op in tower_calls(step)}
+    (tower,) = [function for function in library if function.signature.name == called]
+    assert [node.op for node in tower.node_def].count("Conv2D") == 1
+    assert not [node.name for node in tower.node_def if node.device]
 
 
 def test_variables_and_the_update_are_on_cpu_0():

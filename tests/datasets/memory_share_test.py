@@ -19,8 +19,8 @@ def test_a_quarter_of_the_memory_fits_and_one_byte_more_does_not(monkeypatch):
 def test_the_limit_of_the_processs_control_group_counts(groups, file, monkeypatch, tmp_path):
     machine = memory_share.usable_memory()
     (tmp_path / "groups").write_text(groups)
-    monkeypatch.setattr(memory_share, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(memory_share, "_MOUNTED", tmp_path)
+    monkeypatch.setattr(memory_share, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory_share, "MOUNTED", tmp_path)
     assert memory_share.usable_memory() == machine > 2**20
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("max\n")

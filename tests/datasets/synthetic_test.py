@@ -32,7 +32,7 @@ def test_synthetic_labels_can_be_learned_from_train_for_test():
 
 
 def test_synthetic_images_of_imagenets_size_take_a_gigabyte_at_most(monkeypatch):
-    monkeypatch.setattr(synthetic, "_split", lambda prototypes, count, generator: count)
+    monkeypatch.setattr(synthetic, "make_split", lambda prototypes, count, generator: count)
     dataset = synthetic.load((224, 224, 3), 2)
     assert dataset.train == 2**30 // (4 * 224 * 224 * 3) == 1783 and dataset.test == 222
 

@@ -198,12 +198,12 @@ def test_the_step_is_the_same_as_without_measuring(tmp_path):
     step = make_step(2)
     batch = next(make_batches())
     step.train_batch(*batch)
-    (before,) = step._graphs.functions.values()
+    (before,) = step.traces
     operations = [op.name for op in before.graph.get_operations()]
     anatomy.measure(
         step, itertools.repeat(batch), tmp_path, num_steps=4, prefetch_to_devices=False
     )
-    assert list(step._graphs.functions.values()) == [before]
+    assert step.traces == [before]
     assert [op.name for op in before.graph.get_operations()] == operations
 
 

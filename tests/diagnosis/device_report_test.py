@@ -50,9 +50,9 @@ def test_devices_that_a_run_would_not_get_are_a_line_and_no_error():
 
 def test_what_is_absent_is_said_and_nothing_raises(monkeypatch, tmp_path):
     absent = tmp_path / "absent"
-    for name in ("_PCI", "_DRIVER_VERSION", "_LOADED_FILES"):
+    for name in ("PCI", "DRIVER_VERSION", "LOADED_FILES"):
         monkeypatch.setattr(nvidia, name, absent)
-    monkeypatch.setattr(module, "_CPU_INFO", absent)
+    monkeypatch.setattr(module, "CPU_INFO", absent)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = blocks()
     assert found["Driver"] == ["not found; nvidia-smi not found, or without an answer"]
@@ -82,7 +82,7 @@ def test_only_the_features_that_kernels_choose_by_are_listed():
 
 def test_a_library_is_its_packages_only_where_that_one_is_loaded():
     package = nvidia.Package("nvidia-cudnn-cu12 9.3.0.75", f"{sys.prefix}/lib/libcudnn.so.9")
-    library = module._library
+    library = module.library_line
     assert library(None, None) == "not found"
     assert library(None, package) == "nvidia-cudnn-cu12 9.3.0.75, not loaded: lib/libcudnn.so.9"
     real = os.path.realpath(package.path)

@@ -24,17 +24,24 @@ def all_of(descriptor):
             return found
 
 
-@pytest.fixture(name="terminal")
-def _terminal(monkeypatch):
-    """(a screen on a terminal of 50 columns, a function that returns what is written there)."""
-    monkeypatch.setenv("TERM", "xterm")
+@pytest.fixture(name="tty_ends")
+def _tty_ends():
+    """(our end, its end) of a terminal of 50 columns."""
     ours, its = pty.openpty()
     tty.setraw(its)
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 50, 0, 0))
     os.set_blocking(ours, False)
-    yield Screen(its, its), lambda: all_of(ours)
+    yield ours, its
     os.close(ours)
     os.close(its)
+
+
+@pytest.fixture(name="terminal")
+def _terminal(tty_ends, monkeypatch):
+    """(a screen on a terminal of 50 columns, a function that returns what is written there)."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, its = tty_ends
+    return Screen(its, its), lambda: all_of(ours)
 
 
 @pytest.fixture(name="pipes")
@@ -97,9 +104,9 @@ def test_it_knows_the_terminals_size(terminal, pipes):
     assert pipes[0].size() == (80, 24)
 
 
-def test_a_terminal_that_cannot_erase_gets_plain_lines(terminal, monkeypatch):
+def test_a_terminal_that_cannot_erase_gets_plain_lines(tty_ends, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    assert not Screen(terminal[0]._stdout).is_terminal
+    assert not Screen(tty_ends[1]).is_terminal
 
 
 def test_a_reader_that_has_gone_is_written_to_no_more(pipes):

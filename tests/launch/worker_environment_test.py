@@ -61,14 +61,14 @@ def test_addresses_are_this_machines_own_different_and_free():
 
 
 def test_ports_lie_where_no_connection_takes_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_environment, "_CONNECTIONS", tmp_path / "range")
+    monkeypatch.setattr(worker_environment, "CONNECTIONS", tmp_path / "range")
     (tmp_path / "range").write_text("20004\t60999\n")
     ports = {int(address.split(":")[1]) for address in free_addresses(1000)}
     assert min(ports) >= 10_000 and max(ports) < 20_004
 
 
 def test_a_system_that_does_not_tell_its_range_has_the_usual_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_environment, "_CONNECTIONS", tmp_path / "missing")
+    monkeypatch.setattr(worker_environment, "CONNECTIONS", tmp_path / "missing")
     assert all(10_000 <= int(a.split(":")[1]) < 32_768 for a in free_addresses(1000))
 
 
@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_is_left_out(monkeypatch):
         port = taken.getsockname()[1]
         (free,) = free_addresses(1)
         other = int(free.split(":")[1])
-        monkeypatch.setattr(worker_environment, "_candidates", lambda: iter([port, other]))
+        monkeypatch.setattr(worker_environment, "candidate_ports", lambda: iter([port, other]))
         assert free_addresses(1) == [free]
         with pytest.raises(ValueError, match="2 workers need as many free ports"):
             free_addresses(2)

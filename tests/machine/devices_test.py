@@ -23,7 +23,7 @@ def test_a_request_that_cannot_be_met_says_why(arguments, message):
 
 
 def test_more_gpus_than_present_names_both_lists_and_the_ways_out():
-    message = devices._too_many(8, "gpu", ["/gpu:0", "/gpu:1"])
+    message = devices.too_many(8, "gpu", ["/gpu:0", "/gpu:1"])
     assert message == (
         "num_gpus (8) is more than this machine has: 2 (/gpu:0, /gpu:1). "
         "Use num_gpus=2, or num_gpus=2 num_towers=8."

@@ -28,12 +28,12 @@ def make_nvidia_smi(folder, script, monkeypatch):
 )
 def test_the_kernel_modules_version_is_found(tmp_path, monkeypatch, text, version):
     (tmp_path / "version").write_text(text)
-    monkeypatch.setattr(nvidia, "_DRIVER_VERSION", tmp_path / "version")
+    monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "version")
     assert nvidia.driver_version() == version
 
 
 def test_without_the_drivers_file_there_is_no_version(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvidia, "_DRIVER_VERSION", tmp_path / "absent")
+    monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "absent")
     assert nvidia.driver_version() is None
 
 
@@ -60,7 +60,7 @@ def test_only_the_visible_gpus_are_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize("script", ["echo 'NVIDIA-SMI has failed'; exit 9", "exec sleep 5"])
 def test_an_nvidia_smi_that_fails_or_hangs_gives_none(tmp_path, monkeypatch, script):
     make_nvidia_smi(tmp_path, script, monkeypatch)
-    monkeypatch.setattr(nvidia, "_PATIENCE", 0.2)
+    monkeypatch.setattr(nvidia, "PATIENCE", 0.2)
     assert nvidia.driver_gpus() is None
 
 
@@ -79,12 +79,12 @@ def test_a_card_is_a_display_controller_of_nvidias(tmp_path, monkeypatch, vendor
     (device / "vendor").write_text(vendor + "\n")
     (device / "class").write_text(kind + "\n")
     (tmp_path / "0000:00:00.0").mkdir()  # without files: skipped
-    monkeypatch.setattr(nvidia, "_PCI", tmp_path)
+    monkeypatch.setattr(nvidia, "PCI", tmp_path)
     assert nvidia.has_card() is found
 
 
 def test_without_a_pci_bus_there_is_no_card(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvidia, "_PCI", tmp_path / "absent")
+    monkeypatch.setattr(nvidia, "PCI", tmp_path / "absent")
     assert not nvidia.has_card()
 
 
@@ -94,7 +94,7 @@ def test_loaded_libraries_are_those_of_this_process():
 
 
 def test_without_the_list_of_loaded_files_none_are_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvidia, "_LOADED_FILES", tmp_path / "absent")
+    monkeypatch.setattr(nvidia, "LOADED_FILES", tmp_path / "absent")
     assert nvidia.loaded_libraries() == {}
 
 

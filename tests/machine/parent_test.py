@@ -58,5 +58,5 @@ def test_a_child_that_comes_too_late_ends_at_once(number, code):
 
 
 def test_a_system_without_it_goes_on(monkeypatch):
-    monkeypatch.setattr(parent, "_LIBC", None)
+    monkeypatch.setattr(parent, "LIBC", None)
     parent.end_with(1)

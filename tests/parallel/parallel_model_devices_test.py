@@ -10,23 +10,27 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests.parallel.pairs import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
+from towers.parallel import parallel_model
 
 ROOT = Path(__file__).parents[2]
 
 
-def devices_of(parallel):
-    return parallel._towers.devices, parallel._towers.num_towers
+@pytest.fixture(name="devices_of")
+def _devices_of(monkeypatch):
+    """(devices, number of towers) of the arguments of make_parallel."""
+    monkeypatch.setattr(parallel_model, "parallel_on", lambda model, *where: where[:2])
+    return towers.make_parallel
 
 
 @pytest.mark.parametrize("gpus, expected", [(3, [0, 1, 2]), ([5, 1], [5, 1])])
-def test_towers_run_on_the_devices_asked_for(gpus, expected):
+def test_towers_run_on_the_devices_asked_for(gpus, expected, devices_of):
     """On a machine without GPUs: logical CPU devices."""
     devices = [f"/cpu:{i}" for i in expected]
-    assert devices_of(towers.make_parallel(classifier(), gpus)) == (devices, len(devices))
+    assert devices_of(classifier(), gpus) == (devices, len(devices))
 
 
-def test_num_towers_gives_more_towers_than_devices():
-    assert devices_of(towers.make_parallel(classifier(), 2, num_towers=5))[1] == 5
+def test_num_towers_gives_more_towers_than_devices(devices_of):
+    assert devices_of(classifier(), 2, num_towers=5) == (["/cpu:0", "/cpu:1"], 5)
 
 
 @pytest.mark.parametrize("num_towers", [0, -2, 1.5, "4"])

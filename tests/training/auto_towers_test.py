@@ -90,7 +90,7 @@ def test_one_example_too_much_is_refused():
 
 @pytest.mark.parametrize("values", [{"plan": True}, {"profile": True}, {"epochs": 0}])
 def test_what_does_not_train_tries_no_step(values, monkeypatch):
-    monkeypatch.setattr(auto_towers, "_first_step_error", lambda run: pytest.fail("tried"))
+    monkeypatch.setattr(auto_towers, "first_step_error", lambda run: pytest.fail("tried"))
     assert build_with_auto_towers(config(num_towers=AUTO, **values)).config.num_towers == 2
 
 

@@ -37,7 +37,7 @@ NEWEST_KEPT = 3
 
 _NAME = re.compile(r"epoch-([0-9]{1,18})-step-([0-9]{1,18})")
 _SIZE_BYTES = 8
-_LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
+LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
 
 
 class Checkpoint(NamedTuple):
@@ -318,7 +318,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
+        if path.stat().st_size > LARGEST_MANIFEST:
             raise DamagedError(f"{MANIFEST} is too large")
         manifest = json.loads(path.read_bytes())
         content = manifest["content"]

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 MEMORY_SHARE = 0.25  # what takes more of it is read while training runs
-_GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
-_MOUNTED = Path("/sys/fs/cgroup")
+GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
+MOUNTED = Path("/sys/fs/cgroup")
 
 
 def usable_memory() -> int:
@@ -32,12 +32,12 @@ def fits(num_bytes: int, share: float = MEMORY_SHARE) -> bool:
 def _limit_files() -> Iterator[Path]:
     """Where the limit of this process's control group stands, see cgroups(7)."""
     try:
-        lines = _GROUPS.read_text(encoding="utf-8").splitlines()
+        lines = GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
-            yield _MOUNTED / path.lstrip("/") / "memory.max"
+            yield MOUNTED / path.lstrip("/") / "memory.max"
         elif "memory" in controllers.split(","):
-            yield _MOUNTED / "memory" / path.lstrip("/") / "memory.limit_in_bytes"
+            yield MOUNTED / "memory" / path.lstrip("/") / "memory.limit_in_bytes"

@@ -45,8 +45,8 @@ def load(
     if seed < 0:
         raise ValueError(f"dataset=synthetic: seed ({seed}) must be at least 0.")
     prototypes = np.random.default_rng((seed, 0)).random((num_classes, *input_shape), np.float32)
-    train = _split(prototypes, num_train, np.random.default_rng((seed, 1)))
-    test = _split(prototypes, num_test, np.random.default_rng((seed, 2)))
+    train = make_split(prototypes, num_train, np.random.default_rng((seed, 1)))
+    test = make_split(prototypes, num_test, np.random.default_rng((seed, 2)))
     return Dataset("synthetic", train, test, num_classes, tuple(input_shape))
 
 
@@ -55,7 +55,7 @@ def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
     return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
 
 
-def _split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
+def make_split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
     y = generator.integers(len(prototypes), size=count, dtype=np.int32)
     x = generator.random((count, *prototypes.shape[1:]), np.float32)
     for example, label in zip(x, y, strict=True):  # prototypes[y] would take x's memory again

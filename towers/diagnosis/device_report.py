@@ -22,7 +22,7 @@ from towers.reporting.report import devices_line, labelled
 from towers.training.build import find_devices
 
 _COLUMNS = 90  # of a line, beside its label
-_CPU_INFO = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 _CPU_FEATURES = (  # that TensorFlow's and oneDNN's kernels choose by: x86, then Arm
     "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_int8", "amx_bf16", "asimd", "sve", "bf16", "i8mm",
@@ -132,11 +132,11 @@ def _cuda() -> list[Text]:
     ]
     loaded, packages = nvidia.loaded_libraries(), nvidia.pip_libraries()
     for name, file in nvidia.LIBRARIES.items():
-        lines.append(f"{name:<8}{_library(loaded.get(file), packages.get(file))}")
+        lines.append(f"{name:<8}{library_line(loaded.get(file), packages.get(file))}")
     return _block("CUDA", lines)
 
 
-def _library(loaded: str | None, package: nvidia.Package | None) -> str:
+def library_line(loaded: str | None, package: nvidia.Package | None) -> str:
     """"nvidia-cudnn-cu12 9.3.0.75, not loaded: lib/.../libcudnn.so.9"; paths from sys.prefix."""
     if loaded is None and package is None:
         return "not found"
@@ -149,7 +149,7 @@ def _library(loaded: str | None, package: nvidia.Package | None) -> str:
 
 def _cpu() -> list[Text]:
     try:
-        info = cpu_info(_CPU_INFO.read_text(encoding="utf-8"))
+        info = cpu_info(CPU_INFO.read_text(encoding="utf-8"))
     except OSError:
         info = {}
     cores, present = count_cores(), os.cpu_count() or 1

@@ -11,7 +11,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 _HOST = "127.0.0.1"  # TensorFlow's gRPC asks nobody who he is
 _LOWEST_PORT = 10_000
 # From here on the system gives ports to whoever connects, the workers themselves among them.
-_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_CONNECTIONS = 32_768
 _LARGEST_PORT = 65_535
 
@@ -85,7 +85,7 @@ def free_addresses(count: int) -> list[str]:
     """
     found: list[str] = []
     with ExitStack() as held:
-        for port in _candidates():
+        for port in candidate_ports():
             trial = held.enter_context(socket.socket())
             try:
                 trial.bind((_HOST, port))
@@ -124,10 +124,10 @@ def checked_hosts(hosts: Sequence[str]) -> list[str]:
     return found
 
 
-def _candidates() -> Iterator[int]:
+def candidate_ports() -> Iterator[int]:
     """Ports in random order: another launcher that looks at the same time finds others."""
     try:
-        end = int(_CONNECTIONS.read_text(encoding="ascii").split()[0])
+        end = int(CONNECTIONS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         end = _USUAL_CONNECTIONS
     if end < 2 * _LOWEST_PORT:

@@ -40,7 +40,7 @@ def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str
     if num_gpus < 1:
         raise ValueError(f"num_gpus ({num_gpus}) must be at least 1.")
     if num_gpus > len(present):
-        raise ValueError(_too_many(num_gpus, kind, present))
+        raise ValueError(too_many(num_gpus, kind, present))
     return present[:num_gpus]
 
 
@@ -147,7 +147,8 @@ def _device_kind(device: str) -> str:
     return device
 
 
-def _too_many(num_gpus: int, kind: str, present: list[str]) -> str:
+def too_many(num_gpus: int, kind: str, present: list[str]) -> str:
+    """The error where more devices are asked for than are present, with the ways out."""
     has = f"{len(present)} ({', '.join(present)})"
     if kind == "cpu":
         return (

@@ -20,11 +20,11 @@ LIBRARIES = {  # what towers' work needs of CUDA -> the file's name up to ".so"
 }
 _TENSORFLOW_NEEDS = ("CUDA", "cuBLAS", "cuDNN")  # of these: without one of them it uses no GPU
 
-_PCI = Path("/sys/bus/pci/devices")
-_DRIVER_VERSION = Path("/proc/driver/nvidia/version")
-_LOADED_FILES = Path("/proc/self/maps")
+PCI = Path("/sys/bus/pci/devices")
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+LOADED_FILES = Path("/proc/self/maps")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI: the vendor, the class of display controllers
-_PATIENCE = 10  # seconds; nvidia-smi takes some where the driver has to start first
+PATIENCE = 10  # seconds; nvidia-smi takes some where the driver has to start first
 
 
 class DriverGpu(NamedTuple):
@@ -52,7 +52,7 @@ class Package(NamedTuple):
 def driver_version() -> str | None:
     """The version of the driver in the kernel, such as "550.54.15"."""
     try:
-        found = re.search(r"\s(\d+\.[\d.]+)\s", _DRIVER_VERSION.read_text(encoding="utf-8"))
+        found = re.search(r"\s(\d+\.[\d.]+)\s", DRIVER_VERSION.read_text(encoding="utf-8"))
     except OSError:
         return None
     return found[1] if found else None
@@ -70,7 +70,7 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
         command.append(f"--id={visible}")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE, check=True
+            command, capture_output=True, text=True, timeout=PATIENCE, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -89,7 +89,7 @@ def has_driver() -> bool:
 
 def has_card() -> bool:
     """Whether an NVIDIA GPU is on the PCI bus; False where the bus cannot be seen."""
-    for device in _PCI.glob("*"):
+    for device in PCI.glob("*"):
         try:
             if (device / "vendor").read_text().strip() != _NVIDIA:
                 continue
@@ -103,7 +103,7 @@ def has_card() -> bool:
 def loaded_libraries() -> dict[str, str]:
     """{name up to ".so": path} of the shared libraries in this process."""
     try:
-        lines = _LOADED_FILES.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = LOADED_FILES.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     paths = [line[line.index("/"):] for line in lines if "/" in line]

@@ -6,7 +6,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, not after a fork
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, not after a fork
 
 
 def end_with(parent: int) -> None:
@@ -18,8 +18,8 @@ def end_with(parent: int) -> None:
     Args:
         parent: the parent's process id; where it has ended already, this process ends here.
     """
-    if _LIBC is None:
+    if LIBC is None:
         return
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -161,6 +161,7 @@ class TowerStep:
             metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
         self._metrics = metrics
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
+        self.traces = self._graphs.traces  # concrete functions, for batches of any number of rows
 
     # The diagram.
 

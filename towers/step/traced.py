@@ -13,7 +13,10 @@ from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
 
 
 class TracedGraphs:
-    """Runs methods as TensorFlow graphs, traced as they are first called."""
+    """Runs methods as TensorFlow graphs, traced as they are first called.
+
+    traces: the concrete functions, in the order in which they were traced.
+    """
 
     def __init__(self, cluster: Cluster, before_first: Callable[[], None]) -> None:
         """
@@ -22,7 +25,8 @@ class TracedGraphs:
             before_first: called once, before the first trace.
         """
         self._cluster, self._before_first = cluster, before_first
-        self.functions: dict[str, Any] = {}  # by method and structure
+        self.traces: list[Any] = []
+        self._functions: dict[str, Any] = {}  # by method and structure
 
     def call(
         self,
@@ -50,21 +54,21 @@ class TracedGraphs:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
         key = f"{method.__name__} {specs} {[value is None for value in behind]}"
-        if not self.functions:
+        if not self._functions:
             self._before_first()
-        if key not in self.functions:
+        if key not in self._functions:
             if prepare:
                 prepare(*specs)
             function = tf.function(method, autograph=False)
-            self.functions[key] = function.get_concrete_function(
-                *specs, *map_tensors(any_rows, behind)
-            )
+            traced = function.get_concrete_function(*specs, *map_tensors(any_rows, behind))
+            self._functions[key] = traced
+            self.traces.append(traced)
         with watched(self._cluster, f"a {method.__name__.strip('_')} step"):
-            return self.functions[key](*tensors, *behind)
+            return self._functions[key](*tensors, *behind)
 
     def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:
         """The graph of a method, each node with its device; None before it has run."""
-        for key, traced in self.functions.items():
+        for key, traced in self._functions.items():
             if key.startswith(method.__name__):
                 return traced.graph.as_graph_def()
         return None

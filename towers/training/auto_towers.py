@@ -46,7 +46,7 @@ def build_with_auto_towers(config: TrainConfig, objects: UserObjects = UserObjec
     if config.plan or config.profile or config.epochs == 0:
         return run
     notes, at_first = run.notes, too_little(run)
-    while (error := _first_step_error(run)) is not None:
+    while (error := first_step_error(run)) is not None:
         if run.step.num_towers >= run.batch_size:
             raise ValueError(f"{too_little(run)}. Use a smaller model.") from error
         run = _with_towers(run, 2 * run.step.num_towers)
@@ -63,7 +63,7 @@ def _with_towers(run: Run, num_towers: int) -> Run:
     return run._replace(config=config, step=run.make_step(num_towers, True))
 
 
-def _first_step_error(run: Run) -> Exception | None:
+def first_step_error(run: Run) -> Exception | None:
     """What a device without enough memory raises in the first step; None: it has enough.
 
     A failure on one of several devices may arrive as the cancelled transfer to another. Whatever
