@@ -113,7 +113,7 @@ def source_of(split: Split) -> DataSource:
 
 
 def num_examples(split: Split) -> int:
-    """How many examples a split holds; counts a tf.data.Dataset that does not know; see there."""
+    """How many examples a split holds; a tf.data.Dataset that does not know is counted."""
     return source_of(split).num_examples
 
 
