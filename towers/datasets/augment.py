@@ -90,7 +90,7 @@ def _padded_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _resized_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Likewise."""
+    """A part resized to the size of x, and a number in [0, 1) that has not been used for it."""
     crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=ASPECT, area_range=AREA,

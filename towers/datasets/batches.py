@@ -43,6 +43,11 @@ class Examples(NamedTuple):
     def num_examples(self) -> int:
         return self.source.num_examples
 
+    @property
+    def specs(self) -> Any:
+        """Of x, y and sample weights of a batch; None for what is absent."""
+        return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
+
 
 def load_examples(split: Split, options: InputOptions = InputOptions()) -> Examples:
     """Takes a split into memory, once for the whole run; but what is too large stays where it is.
@@ -57,7 +62,7 @@ def load_examples(split: Split, options: InputOptions = InputOptions()) -> Examp
     examples = Examples(source_of(split).opened(options))
     if options.augment is None:
         return examples
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(ordered_batches(examples, 1).element_spec)
+    x, _, _ = examples.specs
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(x)):
         raise ValueError("augment needs examples of one shape, and x is ragged: leave it out.")
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)

@@ -78,12 +78,6 @@ class RandomAccess:
             raise
 
 
-def is_random_access(value: object) -> bool:
-    """Whether a value has a length and an index; lists and tuples have, but are arrays or pairs."""
-    has_both = hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    return has_both and not isinstance(value, tuple | list | dict | str | bytes | np.ndarray)
-
-
 def from_source(
     examples: Any, where: str, num_classes: int | None, own_task: bool = False
 ) -> RandomAccess:

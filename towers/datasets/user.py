@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from towers import named
@@ -113,7 +114,7 @@ def source_of(split: Split) -> DataSource:
 
 
 def num_examples(split: Split) -> int:
-    """How many examples a split holds; counts a tf.data.Dataset that does not know; see there."""
+    """How many examples a split holds; a tf.data.Dataset that does not know is counted."""
     return source_of(split).num_examples
 
 
@@ -121,7 +122,9 @@ def _kind(split: Any) -> Any:
     """The module of what the user gives: arrays, where it is nothing else."""
     if isinstance(split, tf.data.Dataset):
         return tf_data
-    return random_access if random_access.is_random_access(split) else arrays
+    has_both = hasattr(split, "__len__") and hasattr(split, "__getitem__")
+    is_array = isinstance(split, tuple | list | dict | str | bytes | np.ndarray)
+    return random_access if has_both and not is_array else arrays
 
 
 def _are_classes(train: Any, test: Any) -> bool:

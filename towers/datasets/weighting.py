@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.class_weight import BALANCED, balanced, note, weights_of
-from towers.datasets.batches import Examples, Weigh, ordered_batches
+from towers.datasets.batches import Examples, Weigh
 
 
 def weighed(
@@ -33,7 +33,8 @@ def weighed(
         return examples, []
     shape = getattr(model, "output_shape", None)
     outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
-    _check(ordered_batches(examples, 1).element_spec, outputs)
+    _, y, sample_weight = examples.specs
+    _check(y, sample_weight, outputs)
     if text == BALANCED:
         labels = examples.source.labels
         if labels is None:
@@ -54,14 +55,13 @@ def weighed(
     return examples._replace(weigh=_weigher(weights)), [note(weights)]
 
 
-def _check(element_spec: Any, outputs: tuple[int | None, ...] | None) -> None:
+def _check(y: Any, sample_weight: Any, outputs: tuple[int | None, ...] | None) -> None:
     """Raises ValueError for a batch whose labels are not one class an example.
 
     Args:
-        element_spec: of a batch.
+        y, sample_weight: their specs, of a batch; None: there are none.
         outputs: the shape of the model's only output, where it is known.
     """
-    _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     if sample_weight is not None:
         raise ValueError(
             "`class_weight` is given beside data that bring sample weights, and Keras takes one of "

@@ -11,7 +11,6 @@ import gc
 import itertools
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 
 from towers.checkpointing.snapshot import assign_arrays, copy_arrays, variables_of
@@ -71,7 +70,7 @@ def first_step_error(run: Run) -> Exception | None:
     """
     step = run.step
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
-    step.build_metrics("train", *keras.utils.unpack_x_y_sample_weight(batches.element_spec))
+    step.build_metrics("train", *run.train.specs)
     before = copy_arrays(variables_of(step))
     first = itertools.islice(batches, 1)
     try:

@@ -12,7 +12,7 @@ from towers.checkpointing.continued import identity
 from towers.checkpointing.snapshot import variables_of
 from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
-from towers.datasets.batches import digest, shuffled_batches
+from towers.datasets.batches import digest
 from towers.levels.repeatable import UNSAVED_NOISE
 from towers.training.build import Run
 
@@ -77,8 +77,7 @@ def load_newest(
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
     """Makes the metrics' sums, which are part of the state."""
-    spec = shuffled_batches(run.train, run.batch_size, 0, 0).element_spec
-    run.step.build_metrics("train", *keras.utils.unpack_x_y_sample_weight(spec))
+    run.step.build_metrics("train", *run.train.specs)
     if run.step.has_unsaved_noise:
         checkpointer.warn(UNSAVED_NOISE)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers import datasets, models
 from towers.config import TrainConfig
-from towers.datasets.batches import Examples, ordered_batches
+from towers.datasets.batches import Examples
 from towers.datasets.dataset import Dataset
 from towers.datasets.user import from_splits, from_splits_of_classes
 from towers.models import ModelSource
@@ -146,7 +146,7 @@ def _check(model: Any, source: ModelSource) -> None:
 def build_layers(model: keras.Model, examples: Examples) -> None:
     """Builds a model that is not built yet, for examples like these."""
     if not model.built:
-        x, _, _ = _spec(examples)
+        x, _, _ = examples.specs
         model(tf.nest.map_structure(symbolic, x))
 
 
@@ -157,14 +157,9 @@ def build_metrics(step: TowerStep, examples: Examples) -> None:
         ValueError: the model, its loss or a metric refuses them.
     """
     try:
-        step.build_metrics("train", *_spec(examples))
+        step.build_metrics("train", *examples.specs)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         reason = one_line(error)[:_LONGEST_REASON]
         raise ValueError(
             f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
         ) from error
-
-
-def _spec(examples: Examples) -> Any:
-    """The specs of x, y and sample weights of a batch; None for what is absent."""
-    return keras.utils.unpack_x_y_sample_weight(ordered_batches(examples, 1).element_spec)
