@@ -1,4 +1,4 @@
-"""How much time is left, and what a case may take of it."""
+"""The time that is left, and the share of it that a case may take."""
 
 import time
 

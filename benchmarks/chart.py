@@ -92,7 +92,7 @@ def _title(row: Mapping[str, Any]) -> str:
 
 
 def _about(comparisons: Sequence[Comparison]) -> str:
-    """What the figures were measured on."""
+    """The hardware that the figures were measured on."""
     last = comparisons[-1][-1]
     where = f"{last['cores']} cores, {last['processor']}"
     if last["device"] != "CPU":

@@ -1,4 +1,4 @@
-"""What checkpoints cost: the throughput of `towers.train` with them over that without, in rounds.
+"""The cost of checkpoints: the throughput of `towers.train` with them over that without, in rounds.
 
     python benchmarks/checkpointing.py --checkpoint_every=100
 

@@ -65,7 +65,7 @@ class Trainer(NamedTuple):
 
 
 class LimitStep(towers.TowerStep):
-    """The same towers without averaging and without update: what no step can exceed."""
+    """Towers without averaging and without update, which no step can exceed."""
 
     def _add_up(self, outputs: Any) -> Any:
         return outputs
@@ -190,7 +190,7 @@ def has_logical_gpus() -> bool:
 
 
 def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.data.Dataset:
-    """The same input for every contender; autotuning would keep a thread busy beside it."""
+    """One input for all contenders; autotuning would keep a thread busy beside it."""
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).cache()
     options = tf.data.Options()
     options.autotune.enabled = False

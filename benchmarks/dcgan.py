@@ -93,5 +93,5 @@ class DCGAN(keras.Model):
 
 
 def slow_adam() -> keras.optimizers.Optimizer:
-    """As in the paper but for the learning rate, which is the tutorial's."""
+    """The paper's Adam with the tutorial's learning rate."""
     return keras.optimizers.Adam(1e-4, beta_1=0.5)

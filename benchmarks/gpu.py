@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def make_run() -> gpu_run.Run:
-    """What the flags ask for, on this machine.
+    """The run that the flags ask for, on this machine.
 
     Raises:
         ValueError: a name is none of the plan's; no GPU; the folder holds other figures.
@@ -93,7 +93,7 @@ def make_run() -> gpu_run.Run:
 
 
 def describe_machine(out: Path, small: bool) -> dict[str, Any]:
-    """What all cases are measured on: machine.json.
+    """Writes machine.json, the machine that all cases are measured on.
 
     Args:
         out: the folder.
@@ -127,7 +127,7 @@ def describe_machine(out: Path, small: bool) -> dict[str, Any]:
 
 
 def closing(table: Table, cases: Sequence[Case], out: Path) -> list[str]:
-    """How much of the plan was measured; what failed, and what was not reached, by name."""
+    """The last lines: the measured part of the plan; cases that failed or were not reached."""
     by_status: dict[str, list[Case]] = {MEASURED: [], FAILED: [], NOT_REACHED: []}
     for case in cases:
         by_status[table[case]["status"]].append(case)

@@ -68,7 +68,7 @@ def gpu_memory_mb() -> float | None:
 
 
 def measure(given: Any) -> dict[str, Any]:
-    """What the flags ask for."""
+    """Measures the case that the flags ask for."""
     workload = gpu_workloads.load(
         given.workload, given.batch_size, given.precision, given.small
     )

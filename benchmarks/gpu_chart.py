@@ -118,7 +118,7 @@ def speeds_of(table: Table, setup: Setup) -> dict[str, float]:
 
 
 def block_height(block: Block) -> float:
-    """In inches, with the gap below it."""
+    """A block's height in inches, with the gap below it."""
     return max(_BLOCK, _BAR * max(len(block.peers), len(block.switches))) + _GAP
 
 
@@ -165,7 +165,7 @@ def title(table: Table) -> str:
 
 
 def note(table: Table) -> str:
-    """What was measured on, and how much of the plan."""
+    """The machine, and the measured part of the plan."""
     rows = list(table.values())
     last = rows[-1]
     places = dict.fromkeys(row["devices"].partition(",")[0] for row in rows)

@@ -17,7 +17,7 @@ CONTENDERS = (
 
 
 class Setup(NamedTuple):
-    """What the contenders of a comparison have in common.
+    """The options that the contenders of a comparison have in common.
 
     batch_size: the global batch.
     """
@@ -179,5 +179,5 @@ def _switched(setups: Sequence[Setup]) -> list[Case]:
 
 
 def _is_meant(case: Case) -> bool:
-    """Not where XLA could not compile anything: it takes none of cuDNN's layers."""
+    """Whether XLA can compile anything of a workload: it takes none of cuDNN's layers."""
     return not (case.workload == "gru" and case.contender in ("compiled", "fit_no_jit"))

@@ -16,7 +16,7 @@ _KEPT = 4000  # characters of what a failed case wrote
 
 
 class Run(NamedTuple):
-    """What all cases have in common.
+    """The options that all cases have in common.
 
     out: the folder. cases: the plan. case_seconds: each one's limit.
     flags: of gpu_case.py, beside those of the case.
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 
 def begin(run: Run) -> Table:
-    """What the folder holds already, with every case of the plan that it does not as not reached.
+    """The folder's rows, and a row "not reached" for every other case of the plan.
 
     So the CSV says what is missing, whatever ends the run.
 

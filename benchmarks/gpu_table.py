@@ -31,7 +31,7 @@ COLUMNS = (*Case._fields, "status", "error", *_OF_STEPS, *_OF_TRIP, *_ABOUT)
 
 
 def read(path: Path) -> Table:
-    """What earlier runs left there; {} without the file.
+    """The rows that earlier runs left there; {} without the file.
 
     Raises:
         ValueError: the file has other columns.
@@ -65,7 +65,7 @@ def case_of(row: Mapping[str, str]) -> Case:
 
 
 def ratios(table: Table, case: Case) -> Row:
-    """What a row says about other rows.
+    """The ratios of a row to other rows.
 
     "towers_ratio": towers' examples per second on as many devices over the row's; for one device,
     "many_towers_ratio": towers' on many devices over the row's, at the same global batch. For the
@@ -89,7 +89,7 @@ def ratios(table: Table, case: Case) -> Row:
 
 
 def describe(table: Table, case: Case) -> str:
-    """What was measured, in a line."""
+    """One line on what was measured."""
     row = table[case]
     if row["status"] != MEASURED:
         return f"{row['status']}{': ' if row['error'] else ''}{row['error'][:200]}"
@@ -108,7 +108,7 @@ def describe(table: Table, case: Case) -> str:
 
 
 def rounded(row: Mapping[str, Any]) -> Row:
-    """The same with five digits of each number."""
+    """A row with five digits of each number."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
 
 

@@ -47,7 +47,7 @@ def in_precision(workload: Workload, precision: str) -> Workload:
 
 
 def batches_a_pass(workload: Workload) -> int:
-    """How many distinct batches fit into the memory meant for them; 2 to 10."""
+    """The number of distinct batches that fit into the memory meant for them; 2 to 10."""
     x, _ = replace(workload, batch_size=1).data(1)
     return max(2, min(_LARGEST_PASS, _PASS_BYTES // (x.nbytes * workload.batch_size)))
 

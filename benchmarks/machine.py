@@ -1,4 +1,4 @@
-"""What figures are measured on.
+"""The machine that figures are measured on.
 
     python -m benchmarks.machine      what TensorFlow sees, as a JSON line
 """
@@ -67,7 +67,7 @@ def nvidia_smi(fields: Sequence[str] = _SMI_FIELDS) -> list[dict[str, str]]:
 
 
 def describe_devices(num_devices: int, gpus: Sequence[Mapping[str, Any]]) -> str:
-    """What a number of devices are: "2 logical CPU devices rehearsing GPUs", "NVIDIA H200".
+    """A number of devices in words: "2 logical CPU devices rehearsing GPUs", "NVIDIA H200".
 
     Args:
         num_devices: that are used.

@@ -1,4 +1,4 @@
-"""What one worker of several measures besides training; prints one JSON line.
+"""Measurements of one worker of several, besides training; prints one JSON line.
 
 `machines.py` starts a group of them; there is no need to call it by hand.
 """
@@ -58,7 +58,7 @@ def exchange() -> dict[str, Any]:
 
 
 def measure_size(step: towers.TowerStep, megabytes: float) -> dict[str, Any]:
-    """What `exchange` returns of one size."""
+    """The figures of one size, measured with `exchange`."""
     num_workers = step.cluster.num_workers
     each = max(1, round(megabytes * 1e6 / 4 / _NUM_TENSORS))
     values = [tf.fill([each], step.cluster.index + 1.0) for _ in range(_NUM_TENSORS)]
@@ -101,7 +101,7 @@ def measure_size(step: towers.TowerStep, megabytes: float) -> dict[str, Any]:
 
 
 def agreed_calls(step: towers.TowerStep, seconds: float) -> int:
-    """How many calls fill a turn, by all workers' estimates: each must make the same."""
+    """The number of calls that fills a turn, agreed by all workers."""
 
     @tf.function(autograph=False)
     def total(value: tf.Tensor) -> list[tf.Tensor]:
@@ -125,7 +125,7 @@ def memory() -> dict[str, Any]:
 
 
 def resident_mb() -> float:
-    """What this process has in the CPU's memory now."""
+    """This process's resident memory, MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -141,7 +141,7 @@ def _timed(way: Callable[[], Any], calls: int) -> tuple[float, int]:
 
 
 def _loopback_bytes() -> int:
-    """What this machine has sent to itself."""
+    """The bytes that this machine has sent to itself."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":

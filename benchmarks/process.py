@@ -54,7 +54,7 @@ def run_process(
 def run_workers(
     module: str, num_workers: int, *, limit: float | None = None, **flags: Any
 ) -> list[dict[str, Any]]:
-    """The same, of `num_workers` processes: the JSON line of each, the chief's first."""
+    """Runs a command as `num_workers` workers; returns the JSON line of each, the chief's first."""
     launcher = [sys.executable, "-m", "towers.launch", f"--workers={num_workers}"]
     out = _output([*launcher, "--max_restarts=0", "--"], module, limit, flags)
     found = re.findall(r"^(?:\[worker (\d+)\] )?(\{.*\})$", out, re.M)

@@ -1,4 +1,4 @@
-"""What a step costs as towers and machines grow: the model of docs/scaling.md, and its picture.
+"""The cost of a step by towers and machines: the model of docs/scaling.md, and its picture.
 
     python benchmarks/scaling.py
 
@@ -37,7 +37,7 @@ MACHINES = 2 ** np.arange(11)
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model.
+    """A model's size.
 
     parameters: bytes of the trainable ones. sums: how many are exchanged one by one; two small
         gathers, of the batch's fingerprint and the metrics' predictions, count as one more.
@@ -52,7 +52,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Constants:
-    """Of one machine.
+    """The constants of one machine.
 
     start: seconds of a sum, however small. message: of each message. wire, memory: bytes per
     second that go through the network, and through additions and the update.
@@ -113,7 +113,7 @@ def exchanges(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, float], floa
 
 
 def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) -> Constants:
-    """By least squares of relative errors; workers take turns on the cores."""
+    """Fits by least squares of relative errors; workers take turns on the cores."""
     left, right = [], []
     for (num_workers, size), seconds in measured.items():
         turns = num_workers / min(num_workers, cores)
@@ -131,7 +131,7 @@ def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) 
 
 
 def sums_of(size: float) -> int:
-    """How many sums an exchange of so many bytes in machines.csv consists of."""
+    """The number of sums in an exchange of so many bytes in machines.csv."""
     return TENSORS if size / TENSORS >= LARGE else 1
 
 
@@ -162,7 +162,7 @@ def predict(constants: Constants, size: Size, compute: float, who: str, cores: i
 
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
-    """How much of its time a GPU computes, over the number of machines; a panel for each model."""
+    """Draws the share of its time that a GPU computes, by machines; a panel for each model."""
     from towers.reporting.chart_style import COLORS, drawn, style_axes
 
     note = (f"A model, not a measurement: {GPUS} GPUs a machine, each with the same batch on any "

@@ -74,7 +74,7 @@ def gradients_up(step: towers.TowerStep) -> Callable[[], Any]:
 
 
 def seconds_each(function: Callable[[], Any], seconds: float) -> float:
-    """What a call takes until its last copy has arrived: the mean over some seconds."""
+    """The mean seconds of a call until its last copy has arrived."""
     for _ in range(_WARM_UP_CALLS):
         function()
     begin = now = synchronized_time()

@@ -1,4 +1,4 @@
-"""What is measured: a model, its optimizer, its global batch and synthetic data for it."""
+"""Workloads: a model, its optimizer, its global batch and synthetic data for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -57,7 +57,7 @@ class Distiller(keras.Model):
         return self.compute_metrics(images, labels, logits)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """The same loss, and the metrics."""
+        """Computes the training loss, and the metrics."""
         images, labels = data
         soft = tf.nn.softmax(self.teacher(images, training=False) / TEMPERATURE)
         logits = self.student(images, training=False)

@@ -1,4 +1,4 @@
-"""What a global batch becomes on several devices: the weights, against the large batch's own.
+"""Weights after a global batch on several devices, beside those of one device.
 
     python -m examples.what_others_get_wrong
 

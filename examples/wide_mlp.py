@@ -30,7 +30,7 @@ INPUT_SHAPE, NUM_CLASSES, OPTIMIZER = (INPUTS,), 2, "adam"  # what train.py read
 
 
 class RandomRows(keras.utils.PyDataset):
-    """The same rows in every epoch, never all in memory: x float32 [B, inputs], y [B, 1]."""
+    """Rows that every epoch repeats, never all in memory: x float32 [B, inputs], y [B, 1]."""
 
     def __init__(self, rows: int, inputs: int, **options: Any) -> None:
         super().__init__(**options)
@@ -56,7 +56,7 @@ def build(inputs: int = INPUTS, widths: Sequence[int] = WIDTHS) -> keras.Model:
 
 
 def build_softmax(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """The same with a probability for each class: 41,157,402 parameters at (8000,) and 2."""
+    """The MLP with a probability for each class: 41,157,402 parameters at (8000,) and 2."""
     return keras.Sequential([
         keras.Input(input_shape),
         *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),

@@ -50,6 +50,7 @@ def make_rows(num_devices=2, peer_speed=50.0):
     )
 
 
+@pytest.mark.telling("towers", "fit", "mirrored")
 @pytest.mark.parametrize("name", [c for c in contender.CONTENDERS if c != "on_gpu"])
 def test_a_contender_notes_when_each_step_ends(name):
     clock = Clock()
@@ -192,6 +193,7 @@ def test_the_chart_is_drawn_from_the_csv_to_which_each_run_adds(tmp_path):
     assert (tmp_path / "made.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.matrix
 def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     pytest.importorskip("matplotlib")
     command = ["--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",

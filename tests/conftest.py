@@ -2,11 +2,12 @@
 
 import contextlib
 import ctypes
+import fnmatch
 import gc
 import os
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,6 @@ from towers.machine.logical import logical_cpus, logical_gpus  # noqa: E402
 from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
-_ABOUT_UPDATES = (  # files and folders
-    "conformance", "step", "diagnosis", "gpu_test.py", "parallel",
-    "datasets", "resumed",  # compare with processes
-)
 _LONG = (  # begun last, the others would be done before it
     "workers_run_test", "anatomy_test", "gradients_test", "own_steps_test", "policy_test",
     "same_bits_test", "train_test", "workers_test",
@@ -56,8 +53,10 @@ def _is_isolated(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput") and not has_gpus()
 
 
+@pytest.hookimpl(tryfirst=True)  # before what `-m` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first; skips what needs a GPU, unless it is there or rehearsed."""
+    """Marks the matrix; puts the longest files first; skips what needs a GPU, unless rehearsed."""
+    _mark_matrix(items)
     items.sort(key=lambda item: item.path.stem not in _LONG)
     if has_gpus() or is_rehearsal():
         return
@@ -65,6 +64,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _mark_matrix(items: list[pytest.Item]) -> None:
+    """The cases of a test that its marker `telling` does not name are `matrix`.
+
+    Raises pytest.UsageError for a name that is none of the cases'.
+    """
+    tests: dict[tuple, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("telling"):
+            tests.setdefault((item.path, item.originalname), []).append(item)
+    for (path, name), cases in tests.items():
+        patterns = cases[0].get_closest_marker("telling").args
+        told = {p: [c for c in cases if fnmatch.fnmatchcase(c.callspec.id, p)] for p in patterns}
+        missing = [pattern for pattern, found in told.items() if not found]
+        if missing and len(cases) > 1:  # else one case was asked for
+            raise pytest.UsageError(f"{path.name}: no case of {name} is {missing}.")
+        for case in cases:
+            if not any(case in found for found in told.values()):
+                case.add_marker(pytest.mark.matrix)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,8 +105,8 @@ def _nothing_left(request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _what_takes_time(request):
-    """Updates of plain TensorFlow, and no curves, where tests are not about them.
+def _light(request):
+    """What the marker `light` says, of the modules that have it.
 
     XLA takes a third of a small model's first step to compile its update; the curves take 0.3 s of
     each run.
@@ -97,12 +116,10 @@ def _what_takes_time(request):
     from towers.reporting import curves
     from towers.step import update
 
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
-        if folder != "reporting":
+        if request.node.get_closest_marker("light") and not has_gpus():
             patch.setattr(curves, "draw_curves", lambda path, results, *_: results and path.touch())
-        if not (folder in _ABOUT_UPDATES or has_gpus()):
-            patch.setattr(update, "_compiled", lambda graph, _: tf.function(graph, autograph=False))
+            patch.setattr(update, "compiled", lambda graph, _: tf.function(graph, autograph=False))
         yield
 
 

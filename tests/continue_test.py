@@ -17,6 +17,8 @@ from towers.checkpointing import checkpoints, run_dir
 from towers.checkpointing.continued import continued_config
 from towers.config import TrainConfig
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 RUN = run_dir.Path("run")
 
 
@@ -108,6 +110,7 @@ def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):
     assert after == before
 
 
+@pytest.mark.telling("first0")
 @pytest.mark.parametrize("first", [{"max_steps": 6, "epochs": 4}, {"epochs": 2}])
 def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
     whole = towers.train(config(run_dir="whole", epochs=4, max_steps=15))
@@ -119,6 +122,7 @@ def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.telling("limit0")
 @pytest.mark.parametrize("limit", [{"epochs": 2}, {"max_steps": 7}, {"max_steps": 6}])
 def test_a_run_goes_on_to_a_smaller_limit_as_if_it_had_been_given_first(limit):
     whole = towers.train(config(run_dir="whole", **{"epochs": 4, **limit}))

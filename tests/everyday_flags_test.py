@@ -12,6 +12,8 @@ from tests.loop_test import NUM_CLASSES, config
 from towers.config import TrainConfig
 from towers.datasets.batches import load_examples, shuffled_batches
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 schedules = keras.optimizers.schedules
 WARM = 2
 

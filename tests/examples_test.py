@@ -56,6 +56,7 @@ def test_no_example_is_left_out():
     assert {*SMALLER, PROOF} == {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
+@pytest.mark.telling("autoencoder", "vae", "wide_mlp")
 @pytest.mark.parametrize("name", SMALLER)
 def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
     arguments, names = SMALLER[name]
@@ -79,6 +80,7 @@ def test_an_example_is_the_command_that_it_documents(name):
     assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
 
 
+@pytest.mark.matrix
 def test_the_gan_draws_a_grid_of_digits_after_each_epoch(tmp_path):
     run = python("-c", "import sys\nfrom examples import gan\n"
                        "gan.main(examples=256, epochs=2, directory=sys.argv[1])", str(tmp_path))
@@ -90,6 +92,7 @@ def test_the_gan_draws_a_grid_of_digits_after_each_epoch(tmp_path):
     assert np.any(grids[0] != grids[1])
 
 
+@pytest.mark.matrix
 def test_what_others_get_wrong_is_wrong_there_and_right_on_towers():
     run = python("-c", "import json\nfrom examples import what_others_get_wrong as proof\n"
                        "proof.DEVICES = 2\n"

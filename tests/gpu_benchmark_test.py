@@ -222,6 +222,7 @@ def test_without_a_gpu_and_without_a_rehearsal_it_says_what_to_do(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.matrix
 def test_a_whole_small_run_writes_csv_chart_and_machine_and_goes_on_where_it_was(tmp_path):
     pytest.importorskip("matplotlib")
     flags = ["--workloads=mlp41m", "--contenders=towers,fit,trip", "--timed_seconds=0.1"]

@@ -5,7 +5,9 @@
     update_test                                                        [ the same ] ...
 
 What a module's models, graphs and compiled programs have taken, the end of its process gives back;
-nothing else gives back all of it: XLA keeps each program for good.
+nothing else gives back all of it: XLA keeps each program for good. xdist starts a new worker only
+where one has died, and pytest-forked forks for each test, which would trace and compile anew what a
+module's tests share.
 """
 
 import gc

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
@@ -68,6 +70,7 @@ def run(directory, **modules):
     return done.stdout
 
 
+@pytest.mark.matrix
 def test_a_process_that_dies_fails_the_test_it_was_at(tmp_path):
     said = run(tmp_path, a_dies=DIES, b_fails=FAILS)
     assert "2 failed, 3 passed, 1 skipped, 1 warning" in said, said
@@ -77,6 +80,7 @@ def test_a_process_that_dies_fails_the_test_it_was_at(tmp_path):
     assert (tmp_path / "ended").exists()
 
 
+@pytest.mark.matrix
 def test_a_module_that_starts_tensorflow_as_it_is_imported_is_refused(tmp_path):
     said = run(tmp_path, starts=STARTS)
     assert "RuntimeError: Inter op parallelism cannot be modified after initialization" in said

@@ -17,6 +17,8 @@ from towers.datasets.batches import shuffled_batches
 from towers.reporting import tensorboard
 from towers.training.build import build
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 NUM_CLASSES = 3
 
 
@@ -136,6 +138,7 @@ def test_zero_epochs_evaluate_and_change_nothing():
     assert loop.evaluate(fresh)["loss"] == pytest.approx(history["val_loss"][0])
 
 
+@pytest.mark.telling("1")
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_a_run_has_the_same_bits_on_any_number_of_devices(num_devices):
     towers.train(config(num_gpus=num_devices, num_towers=6, batch_size=20, run_dir="some"))

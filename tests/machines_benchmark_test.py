@@ -12,6 +12,7 @@ from benchmarks import process, scaling
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.matrix
 def test_the_command_writes_each_part_to_its_csv(tmp_path):
     """20 MB are 8 large tensors, which travel one by one; 0.1 MB are 8 that travel as one."""
     command = ["--workloads=tiny", "--workers=2", "--megabytes=0.1,20", "--rounds=1", "--steps=3",

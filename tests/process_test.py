@@ -31,7 +31,7 @@ def test_a_run_whose_reader_goes_away_trains_to_its_end(tmp_path):
     assert outcome(tmp_path / "run")["position"]["step"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_without_stdout_trains_to_its_end(tmp_path):
     code, _, stderr = train(*SHORT, cwd=tmp_path, inside=("sh", "-c", 'exec "$@" >&-', "sh"))
     assert (code, stderr) == (0, "")
@@ -108,7 +108,7 @@ def greedy_model(input_shape, num_classes):
     ])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
     """TensorFlow waits 10 s for each allocation that fails, in case that memory becomes free."""
     monkeypatch.chdir(tmp_path)
@@ -122,7 +122,7 @@ def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_too_little_memory_on_two_devices_is_named_too(tmp_path):
     """TensorFlow often reports the cancelled transfer instead; its messages in the log tell."""
     code, stdout, stderr = train(

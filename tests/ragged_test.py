@@ -13,6 +13,8 @@ from towers.machine.policy import CPU, GPU
 from towers.step import TowerStep
 from towers.step.prefetch import prefetched
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 CASES = {case.name: case for case in ODD}
 NAMES = ["ragged", "ragged_output"]
 L = keras.layers
@@ -36,6 +38,7 @@ def assert_same(ours, theirs, tolerance=1e-12):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.telling("ragged")
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_evaluate_and_predict_are_keras(name, float64):
     x, y, weights = examples(name)
@@ -60,6 +63,7 @@ def test_metrics_are_keras():
     assert_same(logs(parallel), logs(compiled("ragged")), 1e-6)
 
 
+@pytest.mark.telling("cpu")
 @pytest.mark.parametrize(
     "name, policy", [("ragged", CPU), ("ragged_output", GPU)], ids=["cpu", "gpu"]
 )

@@ -148,6 +148,7 @@ def test_the_results_have_the_one_row_of_a_run_that_ended_in_mid_epoch(eight):
     assert 0 < float(row["val_accuracy"]) < 1 and float(row["examples_per_second"]) > 0
 
 
+@pytest.mark.matrix
 def test_the_final_model_loads_without_towers(eight, tmp_path):
     code = (
         "import sys; sys.modules['towers'] = None; import keras; "
@@ -165,6 +166,7 @@ def test_the_final_model_loads_without_towers(eight, tmp_path):
     assert done.stdout == "1199882\n"
 
 
+@pytest.mark.matrix
 def test_a_trained_model_is_evaluated_on_the_data_of_its_run(eight, tmp_path):
     done = run_train(f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -175,6 +177,7 @@ def test_a_trained_model_is_evaluated_on_the_data_of_its_run(eight, tmp_path):
     assert " | 10,000 examples in " in last and os.listdir(tmp_path) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
     flags = ["--max_steps=3", "--num_towers=8", f"--num_gpus={num_gpus}", "--device=cpu"]
@@ -187,6 +190,7 @@ def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
 
 
+@pytest.mark.telling("15-*")
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
@@ -226,6 +230,7 @@ def callbacks():
 """
 
 
+@pytest.mark.telling("--model*")
 @pytest.mark.parametrize("flag, line, traceback", [
     ("--model=users:build", "users.py:5: no model today", "is shown with --verbosity=1"),
     ("--callbacks=users:callbacks", "users.py:9: invalid literal for int() with base 10: 'one'",

@@ -91,6 +91,7 @@ def kill_at(step, run_dir, lost):
     assert "resume=DIR, on any number of workers." in errors
 
 
+@pytest.mark.telling("0-3")
 @pytest.mark.parametrize("lost, count", [(0, 3), (1, 1)])
 def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
     lost, count, alone, tmp_path
@@ -102,7 +103,7 @@ def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
     assert logs == {"log.txt", "log-1.txt", *[f"log-{i}.txt" for i in range(1, count)]}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("step", range(1, 8))
 def test_a_worker_may_be_killed_at_every_step_of_an_epoch(step, alone, tmp_path):
@@ -111,6 +112,7 @@ def test_a_worker_may_be_killed_at_every_step_of_an_epoch(step, alone, tmp_path)
     assert bits(tmp_path / "run") == alone
 
 
+@pytest.mark.matrix
 def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
     """The other keeps a config.json and a log of its own, and hears the state from the chief."""
     hosts, disks = workers.addresses(2), [tmp_path / "chiefs", tmp_path / "others"]
@@ -132,6 +134,7 @@ def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
     assert {path.name for path in (disks[1] / "run").iterdir()} == {"config.json", "log-1.txt"}
 
 
+@pytest.mark.matrix
 def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     """It is full from the fifth step on; with room again, a run goes on from what there is."""
     (tmp_path / "other").mkdir()
@@ -154,6 +157,7 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     assert bits(tmp_path / "run") == alone
 
 
+@pytest.mark.matrix
 def test_another_version_on_one_worker_is_refused(tmp_path):
     hosts = workers.addresses(2)
     flags = (f"--run_dir={tmp_path / 'run'}", *FLAGS)
@@ -167,6 +171,7 @@ def test_another_version_on_one_worker_is_refused(tmp_path):
         assert "differs from the chief in towers' version (9, the chief's is " in errors
 
 
+@pytest.mark.telling("1")
 @pytest.mark.parametrize("told", [0, 1])
 def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, tmp_path):
     hold = Hold(3, tmp_path)
@@ -181,6 +186,7 @@ def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, 
     assert bits(tmp_path / "run") == alone
 
 
+@pytest.mark.matrix
 def test_a_stopped_worker_is_lost_after_the_timeout(tmp_path):
     hold = Hold(2, tmp_path)
     processes = train(2, tmp_path / "run", "--worker_timeout=4", **hold.fault)
@@ -261,6 +267,7 @@ def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_p
     assert bits(tmp_path / "run") == alone
 
 
+@pytest.mark.matrix
 def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
     hold = Hold(3, tmp_path)
     launcher = launch(tmp_path / "run", hold)
@@ -272,6 +279,7 @@ def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
     assert bits(tmp_path / "run") == alone
 
 
+@pytest.mark.matrix
 def test_the_workers_end_with_a_launcher_that_is_killed(tmp_path):
     hold = Hold(3, tmp_path)
     launcher = launch(tmp_path / "run", hold, "--epochs=1000")

@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _join_named_workers() -> None:
-    """Where the environment names several workers, before the user's model starts TensorFlow.
+    """Joins the workers that the environment names, before the user's model starts TensorFlow.
 
     What is wrong is said when a run begins, and TensorFlow's messages do not matter yet.
     """

@@ -1,4 +1,4 @@
-"""What an example of each class counts in the loss, as Keras' fit(class_weight=...) has it.
+"""The weight of each class's examples in the loss, as in Keras' fit(class_weight=...).
 
     0:1,1:5      an example of class 1 counts five times; of a class that is not named, once
     balanced     N / (classes * examples of the class): each class counts as much as any other
@@ -48,7 +48,7 @@ def text_of(weights: Mapping[int, float]) -> str:
 
 
 def note(weights: Mapping[int, float]) -> str:
-    """What to tell the user: "class weights: 0: 1, 1: 5"; of many classes the first ones."""
+    """A line for the user: "class weights: 0: 1, 1: 5"; of many classes the first ones."""
     pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
     shown = ", ".join(pairs[:_SHOWN])
     return f"class weights: {shown}{', ...' if len(pairs) > _SHOWN else ''}"

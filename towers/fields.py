@@ -1,4 +1,4 @@
-"""How a field of `TrainConfig` is declared: its default, its help and its check, in one place.
+"""Declarations of `TrainConfig`'s fields: default, help and check in one place.
 
     seed: int = count(0, "Of the parameters, the order ...", at_least=0)
 
@@ -18,7 +18,7 @@ _LARGEST_COUNT = 2**63 - 1  # TensorFlow counts so far
 
 
 class Role(enum.Flag):
-    """What is to be known of a field beside its value.
+    """The properties of a field that do not depend on its value.
 
     FREE: no bit of a good step depends on it: it may be another when a run goes on.
     LIMIT: where a run ends: it may be another that the run has not reached.
@@ -41,7 +41,7 @@ class Role(enum.Flag):
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a field's declaration says.
+    """A field's declaration.
 
     kind: "text", "count", "number", "switch" or "choice".
     help: what it does, its unit and its default's reason; other fields stand in backquotes, and

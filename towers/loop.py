@@ -124,7 +124,7 @@ def _run(
     begun: Path,
     captured: CapturedStderr | None,
 ) -> dict[str, list[float]]:
-    """What a configuration asks for, in the run's directory."""
+    """Trains, evaluates or profiles, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
@@ -173,7 +173,7 @@ def _run(
 
 
 def _verified(run: Run) -> Verification | None:
-    """What --verify_gradients has found, before a run has a directory; None: nobody has asked."""
+    """The result of --verify_gradients, before there is a directory; None without the flag."""
     config, nowhere = run.config, Path(os.devnull)
     if not config.verify_gradients or config.profile:
         return None
@@ -222,7 +222,7 @@ def _train(
 
 
 def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> list[Listener]:
-    """What writes the run's files, beside checkpoints; of several workers, the chief's alone."""
+    """The listeners that write files, beside checkpoints; of several workers, the chief's alone."""
     if not run.workers.cluster.is_chief:
         return []
     name = title(run.config, run.step.model)

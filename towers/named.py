@@ -1,4 +1,4 @@
-"""What the name of a model or a data set stands for: a built-in, or `package.module:function`."""
+"""Resolves names of models and data sets: built-in, or `package.module:function`."""
 
 import difflib
 import importlib

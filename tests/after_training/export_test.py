@@ -10,6 +10,8 @@ from tests.loop_test import config, small_data
 from towers.after_training.export import export_model
 from towers.config import TrainConfig
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from towers.after_training.predicting import evaluate_file, predict_file
 from towers.config import TrainConfig
 from towers.reporting.report import Report
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 (_, _), (X, Y) = small_data()
 
 

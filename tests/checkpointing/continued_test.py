@@ -35,7 +35,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_any_devices(tmp_path):
     assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("flags", "every"), [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
 def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_path):
     """One process a step, each killed right after it.
@@ -69,12 +69,13 @@ def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path)
     assert resumed(tmp_path) == uninterrupted(*FLAGS)
 
 
+@pytest.mark.telling("INT-*")
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
         ("INT", 130, "stopped by Ctrl-C"),
         ("HUP", 129, "stopped by SIGHUP"),
-        pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.slow),
+        pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.matrix),
     ],
 )
 def test_a_signal_saves_in_mid_epoch_and_the_run_goes_on(name, code, said, tmp_path):

@@ -12,6 +12,8 @@ import pytest
 from towers.checkpointing import snapshot
 from towers.step import TowerStep
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 L = keras.layers
 PATH = Path("step-7")
 

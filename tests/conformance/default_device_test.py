@@ -137,6 +137,7 @@ def assert_same_bits(here, there):
     assert here[1:] == there[1:]
 
 
+@pytest.mark.telling("accumulated gradients", "a loss scale on GPUs")
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypatch):
     on_gpus, options = FITS[name]
@@ -144,6 +145,7 @@ def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypa
     assert_same_bits(*(fitted(device, **options) for device in (None, ELSEWHERE)))
 
 
+@pytest.mark.telling("parameters")
 @pytest.mark.parametrize("options", [
     {"make": on_two_devices, "optimizer": FITS["a loss scale on GPUs"][1]["optimizer"]},
     {"optimizer": of_a_variable},
@@ -177,6 +179,7 @@ def test_a_tower_step_ends_in_the_same_bits():
     assert_same_bits(stepped(None), stepped(ELSEWHERE))
 
 
+@pytest.mark.telling("at_the_default")
 @pytest.mark.parametrize("make", [model, at_the_default])
 def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, tmp_path):
     def trained(device):
@@ -232,6 +235,7 @@ def test_a_train_step_of_the_models_own_ends_in_the_same_bits():
     assert_same_bits(trained(None), trained(ELSEWHERE))
 
 
+@pytest.mark.matrix
 def test_a_fit_that_was_interrupted_goes_on_to_the_same_bits(tmp_path):
     def resumed(device):
         with default_device(device):
@@ -244,6 +248,7 @@ def test_a_fit_that_was_interrupted_goes_on_to_the_same_bits(tmp_path):
     assert resumed(None) == resumed(ELSEWHERE)
 
 
+@pytest.mark.matrix
 def test_one_optimizer_serves_a_parallel_model_and_what_was_traced_before(tmp_path):
     """Of two variables behind a learning rate, or a count of iterations, one would be stale."""
     def trained(device):

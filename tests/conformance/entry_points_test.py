@@ -70,6 +70,7 @@ def _train_weights(tmp_path_factory):
     return [v.numpy() for v in keras.saving.load_model(cwd / "run" / "final.keras").weights]
 
 
+@pytest.mark.telling("make_parallel")
 @pytest.mark.parametrize("code", [STEP, FIT], ids=["TowerStep", "make_parallel"])
 def test_a_script_of_readmes_lines_ends_in_the_bits_of_train_py(code, train_weights, tmp_path):
     path = tmp_path / "weights.npz"

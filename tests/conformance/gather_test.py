@@ -52,6 +52,7 @@ def in_a_layer():
     return keras.Sequential(layers), {"loss": loss, "metrics": ["accuracy"]}
 
 
+@pytest.mark.telling("*-3")
 @pytest.mark.parametrize("num_towers", [1, 3, 8])
 @pytest.mark.parametrize("make", [in_a_loss, in_compute_loss, in_a_layer])
 def test_gather_makes_it_the_large_batchs(make, num_towers, float64):

@@ -13,7 +13,7 @@ REST = [case.name for case in [*BUILT_IN, *ODD] if case.name not in TELLING]
 
 
 @pytest.mark.parametrize("names", [
-    pytest.param(TELLING, id="telling"), pytest.param(REST, id="rest", marks=pytest.mark.slow),
+    pytest.param(TELLING, id="telling"), pytest.param(REST, id="rest", marks=pytest.mark.matrix),
 ])
 def test_a_gradient_has_the_same_bits_every_time(names):
     done = forked.run("-m", "tests.conformance.repeated", *names, cwd=ROOT)

@@ -27,6 +27,7 @@ def trained(num_towers=None, num_devices=1, **batch_norm):
     return model, history
 
 
+@pytest.mark.telling("3-all")
 @pytest.mark.parametrize("batch_norm", [{}, {"batch_norm": "synchronized"}], ids=["layer", "all"])
 @pytest.mark.parametrize("num_towers", [3, 8])
 def test_it_is_the_large_batchs(num_towers, batch_norm, float64):
@@ -37,6 +38,7 @@ def test_it_is_the_large_batchs(num_towers, batch_norm, float64):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.matrix
 def test_it_has_the_same_bits_on_any_number_of_devices():
     first, *others = [trained(8, n, batch_norm="synchronized")[0] for n in (1, 2, 8)]
     for other in others:

@@ -14,8 +14,8 @@ from tests.workers import run_all
 
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
-        "schedule")
-SMALL = ("embedding", "masked_gru", "two_outputs_dict", "ragged", "ragged_output")
+        "schedule", "ragged_output")
+SMALL = ("embedding", "two_outputs_dict", "ragged", "synchronized")
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 
@@ -36,13 +36,14 @@ def alone(num_towers, kinds):
     return digests(1, num_towers, kinds)[0]
 
 
+@pytest.mark.telling("6-*")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, workers, kinds", [
     (4, [2], QUICK),
     (6, [3], SMALL),  # worker 1 has two towers of two subtrees
-    pytest.param(4, [4], QUICK + REST, marks=pytest.mark.slow),
-    pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.slow),
-    pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.slow),
+    pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
+    pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),
+    pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
 ])
 def test_any_number_of_workers_gives_the_bits_of_one_process(
     num_towers, workers, kinds
@@ -53,6 +54,7 @@ def test_any_number_of_workers_gives_the_bits_of_one_process(
             assert worker == alone(num_towers, kinds)
 
 
+@pytest.mark.matrix
 def test_the_tower_count_does_change_the_bits():
     """Otherwise the test above could not fail."""
-    assert alone(4, QUICK)["masked_gru"] != alone(6, SMALL)["masked_gru"]
+    assert alone(4, QUICK)["synchronized"] != alone(6, SMALL)["synchronized"]

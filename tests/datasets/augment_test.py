@@ -74,6 +74,7 @@ def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_fl
     return found
 
 
+@pytest.mark.telling("crop_flip")
 @pytest.mark.parametrize("name", ["crop_flip", f"{ME}:layers"])
 def test_an_example_is_the_same_in_any_form_of_data_any_batch_and_from_any_step(
     splits, name, monkeypatch

@@ -73,6 +73,7 @@ def within(entries, step, name=""):
 # Real steps
 
 
+@pytest.mark.telling("3")
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_the_phases_add_up_to_the_step_without_the_profiler(num_towers, tmp_path):
     found = anatomy.measure(make_step(num_towers), make_batches(), tmp_path, num_steps=8)
@@ -87,6 +88,7 @@ def test_the_phases_add_up_to_the_step_without_the_profiler(num_towers, tmp_path
     assert [row.inputs for row in found.traffic] == [0, shard, shard][:num_towers]
 
 
+@pytest.mark.telling("stop")
 @pytest.mark.parametrize("nonfinite", ["apply", "stop"])
 def test_every_step_reads_its_parameters_then_runs_each_tower_once_then_updates(
     nonfinite, tmp_path
@@ -151,6 +153,7 @@ class Waits(L.Layer):
         return x + tf.ensure_shape(tf.numpy_function(wait, [x[0, 0]], tf.float32), [])
 
 
+@pytest.mark.telling("1")
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_tower_is_found_by_its_span(slow, pause, tmp_path):
     x = np.zeros([60, 64], "float32")

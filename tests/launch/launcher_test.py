@@ -87,6 +87,7 @@ def test_a_run_that_was_lost_before_it_began_begins_again(tmp_path):
     assert attempts(tmp_path)[2] == [["--run_dir=mine"]] * 2
 
 
+@pytest.mark.matrix
 def test_a_worker_that_no_longer_answers_is_lost(tmp_path):
     text = LOG + """
 if count == 3 and index == 1:
@@ -109,6 +110,7 @@ if count == 3:
     assert gpus(tmp_path, 2) == ["4", "6"]
 
 
+@pytest.mark.matrix
 def test_a_worker_that_hangs_is_named_by_the_launcher_which_killed_it(tmp_path):
     text = LOG + """
 if count == 3 and index == 1:
@@ -224,6 +226,7 @@ def model(input_shape, num_classes):
 """
 
 
+@pytest.mark.matrix
 def test_train_py_itself_goes_on_to_the_same_bits(tmp_path):
     (tmp_path / "killing.py").write_text(KILLING)
     process = start_command(

@@ -46,7 +46,7 @@ def devices_and_threads(code):
     (f"towers.make_parallel({MODEL}, [1, 0], num_towers=4)", "num_towers=4"),
 ])
 def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
-    expected = devices_and_threads(f"from towers import build; {TRAIN.format(trains)}")
+    expected = devices_and_threads(f"from towers.training import build; {TRAIN.format(trains)}")
     assert expected == (2, 8 // int(trains[-1:] or 2), 8)
     assert devices_and_threads(ours) == expected
 
@@ -63,7 +63,7 @@ def test_a_device_without_a_tower_does_not_count():
      "towers.logical_cpus(2)", (2, 5, 8)),
     ("towers.logical_cpus(1); towers.logical_cpus(4)", (4, 2, 8)),
     ("tf.constant(1); towers.logical_cpus(1)", (1, 0, 0)),
-    (f"from towers import build; towers.logical_cpus(4); {TRAIN.format('cpu_threads=7')}",
+    (f"from towers.training import build; towers.logical_cpus(4); {TRAIN.format('cpu_threads=7')}",
      (4, 7, 8)),
 ])
 def test_what_the_caller_has_chosen_stays(code, expected):

@@ -64,6 +64,7 @@ def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
     )
 
 
+@pytest.mark.matrix
 def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout():
     process, errors = hang("hang_wholly")
     process.kill()
@@ -73,11 +74,13 @@ def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout(
     )
 
 
+@pytest.mark.matrix
 def test_nobody_ends_while_nobody_waits_as_long_or_a_worker_writes_a_file():
     ended = started.run_all(2, *WORKER, "pause")
     assert [(code, said) for code, said, _ in ended] == [(0, '"came"\n')] * 2, ended
 
 
+@pytest.mark.telling("0")
 @pytest.mark.parametrize("present", [0, 1])
 def test_a_worker_that_never_starts_is_named_after_the_timeout(present):
     hosts = started.addresses(2)

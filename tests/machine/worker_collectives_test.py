@@ -7,7 +7,7 @@ import pytest
 from tests.workers import run_all
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(11, marks=pytest.mark.matrix)])
 def test_every_worker_has_the_others_values_in_order(count):
     """With 11, TensorFlow's own order is that of text: 10 comes before 2."""
     ended = run_all(count, "-m", "tests.machine.worker", "collectives")

@@ -5,6 +5,8 @@ import re
 import socket
 import time
 
+import pytest
+
 from tests import workers as started
 from towers.machine import watch, workers
 from towers.machine.cluster import ALONE
@@ -56,6 +58,7 @@ def test_who_has_met_the_others_once_may_end_and_holds_nobody():
     assert time.monotonic() - began_at < 0.8 * watch.DEFAULT_TIMEOUT
 
 
+@pytest.mark.matrix
 def test_a_worker_may_come_late():
     hosts = started.addresses(2)
     first = started.start(hosts, 1, *WORKER, "between_steps", TIMEOUT="60")

@@ -10,6 +10,8 @@ from towers.machine.keras_internals import all_layers
 from towers.models.dropout import set_dropout
 from towers.step import TowerStep
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 L = keras.layers
 
 

@@ -173,6 +173,7 @@ def tags(folder):
     return found
 
 
+@pytest.mark.telling("2")
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_swap_ema_weights_and_gradient_accumulation(steps_per_execution):
     """Optimizers with more than gradients and slots."""

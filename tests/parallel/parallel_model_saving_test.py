@@ -67,6 +67,7 @@ def outputs(model, x):
     return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
 
 
+@pytest.mark.telling("save-*")
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("save", [
     lambda model, path: model.save(path), keras.saving.save_model,
@@ -113,6 +114,7 @@ def test_the_file_loads_without_towers(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)
 
 
+@pytest.mark.telling("subclassed")
 @pytest.mark.parametrize("build", BUILDS)
 def test_saving_loading_and_wrapping_ten_times_changes_nothing(build, tmp_path):
     trained(build).save(tmp_path / "first.keras")
@@ -128,6 +130,7 @@ def test_saving_loading_and_wrapping_ten_times_changes_nothing(build, tmp_path):
     assert len(seen) == 1
 
 
+@pytest.mark.telling("subclassed")
 @pytest.mark.parametrize("build", BUILDS)
 def test_weights_files_pass_between_the_parallel_and_the_plain_model(build, tmp_path):
     parallel, plain = trained(build), build()
@@ -165,6 +168,7 @@ def summary(model):
     return lines
 
 
+@pytest.mark.telling("functional")
 @pytest.mark.parametrize("build", BUILDS)
 def test_clone_model_copy_and_pickle_give_plain_models(build):
     parallel = trained(build)
@@ -179,6 +183,7 @@ def test_clone_model_copy_and_pickle_give_plain_models(build):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.telling("functional")
 @pytest.mark.parametrize("build", BUILDS)
 def test_export_serves_the_model(build, tmp_path):
     parallel = trained(build)

@@ -109,6 +109,7 @@ def nested():
     return keras.Model(x, L.Dense(3, activation="softmax")(L.add([inner(x), inner(-x)])))
 
 
+@pytest.mark.telling("unbuilt_sequential", "OwnMetrics", "nested")
 @pytest.mark.parametrize(
     "build", [unbuilt_sequential, Subclassed, OwnWeight, OwnMetrics, nested, TracksItsLoss]
 )
@@ -200,6 +201,7 @@ def test_an_unbuilt_model_is_built_together_with_its_parallel_model(build):
         assert a is b
 
 
+@pytest.mark.telling("*-unbuilt_sequential")
 @pytest.mark.parametrize("build", [unbuilt_sequential, Subclassed, OwnWeight])
 @pytest.mark.parametrize("first", [
     lambda model, parallel, x: model(x),

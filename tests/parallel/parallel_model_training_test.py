@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 CASES = {case.name: case for case in ODD}
 
 
+@pytest.mark.telling("adam", "schedule*")
 @pytest.mark.parametrize("optimizer", [
     lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     lambda: keras.optimizers.Adam(0.01),
@@ -103,6 +104,7 @@ def test_validation_split_and_validation_data():
     )
 
 
+@pytest.mark.telling("2")
 @pytest.mark.parametrize("steps", [2, 8])
 def test_steps_per_execution(steps):
     """Also more than there are in an epoch."""
@@ -147,6 +149,7 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
+@pytest.mark.telling("masked_gru", "two_outputs_dict", "adds_loss")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
     "adds_loss", "adds_sums", "activity", "l2", "sum",
@@ -263,6 +266,7 @@ def one_hot(count=31):
     return x, np.eye(3)[y]
 
 
+@pytest.mark.telling("dice", "root")
 @pytest.mark.parametrize("loss, data", [
     (keras.losses.Dice, one_hot), (keras.losses.Tversky, one_hot), (keras.losses.Circle, rows),
     (lambda: root, one_hot), (lambda: correlation, one_hot),

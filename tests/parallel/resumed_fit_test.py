@@ -39,6 +39,7 @@ def uninterrupted(fits, tmp_path_factory):
     return fits.fit(tmp_path_factory.mktemp("uninterrupted"))
 
 
+@pytest.mark.telling("0", "3", "6")
 @pytest.mark.parametrize("after", range(STEPS))
 def test_a_fit_interrupted_at_any_step_goes_on_to_the_same_bits(
     fits, uninterrupted, after, tmp_path
@@ -160,6 +161,9 @@ DATA = {
 }
 
 
+@pytest.mark.telling(
+    "arrays, part by part", "batches of two threads", "an endless dataset", "a generator"
+)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of what has an end
 @pytest.mark.parametrize("name", DATA)
 def test_all_that_has_an_order_goes_on_in_it(model, name, tmp_path):

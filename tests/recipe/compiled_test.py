@@ -9,6 +9,8 @@ from towers.recipe import compiled
 from towers.recipe.compiled import CompiledMetrics, overrides, own_loss
 from towers.step.outputs import ModelLoss
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 L = keras.layers
 
 

@@ -87,6 +87,7 @@ def keeps():
     return keras.Sequential([keras.Input((6,)), *all_that_is_kept(), L.Dense(3)])
 
 
+@pytest.mark.telling("3")
 @pytest.mark.parametrize("num_towers", [3, 8])  # with ragged, and with empty shards
 def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
     (theirs, evaluated, expected), ours = trained(all_that_is_kept), trained(

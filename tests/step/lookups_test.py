@@ -52,6 +52,7 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
+@pytest.mark.telling("two tables-*")
 @pytest.mark.parametrize("own_step", [False, True])
 @pytest.mark.parametrize("kind", ["two tables", "one table", "twice"])
 def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind, own_step, float64):

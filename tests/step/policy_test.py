@@ -120,12 +120,14 @@ def waiting(operations):
 TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
 
 
+@pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*", "gpu-*pack_transfers', True),)")
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, expected, switches):
     assert waiting(calls(graphs_of(chosen, switches).traced)) == expected
 
 
+@pytest.mark.telling("cpu")
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(chosen, expected):
     graph = trace(make_masked_step(chosen), masked_batch())
@@ -152,6 +154,7 @@ def transfers(partitions):
     return {(source, target) for source, target in ends if source != target}
 
 
+@pytest.mark.telling("()-*", "*stop*-True")
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
@@ -196,6 +199,7 @@ def needed_by(name, nodes):
     return found
 
 
+@pytest.mark.telling("()", "*stop*", "*pack_transfers', True),)")
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_no_operation_is_left_without_a_device(switches):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
@@ -252,6 +256,7 @@ def test_one_policy_gives_the_same_values_as_the_other_to_float_rounding():
 # Under the profiler
 
 
+@pytest.mark.telling("chosen2-4")
 @pytest.mark.parametrize(("chosen", "num_towers"), [(CPU, 2), (GPU, 2), (GPU, 4)])
 def test_towers_of_different_devices_run_at_once(chosen, num_towers, tmp_path):
     """And, where towers take turns, those of one device never do."""

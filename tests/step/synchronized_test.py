@@ -53,6 +53,7 @@ def make_step(model, num_towers, num_devices=None, **options):
                      num_towers=num_towers, **options)
 
 
+@pytest.mark.telling("3")
 @pytest.mark.parametrize("num_towers", [2, 3, 5, 8])
 def test_gradient_and_statistics_are_the_large_batchs(num_towers, float64):
     towers, keras_alone = build(), build()

@@ -16,7 +16,10 @@ from towers.training import auto_towers
 from towers.training.auto_towers import build_with_auto_towers
 
 MODEL = "tests.training.auto_towers_test:hungry_model"
-pytestmark = pytest.mark.skipif(has_gpus(), reason="asks the CPU's allocator for too much")
+pytestmark = [
+    pytest.mark.light,
+    pytest.mark.skipif(has_gpus(), reason="asks the CPU's allocator for too much"),
+]
 
 
 class Hungry(keras.layers.Layer):
@@ -59,6 +62,7 @@ def test_towers_double_until_the_first_step_fits_and_the_state_is_that_of_the_be
     assert all(not np.any(v.numpy()) for v in run.step.metrics_variables)
 
 
+@pytest.mark.matrix
 def test_a_run_says_so_and_keeps_the_number_and_has_the_bits_of_one_that_was_given_it(
     capsys, tmp_path
 ):
@@ -81,6 +85,7 @@ def test_where_it_fits_at_once_there_is_one_tower_a_device():
     assert (run.config.num_towers, run.config.accumulate, run.notes) == (2, None, [])
 
 
+@pytest.mark.matrix
 def test_one_example_too_much_is_refused():
     with pytest.raises(ValueError, match="too little memory for 1 example a tower. Use a smaller"):
         build_with_auto_towers(config(

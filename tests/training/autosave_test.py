@@ -12,6 +12,8 @@ from towers.checkpointing.train_state import TrainState
 from towers.training.autosave import Autosave
 from towers.training.build import build
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 STEPS_AN_EPOCH = 4
 

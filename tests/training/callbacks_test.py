@@ -10,6 +10,8 @@ from towers.checkpointing.train_state import TrainState
 from towers.training.build import build
 from towers.training.callbacks import Callbacks, load
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 RESULT = classifier_result(2, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
 

@@ -15,6 +15,8 @@ from towers.checkpointing.continued import continued_config, identity
 from towers.config import TrainConfig
 from towers.training import deterministic, loaded
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
 
 
@@ -51,6 +53,7 @@ def _with(layer):
 clock, noise, pool = map(_with, (Clock, Noise, Pool))
 
 
+@pytest.mark.matrix
 def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -68,11 +71,12 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
     assert code == 0 and "towers' forward and backward" in stdout, stdout + stderr
 
 
+@pytest.mark.telling("noise-*", "pool-*")
 @pytest.mark.parametrize("model, num_gpus, words", [
     ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
     ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
     ("noise", 1, "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops"),
-    ("pool", 1, "_test.py:39: --deterministic: Pool refuses: tf.nn.fractional_max_pool requires "),
+    ("pool", 1, "_test.py:41: --deterministic: Pool refuses: tf.nn.fractional_max_pool requires "),
 ])
 def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
     code, _, stderr = train(

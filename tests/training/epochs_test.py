@@ -14,6 +14,8 @@ from towers.training.epochs import Epochs, evaluate, num_steps
 from towers.training.listener import Listener
 from towers.training.pace import Pace
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 STEP = ["begin_step", "end_step"]
 EPOCH = ["begin_epoch", *STEP, *3 * ["between_steps", *STEP], "begin_validation", "end_epoch"]
 

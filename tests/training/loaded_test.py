@@ -10,6 +10,8 @@ from towers.checkpointing.train_state import TrainState
 from towers.training.build import build
 from towers.training.loaded import build_metrics, data_digests, load_newest
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 
 @pytest.fixture(name="run", scope="module")
 def _run():

@@ -13,6 +13,8 @@ from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
 from towers.training.run_files import BestModel, ResultsFile, save_model, unreadable
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
 

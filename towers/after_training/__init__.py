@@ -1,1 +1,1 @@
-"""What a trained model is for: scores, predictions, and a file that serves without towers."""
+"""Uses of a trained model: scores, predictions, and a file that serves without towers."""

@@ -54,7 +54,7 @@ def class_names(file: Path) -> list[str]:
 
 
 def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
-    """What to evaluate a file with: the data of the run in whose directory it lies, if it does.
+    """The configuration to evaluate a file with: of the run in whose directory it lies, if it does.
 
     Args:
         file: of the model.

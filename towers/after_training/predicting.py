@@ -200,6 +200,6 @@ def _output_names(model: keras.Model) -> list[str]:
 
 
 def _plain(output: Any) -> np.ndarray:
-    """In a dtype that NumPy's files know: bfloat16 is no such one."""
+    """The array in a dtype that NumPy's files know, unlike bfloat16."""
     array = np.asarray(output)
     return array.astype(np.float32) if array.dtype.kind == "V" else array

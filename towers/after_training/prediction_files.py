@@ -1,4 +1,4 @@
-"""Where predictions go, batch after batch: an .npz file, or a .csv file of labels.
+"""Files that predictions go to, batch after batch: .npz, or .csv of labels.
 
 A file is there when it is complete: until then its parts lie in a temporary directory beside it.
 """

@@ -8,7 +8,7 @@ _DEFAULTS = ("val_accuracy", "val_loss", "loss")  # the first of them that is a 
 
 
 class Monitor(NamedTuple):
-    """What makes an epoch the best: a column of results.csv, its highest value or its lowest."""
+    """The column of results.csv whose highest or lowest value makes an epoch the best."""
 
     column: str = "val_accuracy"
     highest: bool = True

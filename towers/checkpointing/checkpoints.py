@@ -41,7 +41,7 @@ LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     state: plain JSON values.
     arrays: by name, in the order they were saved.
@@ -56,7 +56,7 @@ class DamagedError(Exception):
 
 
 def path_of(directory: Path, epoch: int, step: int) -> Path:
-    """Where the checkpoint after `epoch` complete epochs and `step` updates is."""
+    """The path of the checkpoint after `epoch` complete epochs and `step` updates."""
     return directory / f"epoch-{epoch}-step-{step}"
 
 
@@ -148,7 +148,7 @@ def to_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def from_bytes(data: bytes) -> Checkpoint:
-    """What `to_bytes` was given."""
+    """The checkpoint that `to_bytes` was given."""
     end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")
     header = json.loads(data[_SIZE_BYTES:end])
     return Checkpoint(header["state"], dict(_cut(data[end:], header["arrays"])))

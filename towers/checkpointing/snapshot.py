@@ -1,4 +1,4 @@
-"""What a checkpoint takes from the variables and the callbacks, and puts back."""
+"""Copies of variables and of callbacks' memory for a checkpoint, and their way back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +69,7 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def _best_weights(callback: Any) -> Sequence[np.ndarray]:
-    """Those of Keras' kind; a callback of the user's may give the name another meaning."""
+    """A callback's best weights; of another kind than Keras', the name means something else."""
     values = getattr(callback, _BEST_WEIGHTS, None)
     if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
         return values

@@ -1,4 +1,4 @@
-"""Where a run stands, in plain values that go into a checkpoint and come back from it."""
+"""TrainState: the step, epoch and history of a run, as plain values of a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from towers.checkpointing.run_dir import Result
 
 @dataclasses.dataclass
 class TrainState:
-    """Where a run stands.
+    """The point that a run has reached.
 
     step: updates done. epoch: complete epochs. epoch_step: updates of the epoch under way.
     logs: this epoch's running means, {"loss": ...}.

@@ -70,7 +70,7 @@ class InMemory:
 
 
 def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
-    """See `from_arrays`; the data set says what became of its pixels."""
+    """A data set of `from_arrays` whose notes say what became of its pixels."""
     where = (f"{name} (x_train, y_train)", f"{name} (x_test, y_test)")
     dataset = from_arrays(name, tuple(train), tuple(test), where, num_classes)
     return replace(dataset, notes=notes(*(specs_of(np.asarray(x)) for x, _ in (train, test))))

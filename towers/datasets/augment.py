@@ -133,7 +133,7 @@ def of_layer(layer: keras.layers.Layer, x_spec: Any) -> Augment:
 
 
 def _call(layer: keras.layers.Layer, x: Any) -> Any:
-    """On a batch of one."""
+    """Calls a layer on a batch of one."""
     batch = tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x)
     return tf.nest.map_structure(lambda tensor: tensor[0], layer(batch, training=True))
 

@@ -45,7 +45,7 @@ class Examples(NamedTuple):
 
     @property
     def specs(self) -> Any:
-        """Of x, y and sample weights of a batch; None for what is absent."""
+        """The specs of a batch's x, y and sample weights; None for what is absent."""
         return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
 
 
@@ -129,6 +129,6 @@ def ordered_batches(examples: Examples, batch_size: int) -> Batches:
 
 
 def _batches(examples: Examples, epoch: Epoch) -> Batches:
-    """With what each example counts, if that is known of its class."""
+    """An epoch's batches, with sample weights where classes have weights."""
     batches = examples.source.batches(epoch)
     return batches if examples.weigh is None else batches.map(examples.weigh)

@@ -1,4 +1,4 @@
-"""What every data set is, and what every data set must satisfy."""
+"""Dataset, and the checks that every data set must pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ def is_pair(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """What a value is, in the words of an error."""
+    """A value in the words of an error."""
     if isinstance(value, tuple | list):
         return f"({', '.join(type(part).__name__ for part in value)})"
     return f"a {type(value).__name__}"

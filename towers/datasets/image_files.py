@@ -58,7 +58,7 @@ class ImageFiles:
 
     @property
     def paths(self) -> list[bytes]:
-        """As TensorFlow takes them."""
+        """The paths as TensorFlow takes them."""
         return [os.fsencode(f"{self.directory}/{name}") for name in self.names]
 
     def opened(self, options: InputOptions) -> "ImageFiles":
@@ -170,7 +170,7 @@ def _undecodable(path: bytes, error: Exception, way_out: str) -> ValueError:
 
 
 def header_shape(path: Path) -> Shape | None:
-    """What a file's header says; None where it cannot be read, or is of none of the four kinds."""
+    """The shape in a file's header; None where it cannot be read, or is of no known kind."""
     try:
         with path.open("rb") as file:
             head = file.read(_ENOUGH)
@@ -181,7 +181,7 @@ def header_shape(path: Path) -> Shape | None:
 
 
 def _fixed(head: bytes) -> Shape | None:
-    """Of the kinds that say it at a fixed place."""
+    """The shape in a PNG, GIF or BMP header, where it has a fixed place."""
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         width, height, _, color = struct.unpack_from(">IIBB", head, 16)
         return height, width, 1 if color in _GRAY_PNG else 3
@@ -195,7 +195,7 @@ def _fixed(head: bytes) -> Shape | None:
 
 
 def _jpeg(file: BinaryIO) -> Shape | None:
-    """Of JPEG, which says it after any number of segments: a marker, a length, that many bytes."""
+    """The shape in a JPEG header, behind segments of a marker, a length and that many bytes."""
     file.seek(2)
     while True:
         fill, marker = struct.unpack(">BB", file.read(2))

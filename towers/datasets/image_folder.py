@@ -260,7 +260,7 @@ def _folders(directory: Path) -> list[str]:
 
 
 def _entries(directory: Path) -> list[os.DirEntry]:
-    """What a directory holds, sorted by name, without what is hidden."""
+    """A directory's entries, sorted by name, without hidden ones."""
     try:
         with os.scandir(directory) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]

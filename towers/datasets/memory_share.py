@@ -30,7 +30,7 @@ def fits(num_bytes: int, share: float = MEMORY_SHARE) -> bool:
 
 
 def _limit_files() -> Iterator[Path]:
-    """Where the limit of this process's control group stands, see cgroups(7)."""
+    """The files that hold the memory limit of this process's control group, see cgroups(7)."""
     try:
         lines = GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

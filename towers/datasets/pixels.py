@@ -55,12 +55,12 @@ def with_divided_x(example: Any) -> Any:
 
 
 def specs_of(x: Any) -> Any:
-    """What one example of a structure of arrays [N, ...] looks like."""
+    """The specs of one example of a structure of arrays [N, ...]."""
     return keras.tree.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
 
 
 def notes(train: Any, test: Any = None) -> list[str]:
-    """What becomes of uint8 in x, and what to do about it: a line each, for the user.
+    """Lines for the user on what becomes of uint8 in x, and what to do about it.
 
     Args:
         train, test: specs of one x of each split, as the user gives them; None: no such split.

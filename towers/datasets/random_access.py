@@ -38,7 +38,7 @@ class RandomAccess:
 
     @property
     def shape(self) -> Any:
-        """Of one x."""
+        """The shape of one x."""
         return tf.nest.map_structure(lambda spec: tuple(spec.shape), self.structure[0])
 
     def opened(self, options: InputOptions) -> "RandomAccess":
@@ -46,11 +46,11 @@ class RandomAccess:
         return replace(self, readers=readers)
 
     def identity(self) -> Iterator[bytes]:
-        """Of what they are made, for reading them all would take long."""
+        """The dtypes and shapes of an example: to read all of them would take long."""
         yield repr(self.source.leaves).encode()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """As those of arrays in memory would be."""
+        """The batches that arrays in memory would give."""
         batched = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.structure
         )
@@ -139,7 +139,7 @@ def converted(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _explained(failed: list[ValueError], batches: tf.data.Dataset) -> Iterator[Any]:
-    """What is made of what is read; what the readers refuse is raised as they word it."""
+    """Batches made of what readers give; an error of theirs is raised in their words."""
     try:
         yield from batches
     except tf.errors.OpError:

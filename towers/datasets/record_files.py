@@ -23,7 +23,7 @@ class RecordFiles(NamedTuple):
     test: list[str]
 
     def paths(self, names: list[str]) -> list[str]:
-        """As they are opened."""
+        """The paths as they are opened."""
         return [f"{self.directory}/{name}" for name in names]
 
 
@@ -63,7 +63,7 @@ def find(dataset: str, data_dir: str | None, suffix: str) -> RecordFiles:
 def import_features(
     dataset: str, spec: str | None
 ) -> tuple[Callable[[Any], Any], int | None]:
-    """What parses a record, and the NUM_CLASSES of its module, if it has one.
+    """The function that parses a record, and its module's NUM_CLASSES, if it has one.
 
     Args:
         dataset: its name, for the errors.

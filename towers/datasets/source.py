@@ -1,4 +1,4 @@
-"""What a run asks of its data: one protocol, which each kind of source implements in one file.
+"""DataSource: one protocol for data, which each kind of source implements in one file.
 
     arrays, tf_data, image_files, random_access (ArrayRecord too), tfrecord
 """
@@ -20,7 +20,7 @@ Order = Callable[[tf.Tensor], tf.Tensor]  # a permutation of 0 ... N - 1
 
 
 class InputOptions(NamedTuple):
-    """How examples are fed to a run, beside which ones: plain values, from its configuration.
+    """The configuration's options of reading and changing examples.
 
     augment: see `augment.load`; of training examples alone.
     data_workers: processes that read a random-access source; 0: a thread.
@@ -35,7 +35,7 @@ class InputOptions(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What is left of an epoch: by default all of it, every example as it is, in its own place.
+    """The part of an epoch that is left; by default all of it, unchanged and in the split's order.
 
     batch_size: B, the global batch.
     start_step: the steps that are already done.

@@ -51,7 +51,7 @@ def load(
 
 
 def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
-    """As many float32 examples as fit, at most `count`, at least 1."""
+    """The number of float32 examples that fit, at most `count`, at least 1."""
     return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
 
 

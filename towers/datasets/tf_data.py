@@ -69,7 +69,7 @@ class Streamed:
         return replace(self, shuffle_buffer=buffer)
 
     def identity(self) -> Iterator[bytes]:
-        """What is known without reading them; another order than the same ones have in memory."""
+        """The facts known without reading; "streamed", as the order is another than in memory."""
         yield os.fsencode(f"streamed\0{self.element_spec}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
@@ -80,12 +80,12 @@ class Streamed:
 
     @property
     def element_spec(self) -> Any:
-        """Of (x, y)."""
+        """The specs of (x, y)."""
         return self.parsed(self.records.enumerate()).element_spec[1]
 
     @property
     def given_spec(self) -> Any:
-        """Of (x, y) as they are parsed, before pixels are divided."""
+        """The specs of (x, y) as they are parsed, before pixels are divided."""
         return self._parsed(self.records.enumerate()).element_spec[1]
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
@@ -200,7 +200,7 @@ class Cached(Streamed):
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
-    """What reads a tf.data.Dataset of (x, y), cached where it takes at most a share of the memory.
+    """The source of a tf.data.Dataset of (x, y), cached where it takes a share of the memory.
 
     Raises:
         ValueError: it repeats forever.
@@ -295,7 +295,7 @@ def _count_labels(split: tf.data.Dataset, where: str) -> int:
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
-    """What one example takes, where its shape tells."""
+    """The bytes of one example, where its shape tells."""
     size = 0
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():

@@ -73,7 +73,7 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
 
 
 def count_records(path: str) -> int:
-    """How many records a file holds, from their lengths alone.
+    """The number of records in a file, from their lengths alone.
 
     Raises:
         ValueError: it cannot be read, or is no whole TFRecord file.

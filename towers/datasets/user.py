@@ -107,14 +107,14 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
 
 
 def source_of(split: Split) -> DataSource:
-    """What reads a split. Raises ValueError for a tf.data.Dataset that repeats forever."""
+    """The source of a split. Raises ValueError for a tf.data.Dataset that repeats forever."""
     if isinstance(split, tuple):
         return arrays.InMemory(split)
     return tf_data.from_dataset(split) if isinstance(split, tf.data.Dataset) else split
 
 
 def num_examples(split: Split) -> int:
-    """How many examples a split holds; a tf.data.Dataset that does not know is counted."""
+    """The number of a split's examples; a tf.data.Dataset that does not know it is counted."""
     return source_of(split).num_examples
 
 

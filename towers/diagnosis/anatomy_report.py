@@ -228,7 +228,7 @@ def _num_towers(anatomy: Anatomy) -> int:
 
 
 def _places(anatomy: Anatomy) -> int:
-    """How many towers can run at once."""
+    """The number of towers that can run at once."""
     devices = len({span.device for span in anatomy.spans})
     return devices if _on_gpus(anatomy) else min(_num_towers(anatomy), count_cores())
 

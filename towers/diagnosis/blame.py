@@ -63,7 +63,7 @@ def blamed_layer(model: keras.Model, x: Structure) -> str | None:
 
 
 def suspected(model: keras.Model, loss: Any, x: Structure) -> str:
-    """What may be to blame where no loss of an output and no layer is; and the way out.
+    """A sentence on other causes, where no output's loss and no layer is one; and the way out.
 
     Args:
         model: built; nothing of it changes.

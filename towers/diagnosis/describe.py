@@ -85,7 +85,7 @@ def verified(run: Run) -> Verification:
 
 
 def show_verified(found: Verification, out: Report) -> None:
-    """What `verified` has found."""
+    """Says the result of `verified`."""
     if found.cause:
         out.warn(f"{found}. The run goes on, as verify_gradients={WARN} asks for.")
     else:

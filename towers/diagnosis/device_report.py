@@ -48,7 +48,7 @@ def device_report(config: TrainConfig) -> list[Text]:
 
 
 def cpu_features(flags: str) -> str:
-    """Those of a processor's features that kernels choose by: "AVX2, FMA, AVX512F".
+    """The features of a processor that kernels choose by: "AVX2, FMA, AVX512F".
 
     Args:
         flags: as /proc/cpuinfo lists them, separated by spaces.

@@ -33,7 +33,7 @@ RECORDING_SECONDS = 1e-6
 
 
 class Interval(NamedTuple):
-    """In seconds."""
+    """A span of time in seconds."""
 
     begin: float
     end: float
@@ -113,7 +113,7 @@ def phase_seconds(
 def phase_events(
     intervals: Mapping[str, Sequence[Interval]], step: Interval, begins: Sequence[float]
 ) -> dict[str, float]:
-    """How many events begin while a step's time is each phase's.
+    """The number of events that begin in each phase of a step.
 
     Args:
         intervals: see `phase_intervals`.

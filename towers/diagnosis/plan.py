@@ -137,7 +137,7 @@ def _bytes_up(step: TowerStep) -> dict[str, int]:
 
 
 def _subtrees(tower_devices: Sequence[str]) -> list[int]:
-    """How many towers each sum that leaves a device holds, in order.
+    """The number of towers in each sum that leaves a device, in order.
 
     Adds ones instead of gradients: the same tree.
     """

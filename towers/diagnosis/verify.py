@@ -43,7 +43,7 @@ class Verification(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """What is wrong, with the ways out; None: nothing is."""
+        """The error with its ways out; None where nothing is wrong."""
         if not self.cause:
             return None
         return (

@@ -1,4 +1,4 @@
-"""What the terminal shows of all workers: whole lines, and below them the chief's moving one.
+"""The workers' output on one terminal: whole lines, below them the chief's moving one.
 
 A worker's errors wait until it is known which was the first.
 """
@@ -18,7 +18,7 @@ _ESCAPES = re.compile(rb"\x1b\[[\d;?]*[A-Za-z]")
 
 
 class Screen:
-    """Where the lines go: stdout and stderr. Nobody who has stopped reading them ends a run."""
+    """Writes lines to stdout and stderr. Nobody who has stopped reading them ends a run."""
 
     def __init__(self, stdout: int = _STDOUT, stderr: int = _STDERR) -> None:
         """Args: file descriptors instead of the process' own."""

@@ -148,7 +148,7 @@ def passed_on() -> Iterator[Stop]:
 
 
 class Ended(NamedTuple):
-    """How all of them have ended.
+    """The ends of all workers.
 
     ends: in the order in which they came.
     errors: {worker: lines of stderr that nobody has seen}.
@@ -231,7 +231,7 @@ def _end(worker: Worker) -> End:
 
 
 class _Limit:
-    """How long the workers that are left may run, once others have ended."""
+    """The time that remaining workers may run, once others have ended."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop

@@ -1,4 +1,4 @@
-"""What each worker is told in its environment: TF_CONFIG, CUDA_VISIBLE_DEVICES."""
+"""Each worker's environment: TF_CONFIG and CUDA_VISIBLE_DEVICES."""
 
 import json
 import random

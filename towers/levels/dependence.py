@@ -19,7 +19,7 @@ _SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # what no value has
 
 
 class Fact(NamedTuple):
-    """What a tensor follows from.
+    """The dependence of a tensor on a shard and on collectives.
 
     local: it depends on a shard, or on a tower's own noise.
     level: collectives and updates before it, along the longest path.

@@ -1,4 +1,4 @@
-"""Where the towers of a traced function meet: named tensors, which stand for what all of them have.
+"""Collectives of a traced function: tensors that stand for one value of all towers.
 
     tower 0   value --+         +--> outputs   the same in all towers
     tower 1   value --+-- sum --+--> outputs

@@ -89,7 +89,7 @@ def function_loss(function: Callable) -> keras.losses.Loss:
 
 
 class GivenMetrics(NamedTuple):
-    """What `compile` was given, as it was given."""
+    """Arguments of `compile`, as they were given."""
 
     metrics: Any
     weighted_metrics: Any
@@ -108,7 +108,7 @@ def given_metrics(model: keras.Model) -> GivenMetrics:
 
 
 class CompiledLoss(NamedTuple):
-    """What `compile` was given, as it was given."""
+    """Arguments of `compile`, as they were given."""
 
     loss: Any
     loss_weights: Any

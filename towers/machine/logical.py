@@ -129,7 +129,7 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
 
 
 def gpu_shares(count: int, num_gpus: int, name: str) -> list[int]:
-    """How many logical GPUs each GPU becomes: sizes differ by at most 1.
+    """The number of logical GPUs of each GPU; they differ by at most 1.
 
     Raises:
         ValueError: a GPU would become none.
@@ -169,7 +169,7 @@ def memory_of_each(free_mib: Sequence[int], shares: Sequence[int], name: str) ->
 
 
 def logical_gpu_counts() -> list[int]:
-    """How many logical GPUs each of the machine's GPUs is divided into, in order."""
+    """The number of logical GPUs of each of the machine's GPUs, in order."""
     return [max(1, len(limits)) for limits in _limits_mib(tf.config.get_visible_devices("GPU"))]
 
 
@@ -184,7 +184,7 @@ def shared_gpus() -> str | None:
 
 
 def _limits_mib(gpus: Sequence[Any]) -> list[list[int]]:
-    """For each GPU, the memory of each logical GPU that it is divided into; [] where it is not."""
+    """The memory of each GPU's logical GPUs, MiB; [] of one that is not divided."""
     found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
     return [[logical.memory_limit for logical in limits] for limits in found]
 

@@ -23,7 +23,7 @@ REHEARSAL = "TOWERS_REHEARSE_GPUS"
 
 @dataclass(frozen=True)
 class Policy:
-    """How a step uses its devices.
+    """A step's use of its devices.
 
     take_turns: a tower waits for the one before it on the same device, so that a device needs the
         memory of one tower; never for a tower on another device.

@@ -175,7 +175,7 @@ def is_gone(index: int, timeout: float) -> bool:
 
 
 def task_name(index: int) -> str:
-    """How TensorFlow calls a worker in its messages."""
+    """A worker's name in TensorFlow's messages."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 
 

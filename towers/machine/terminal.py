@@ -20,7 +20,7 @@ _STDERR = 2
 
 
 class CapturedStderr:
-    """What libraries have written to stderr, and will write.
+    """Libraries' output on stderr, captured in a file.
 
     path: the file that has it; None until `move_to`.
     """

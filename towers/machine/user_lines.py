@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _folder(library: str) -> str:
-    """Where a library lies; it is not imported, for a command may fail before that."""
+    """A library's folder, found without importing it, for a command may fail before that."""
     spec = find_spec(library)
     return str(Path(spec.origin).parent) if spec and spec.origin else f"<no {library}>"
 

@@ -77,7 +77,7 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
 
 
 def set_timeout(seconds: float) -> None:
-    """After how many seconds a worker is lost that does not answer, or lets others wait.
+    """Sets the seconds after which a worker is lost that does not answer, or lets others wait.
 
     Else it is `DEFAULT_TIMEOUT`, and ten times that for the others' patience between two steps: a
     script of one's own may do anything there.
@@ -86,7 +86,7 @@ def set_timeout(seconds: float) -> None:
 
 
 def timeout() -> float:
-    """See `set_timeout`."""
+    """The seconds after which a worker is lost."""
     return _Watch.timeout
 
 

@@ -28,7 +28,7 @@ NAMES = tuple(_BUILDERS)
 
 
 class ModelSource(NamedTuple):
-    """Where a model comes from.
+    """The origin of a model.
 
     name: a built-in name, "package.module:function", or FILE.keras.
     build: (input_shape, num_classes) -> a model; one that is not compiled is built, with softmax

@@ -29,7 +29,7 @@ from towers.step.traced_tower import run_levels
 
 
 class Place(NamedTuple):
-    """Where a step runs: towers on devices, and home, where the parameters are."""
+    """The devices of a step: one for each tower, and home, where the parameters are."""
 
     tower_devices: list[str]
     home: str
@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
     @property
     def num_levels(self) -> int:
-        """With those in which nothing but collectives and updates happens."""
+        """The number of levels, those with nothing but collectives and updates included."""
         events = [event.level for event in self.trace.events]
         return 1 + max([*self.towers, *self.home, *events], default=-1)
 
@@ -254,7 +254,7 @@ class _Run:
             return [tf.concat(v, axis=0) for v in zip(*values)]
 
     def _check_rows(self, values: list[list[tf.Tensor]], line: str) -> None:
-        """Here, as of an assertion that fails on another device only the end is reported."""
+        """Asserts a row for each example, at home: of other devices only an error's end is told."""
         for (rows,), shard in zip(values, self._shards, strict=True):
             tf.debugging.assert_equal(
                 tf.shape(rows)[0], tf.maximum(shard.size, 1), gathered_rows_text(line)

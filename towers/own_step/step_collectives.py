@@ -1,4 +1,4 @@
-"""Where the towers of a traced step meet: named tensors, which stand for what all of them have.
+"""Collectives of a traced step: tensors that stand for one value of all towers.
 
     tower 0   value --+                  +--> outputs   the same in all towers
     tower 1   value --+-- sum, or rows --+--> outputs
@@ -95,7 +95,7 @@ class StepCollectives(TowerCollectives):
     # The ways to meet.
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """See `towers.gather`."""
+        """Implements `towers.gather`."""
         if not self.dependence.local(rows):
             return rows
         if not has_rows(rows):
@@ -166,7 +166,7 @@ class StepCollectives(TowerCollectives):
         return tf.where(self.is_real, value, tf.zeros_like(value))
 
     def _own(self, rows: tf.Tensor) -> tf.Tensor:
-        """Those of a tower, of [N, ...]; zeros where its shard is empty."""
+        """A tower's own rows of [N, ...]; zeros where its shard is empty."""
         begin = tf.minimum(self._begin, tf.shape(rows)[0] - self._num_rows)
         return self.masked(rows[begin:begin + self._num_rows])
 

@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def collectives(self) -> list[TowerCollective]:
-        """Where towers make one value of theirs."""
+        """The collectives of the step, in order."""
         return [event for event in self.events if isinstance(event, TowerCollective)]
 
     @property

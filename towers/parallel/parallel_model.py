@@ -43,7 +43,7 @@ def make_parallel(
     num_towers: int | None = None,
     batch_norm: str = "average",
 ) -> keras.Model:
-    """The same model, whose fit, evaluate and predict run on towers.
+    """The model as one whose fit, evaluate and predict run on towers.
 
     ```python
     parallel = towers.make_parallel(model, 8)
@@ -97,7 +97,7 @@ def parallel_on(
 
 @dataclass
 class _Towers:
-    """What a ParallelModel holds beside the model, hidden from Keras' attribute tracking.
+    """State of a ParallelModel beside the model, hidden from Keras' attribute tracking.
 
     base: the model that was given; it is the one that builds itself.
     wants_eager: whether it was compiled with run_eagerly=True.
@@ -128,13 +128,13 @@ class ParallelModel(keras.Model):
     run_eagerly: bool
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """See `keras.Model.compile`."""
+        """Compiles as `keras.Model.compile`."""
         with tf.device(_home(self)):
             super().compile(*args, **kwargs)
         _forget_functions(self)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """See `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
+        """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
             history = super().fit(*args, **kwargs)
             self._towers.workers.barrier()
@@ -145,13 +145,13 @@ class ParallelModel(keras.Model):
         return resumed_fit(self, super().fit, arguments, identity=made, prepare=prepare)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """See `keras.Model.evaluate`."""
+        """Evaluates as `keras.Model.evaluate`."""
         values = super().evaluate(*args, **kwargs)
         self._towers.workers.barrier()
         return values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """See `keras.Model.predict`."""
+        """Predicts as `keras.Model.predict`."""
         outputs = super().predict(*args, **kwargs)
         self._towers.workers.barrier()
         return outputs
@@ -332,7 +332,7 @@ def _step(model: ParallelModel, name: str, x: Any) -> TowerStep:
 
 
 def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
-    """What runs a step of the class's own, or one that gathers; None: `TowerStep` does."""
+    """The runner of a step of the class's own, or one that gathers; None: `TowerStep` runs it."""
     towers = model._towers
     if overrides(model, f"{name}_step") and name not in towers.own_steps:
         _add_own_step(model, name)

@@ -1,4 +1,4 @@
-"""What make_parallel asks of a model before it takes it."""
+"""Requirements that make_parallel has of a model."""
 
 import functools
 import warnings

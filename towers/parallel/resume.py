@@ -8,7 +8,7 @@ from towers.machine import places
 
 
 class Resume(keras.callbacks.Callback):
-    """The same script, started again, goes on at the step where it was killed.
+    """A fit that goes on at the step where it was killed, when its script is started again.
 
     ```python
     parallel.fit(x, y, epochs=90, callbacks=[towers.Resume("backup", every=500)])
@@ -39,7 +39,7 @@ class Resume(keras.callbacks.Callback):
         self.every = every
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Of any other `fit`, which passes over nothing.
+        """Refuses any other `fit`, which would not pass over finished steps.
 
         Raises:
             ValueError: always.

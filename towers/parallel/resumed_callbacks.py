@@ -45,7 +45,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._steps_done = train_state.epoch_step  # of the epoch under way
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Of a fit that goes on, callbacks forget here what they then remember again.
+        """Begins callbacks, then puts back what they remembered in the fit that goes on.
 
         Raises:
             ValueError: the first checkpoint cannot be written.
@@ -57,7 +57,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             self._checkpointer.save_first(self.train_state)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """In mid-epoch, the checkpoint holds what its beginning led to, such as a learning rate."""
+        """Begins an epoch; in mid-epoch, puts back what its begin led to, such as a rate."""
         super().on_epoch_begin(epoch, logs)
         self._data.begin_epoch(epoch)
         if self._steps_done:
@@ -71,7 +71,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Of several steps in one execution, the last."""
+        """Counts the steps of an execution, whose last is `batch`, and saves if it is time."""
         if self.is_done:
             return
         super().on_train_batch_end(batch, logs)

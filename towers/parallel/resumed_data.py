@@ -1,4 +1,4 @@
-"""What `fit` is given as data, made to begin at any step of any epoch.
+"""The data of `fit`, made to begin at any step of any epoch.
 
 | data                                   | an epoch's order        | what is done already       |
 | -------------------------------------- | ----------------------- | -------------------------- |
@@ -31,7 +31,7 @@ _ENDLESS = tf.int64.max
 
 @dataclass(frozen=True)
 class Start:
-    """Where an order begins, and what it depends on.
+    """The beginning of an order of examples, and its seed.
 
     first: the epoch in which the very first process began. epoch: the one under way.
     step: the steps of it that are done. seed: of the order.
@@ -64,7 +64,7 @@ class Data(Protocol):
     identity: dict[str, Any]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Before Keras begins to read the epoch."""
+        """Called before Keras begins to read the epoch."""
 
 
 def make_data(
@@ -144,7 +144,7 @@ class Arrays:
         self.spec = self.x.element_spec
 
     def begin_epoch(self, epoch: int) -> None:
-        """With `steps_per_epoch`, the first one goes on for ever."""
+        """Moves to an epoch; with `steps_per_epoch`, to the first, which goes on for ever."""
         per_epoch = self._start.steps_per_epoch
         if per_epoch is None:
             self._base.assign(epoch * self._num_batches)
@@ -280,7 +280,7 @@ class Stream:
         self.identity = {"data": str(self.spec)}
 
     def begin_epoch(self, epoch: int) -> None:
-        """It goes on."""
+        """Does nothing: a generator goes on."""
 
 
 def _most_steps(num_batches: int | None, start: Start) -> int:

@@ -74,7 +74,7 @@ def resumed_fit(
     identity: Mapping[str, Any],
     prepare: Callable[[Any], Sequence[keras.Variable]],
 ) -> Any:
-    """What `fit` returns, with the epochs of all processes in its history.
+    """Runs `fit`; returns its history with the epochs of all processes.
 
     Args:
         model: a compiled parallel model.
@@ -183,7 +183,7 @@ def _fit(
 
 
 def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """With the validation data that `validation_split` takes from arrays."""
+    """The arguments with the validation data that `validation_split` takes from arrays."""
     share = arguments["validation_split"]
     is_split = share and arguments["validation_data"] is None and are_arrays(arguments["x"])
     if not is_split:
@@ -199,7 +199,7 @@ def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _start(
     then: Mapping[str, Any] | None, state: TrainState, arguments: Mapping[str, Any], execution: int
 ) -> Start:
-    """Where the data begin; with the seed of their order, which follows Keras' and Python's."""
+    """The Start of the data, with the seed of their order, which follows Keras' and Python's."""
     steps, first = arguments["steps_per_epoch"], arguments["initial_epoch"]
     seed = random.getrandbits(31)  # drawn in each process, so that all go on with the same state
     if then is None:
@@ -240,6 +240,6 @@ def _variables(
 
 
 def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What Keras' fit gives its list of callbacks."""
+    """The options that Keras' fit gives its list of callbacks."""
     verbose = arguments["verbose"]
     return {"add_progbar": verbose != 0, "verbose": verbose, "epochs": arguments["epochs"]}

@@ -1,1 +1,1 @@
-"""What a configuration makes of the model and its optimizer before training."""
+"""The model and optimizer that a configuration asks for, made before training."""

@@ -1,4 +1,4 @@
-"""What a model was compiled with, as towers take it: its loss, its metrics over global batches."""
+"""A compiled model's loss and metrics, as towers compute them over global batches."""
 
 import functools
 import inspect
@@ -55,7 +55,7 @@ def update_metrics(
     sample_weight: Any,
     training: bool,
 ) -> dict[str, tf.Tensor]:
-    """What Keras' own steps do after the forward pass, over the global batch."""
+    """Updates metrics with a global batch, as Keras' own steps do after the forward pass."""
     keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
     # The loss is known; these calls only feed the trackers in them.
     if overrides(model, "compute_loss"):
@@ -112,7 +112,7 @@ class CompiledMetrics(BatchMetrics):
             return {**self._loss(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:
-        """As of BatchMetrics; what only a `compute_metrics` of the model's own knows is NaN."""
+        """The metrics' values; what only a `compute_metrics` of the model's own knows is NaN."""
         with tf.device(self._device):
             logs = {**self._loss(), **self._holder.get_metrics_result()}
             return {name: logs.get(name, tf.constant(math.nan)) for name in self.names}

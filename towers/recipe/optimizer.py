@@ -112,7 +112,7 @@ def learning_rate(config: TrainConfig, kind: type) -> float:
 
 
 def optimizer_arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any]:
-    """What the configuration gives a class of Keras' optimizers; all else keeps its default.
+    """The arguments that the configuration gives a class of Keras' optimizers.
 
     The step calls the optimizer once, with the averaged gradients: it is their norm that
     `global_clipnorm` limits.

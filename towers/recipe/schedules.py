@@ -23,7 +23,7 @@ _PACKAGE = "towers"
 
 
 class Length(NamedTuple):
-    """How long a run is.
+    """The length of a run.
 
     num_steps: updates of the whole run, the limit of max_steps included.
     steps_an_epoch: the last one may be a partial batch.
@@ -102,7 +102,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
 
 
 def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
-    """What becomes of the learning rate, in words."""
+    """Notes for the user on what becomes of the learning rate."""
     texts = []
     if config.warmup_steps:
         texts.append(f"from 0 up over {config.warmup_steps:,} updates")

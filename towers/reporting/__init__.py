@@ -1,1 +1,1 @@
-"""What a run says and draws while it runs."""
+"""Lines and pictures of a run while it runs."""

@@ -1,4 +1,4 @@
-"""What the pictures of a run and of a sweep have in common.
+"""The style of the pictures of a run and of a sweep.
 
 matplotlib takes half a second to import: here and in the charts it is imported when one is drawn.
 """

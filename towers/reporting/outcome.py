@@ -1,4 +1,4 @@
-"""What a run says of how far it came: where it goes on, its best epoch, its end."""
+"""Lines on how far a run came: where it goes on, its best epoch, its end."""
 
 import shlex
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def resumed_line(path: Path | None, step: int) -> Text:
 
 
 def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None = None) -> str:
-    """What continues a run: "python train.py --resume=runs/cnn-mnist-001".
+    """The words that continue a run: "python train.py --resume=runs/cnn-mnist-001".
 
     Args:
         directory: of the run.
@@ -103,7 +103,7 @@ def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = F
 
 
 def skipped_warning(count: int, loss_scale: float | None) -> str:
-    """How many updates an epoch has left out, and why.
+    """A warning of the updates that an epoch has left out, and why.
 
     Args:
         count: of the updates, at least 1.
@@ -116,7 +116,7 @@ def skipped_warning(count: int, loss_scale: float | None) -> str:
 
 
 def nonfinite_error(reason: str, step: int, directory: Path, is_python: bool = False) -> str:
-    """That a loss or a gradient was NaN or infinite, and the ways out.
+    """The error of a NaN or infinite loss or gradient, with the ways out.
 
     Args:
         reason: a sentence that names it.

@@ -27,7 +27,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(NamedTuple):
-    """Where an epoch stands.
+    """The progress of an epoch.
 
     epoch: from 1, of `epochs`. step: how many of the epoch's `num_steps` are done.
     values: {"loss": ..., metric: ...}, running means over these steps.
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 
 
 class Report:
-    """Where the lines go: to the terminal in colour, to a pipe as plain lines; all to log.txt.
+    """Writes lines to the terminal in colour, to a pipe as plain lines; all to log.txt.
 
     A stdout that nobody reads any more, or a full disk, does not end a run.
     """
@@ -216,7 +216,7 @@ def title_line(versions: dict[str, str], what: str) -> Text:
 
 
 def devices_line(home: str, tower_devices: Sequence[str], first: int = 0) -> Text:
-    """Where the parameters are, and which device runs which towers.
+    """A line with the parameters' device, and the towers of each device.
 
     Args:
         home: the parameters' device.
@@ -250,7 +250,7 @@ def batch_line(batch_size: int, num_towers: int, num_examples: int) -> Text:
 
 
 def split_warning(batch_size: int, num_towers: int) -> str | None:
-    """What is unusual about the split of a global batch, if anything."""
+    """A warning of an unusual split of the global batch, if it is one."""
     if batch_size < num_towers:
         return (
             f"the global batch ({batch_size:,}) is smaller than the {num_towers} towers: "
@@ -387,7 +387,7 @@ def _placement(tower_devices: Sequence[str], first: int) -> str:
 
 
 def report_of(cluster: Cluster) -> Report:
-    """Where a worker's lines go: the chief's to the terminal, all to a log of its own."""
+    """A worker's report: the chief's on the terminal, all in a log of their own."""
     if cluster.is_chief:
         return Report()
     print(

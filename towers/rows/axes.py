@@ -1,4 +1,4 @@
-"""Where the batch axis of a tensor is after an operation, by shapes and constants."""
+"""The batch axis of a tensor after an operation, by shapes and constants."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def _open(tensor: tf.Tensor) -> list[int]:
 
 
 def transposed(operation: tf.Operation, axis: int | None) -> int | None:
-    """Where a Transpose puts the axis."""
+    """The axis after a Transpose."""
     order = tf.get_static_value(operation.inputs[1])
     if axis is None or axis == UNKNOWN or order is None:
         return open_axis(operation.outputs[0])
@@ -41,7 +41,7 @@ def transposed(operation: tf.Operation, axis: int | None) -> int | None:
 
 
 def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int:
-    """How many rows each example has after a Reshape; 0: a fixed number."""
+    """The number of rows that each example has after a Reshape; 0: a fixed number."""
     sizes = [_product(tensor.shape) for tensor in (source, result)]
     if None in sizes or len(_open(source)) != 1 or len(_open(result)) != 1:
         return each if source.shape.rank == result.shape.rank else 0

@@ -25,7 +25,7 @@ SAME_KIND = "Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]."
 
 
 class Fault(NamedTuple):
-    """Where a tensor stops being rows, a mean or a sum.
+    """The operation at which a tensor stops being rows, a mean or a sum.
 
     operation: the first that does it. what: it does. remedy: the way out, a sentence.
     """

@@ -48,7 +48,7 @@ class Rows:
 
     @classmethod
     def of_shard(cls, leaves: Sequence[Any], **options: Any) -> "Rows":
-        """Those of a shard's tensors [n, ...] and ragged tensors; None is passed over."""
+        """The facts of a shard's tensors [n, ...] and ragged tensors; None is passed over."""
         fed: list[tuple[tf.Tensor, Fact]] = []
         for leaf in leaves:
             is_ragged = isinstance(leaf, tf.RaggedTensor)
@@ -93,7 +93,7 @@ class Rows:
             warnings.warn(message, stacklevel=2)
 
     def fact(self, tensor: tf.Tensor) -> Fact:
-        """By the facts of all before it: a stack, as graphs are deep."""
+        """A tensor's fact, by those of all before it: a stack, as graphs are deep."""
         known = self._at_once(tensor)
         if known is not None:
             return known

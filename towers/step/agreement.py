@@ -1,4 +1,4 @@
-"""Before the first step: every worker must have the same model, optimizer, towers and versions."""
+"""Agreement before the first step: all workers have one model, optimizer, towers and versions."""
 
 import hashlib
 

@@ -78,5 +78,5 @@ def _tree(values: Sequence[Values]) -> Tree:
 
 
 def middle(num_towers: int) -> int:
-    """How many of a tree's towers are in its left half."""
+    """The number of a tree's towers in its left half."""
     return (num_towers + 1) // 2

@@ -73,7 +73,7 @@ def subtrees(plan: Plan) -> list[Subtree]:
 
 
 def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
-    """For one step.
+    """The exchange of one step.
 
     Raises:
         ValueError: a worker would have no tower.
@@ -99,7 +99,7 @@ class Exchange:
         self.mine = range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """Where each of the T towers is; `devices`: of this worker's towers."""
+        """The place of each of the T towers; `devices`: of this worker's towers."""
         return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
@@ -137,7 +137,7 @@ class Exchange:
 
 
 class WorkersExchange(Exchange):
-    """Between several workers, in the step's graph."""
+    """The exchange between several workers, in the step's graph."""
 
     def __init__(self, cluster: Cluster, num_towers: int) -> None:
         """Args: at least 2 workers; T, at least one for each."""

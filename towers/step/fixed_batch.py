@@ -48,7 +48,7 @@ def _with_open_batch(tensor: Any) -> tf.TensorSpec:
 
 
 def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
-    """What gave a shard's rows a fixed number; None: the number is open."""
+    """The operation that gave a shard's rows a fixed number; None: the number is open."""
     while tensor.shape.rank and (tensor.shape[0] or 0) > 1:
         shards = [v for v in tensor.op.inputs if dependence.local(v, but_sizes=True)]
         if not shards:

@@ -86,7 +86,7 @@ def are_shared(indices: tf.Tensor, rows: Rows, dependence: Dependence) -> bool:
 
 
 def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Those of each lookup, where a tape has joined the slices of several."""
+    """The slices of each lookup, where a tape has joined those of several."""
     if values.op.type == indices.op.type == "ConcatV2":
         of_values, of_indices = list(values.op.inputs)[:-1], list(indices.op.inputs)[:-1]
         if len(of_values) == len(of_indices):

@@ -30,7 +30,7 @@ class Shard(NamedTuple):
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
-    """How many examples each tower gets: the first `num_examples % num_towers` get one more."""
+    """The number of examples of each tower: the first `num_examples % num_towers` get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
     return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
 
@@ -50,7 +50,7 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
 
 
 class _Bounds(NamedTuple):
-    """Where the T shards lie: [T] each, or [T, 1] as `tf.strided_slice` takes them."""
+    """The bounds of the T shards: [T] each, or [T, 1] as `tf.strided_slice` takes them."""
 
     begins: tf.Tensor
     ends: tf.Tensor

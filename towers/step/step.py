@@ -302,7 +302,7 @@ class TowerStep:
             return add_tree(tree)
 
     def _sum_towers(self, values: list[Values]) -> Values:
-        """In the midst of a tower: the sums over all towers of what each has."""
+        """Sums values over all towers, in the midst of their run."""
         with tf.name_scope(scopes.SUM):
             return self._added(self.reduce(values))
 

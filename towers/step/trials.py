@@ -332,7 +332,7 @@ def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
 
 
 def _refuse_fixed_batch(function: Callable, *rows: Any) -> None:
-    """Of what cannot be tried: see `check_open_batch`. What cannot be traced either passes."""
+    """Runs `check_open_batch` on what cannot be tried; what cannot be traced either passes."""
     try:
         with tf.init_scope(), tf.device("/cpu:0"), keras.StatelessScope():
             check_open_batch(function, *rows)

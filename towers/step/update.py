@@ -48,12 +48,12 @@ def update(
     is_dense = not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree))
     with custom_gradients_forgotten():
         if in_one:
-            return _compiled(sum_and_update_program, is_dense)(tree)
-        sums = _compiled(sum_program, is_dense)(tree)
-        return _compiled(update_program, is_dense)(sums)
+            return compiled(sum_and_update_program, is_dense)(tree)
+        sums = compiled(sum_program, is_dense)(tree)
+        return compiled(update_program, is_dense)(sums)
 
 
-def _compiled(function: Callable, is_dense: bool) -> Callable:
+def compiled(function: Callable, is_dense: bool) -> Callable:
     """One program of XLA; plain TensorFlow where XLA cannot make one.
 
     It cannot of IndexedSlices, nor where variables lie on several devices. A program's name is one

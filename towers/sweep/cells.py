@@ -118,7 +118,7 @@ def _parsed(
 
 
 class Machine(NamedTuple):
-    """Where a cell ran.
+    """The machine of a cell's run.
 
     gpu: the GPU's name; None where towers ran on logical CPU devices.
     cores: the processor cores that the process may use.

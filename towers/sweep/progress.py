@@ -47,7 +47,7 @@ class Clock:
 
 @contextmanager
 def running(cell: Cell, clock: Clock) -> Iterator[None]:
-    """On a terminal, a bar for as long as the cell runs; in a pipe, nothing."""
+    """Shows a bar on a terminal for as long as the cell runs; in a pipe, nothing."""
     console = Console(file=sys.stdout)
     if not console.is_terminal or console.is_dumb_terminal:
         yield

@@ -55,7 +55,7 @@ def build_with_auto_towers(config: TrainConfig, objects: UserObjects = UserObjec
 
 
 def _with_towers(run: Run, num_towers: int) -> Run:
-    """The same run with another number of towers."""
+    """The run with another number of towers."""
     each = num_towers // len(run.step.devices)
     config = dataclasses.replace(run.config, num_towers=num_towers, accumulate=each)
     gc.collect()  # what is left of a step before
@@ -63,7 +63,7 @@ def _with_towers(run: Run, num_towers: int) -> Run:
 
 
 def first_step_error(run: Run) -> Exception | None:
-    """What a device without enough memory raises in the first step; None: it has enough.
+    """The error of a device without enough memory in the first step; None: it has enough.
 
     A failure on one of several devices may arrive as the cancelled transfer to another. Whatever
     the step has changed is put back.

@@ -70,7 +70,7 @@ class Autosave(Listener):
             self._save()
 
     def begin_validation(self) -> None:
-        """Before validation replaces the sums of the epoch, which a complete one needs no more.
+        """Saves before validation replaces the sums of an epoch that is not complete.
 
         A run that ends in mid-epoch is saved here, for the last time: with a larger --max_steps it
         then goes on as if it had never ended.
@@ -84,7 +84,7 @@ class Autosave(Listener):
         self._save()
 
     def end(self) -> None:
-        """Before callbacks hear of the end: they may put the weights of another epoch in place."""
+        """Saves before callbacks hear of the end: they may put another epoch's weights in place."""
         self._save()
 
     def stop(self) -> None:

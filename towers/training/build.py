@@ -156,7 +156,7 @@ def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
 
 
 def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | None]:
-    """What is trained on, and what is validated on, if anything."""
+    """The examples to train on, and those to validate on, if there are any."""
     options = InputOptions(
         config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
     )
@@ -167,7 +167,7 @@ def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | N
 
 
 def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
-    """Of a run that begins with images of files what they have, so that it stays; else as given."""
+    """The size of a new run's image files, so that it stays; of all else `image_size` as given."""
     begins = config.resume is None and dataset.name == "image_folder"
     return shown(dataset.input_shape) if begins else config.image_size
 
@@ -209,7 +209,7 @@ def _give_optimizer(
 def _step_maker(
     config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
 ) -> Callable[[int, bool], TowerStep]:
-    """See `Run.make_step`."""
+    """Makes `Run.make_step`."""
     loss, loss_weights = training_loss(model, config)
 
     def make_step(num_towers: int, take_turns: bool) -> TowerStep:
@@ -276,7 +276,7 @@ def _split_cpu(
 
 
 def _check_towers(config: TrainConfig) -> None:
-    """Of a run that goes on both numbers are known: each device may have other towers now."""
+    """Refuses both numbers but in a run that goes on, whose devices may have other towers now."""
     both = config.accumulate is not None and config.num_towers is not None
     if both and config.resume is None:
         raise ValueError(

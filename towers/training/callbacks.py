@@ -13,7 +13,7 @@ from towers.training.listener import Listener
 
 
 def load(spec: str | None) -> list[keras.callbacks.Callback]:
-    """What a user's function returns; none without one.
+    """The callbacks that a user's function returns; none without one.
 
     Args:
         spec: "package.module:function"; the function takes no arguments.
@@ -56,7 +56,7 @@ class Callbacks(Listener):
         self._hooks: Any = None
 
     def begin(self) -> None:
-        """Of a run that goes on, callbacks see the history so far.
+        """Begins callbacks, with the history so far of a run that goes on.
 
         An epoch that goes on in the middle begins here, not in `begin_epoch`: the checkpoint, which
         is put in place afterwards, holds what its beginning led to, such as a learning rate.
@@ -89,7 +89,7 @@ class Callbacks(Listener):
             self._hooks.on_train_batch_end(self._train_state.epoch_step - 1, self._train_state.logs)
 
     def begin_validation(self) -> None:
-        """Of a run that ends in mid-epoch, this is what a checkpoint remembers."""
+        """Notes whether callbacks have stopped a run that ends in mid-epoch, for its checkpoint."""
         if self._train_state.epoch_step < self._run.steps_an_epoch:
             self._note_stop()
 

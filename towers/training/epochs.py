@@ -23,7 +23,7 @@ def num_steps(run: Run) -> int:
 
 
 class Epochs:
-    """What is left of a run."""
+    """The epochs of a run that are left."""
 
     def __init__(
         self, run: Run, train_state: TrainState, pace: Pace, listener: Listener, pending: Pending

@@ -1,4 +1,4 @@
-"""What runs beside the steps of a run: files, lines on the terminal, callbacks; all of one shape.
+"""Listeners run beside the steps: files, lines on the terminal, callbacks; all of one shape.
 
     begin
         begin_epoch
@@ -22,25 +22,25 @@ class Listener:
     """
 
     def begin(self) -> None:
-        """Before the first epoch of this process."""
+        """Called before the first epoch of this process."""
 
     def begin_epoch(self) -> None:
-        """Before the first step of an epoch, or of what is left of one."""
+        """Called before the first step of an epoch, or of what is left of one."""
 
     def begin_step(self) -> None:
-        """Before an update."""
+        """Called before an update."""
 
     def end_step(self) -> None:
-        """After an update; the train_state counts it."""
+        """Called after an update, which the train state counts."""
 
     def between_steps(self) -> None:
-        """After an update that another one of the same epoch follows."""
+        """Called after an update that another one of its epoch follows."""
 
     def begin_validation(self) -> None:
-        """After the last update of an epoch; the sums of its metrics are still there."""
+        """Called after the last update of an epoch; the sums of its metrics are still there."""
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
-        """After an epoch's validation; the train_state counts the epoch.
+        """Called after an epoch's validation; the train state counts the epoch.
 
         Args:
             result: the epoch's row of results.csv.
@@ -48,10 +48,10 @@ class Listener:
         """
 
     def end(self) -> None:
-        """After the last epoch."""
+        """Called after the last epoch."""
 
     def stop(self) -> None:
-        """An exception ends the run; it is raised again afterwards."""
+        """Called as an exception ends the run, which is raised again afterwards."""
 
 
 class Listeners(Listener):

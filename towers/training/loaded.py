@@ -1,4 +1,4 @@
-"""What a run of train.py goes on from: its newest checkpoint, once it is known to be this run's."""
+"""The newest checkpoint of a train.py run, checked to be this run's, and put in place."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

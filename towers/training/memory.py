@@ -30,7 +30,7 @@ def out_of_memory_explained(run: Run, log: Path) -> Iterator[None]:
 
 
 def too_little(run: Run) -> str:
-    """What a device has too little memory for."""
+    """A sentence on what a device has too little memory for."""
     per_tower = math.ceil(run.batch_size / run.step.num_towers)
     return (
         f"a device has too little memory for {per_tower:,} {plural('example', per_tower)} a tower"

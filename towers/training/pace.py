@@ -1,4 +1,4 @@
-"""How fast a run goes, and how long it still takes."""
+"""The pace of a run, and the time that it still takes."""
 
 import time
 
@@ -46,7 +46,7 @@ class Pace:
 
     @property
     def examples_per_second(self) -> float:
-        """Of this epoch's training steps; where the tracing step is the only one, of that."""
+        """The rate of this epoch's steps, the tracing one left out if there is another."""
         if self._steps:
             return self._examples / (self._ended - self._began)
         seconds = self._ended - self._epoch_began

@@ -1,4 +1,4 @@
-"""What a run writes for its user: results.csv, best.keras and final.keras, which need no towers."""
+"""Files of a run for its user: results.csv; best.keras and final.keras, which need no towers."""
 
 import json
 import warnings
@@ -126,7 +126,7 @@ def _unknown(config: Any) -> Iterator[str]:
 
 
 class AveragedWeights(Listener):
-    """What Keras' `fit` does after its last epoch: nothing unless the optimizer keeps averages.
+    """Puts an optimizer's averages in place after the last epoch, as Keras' `fit` does.
 
     Epochs are evaluated, and checkpoints and best.keras written, with the variables themselves;
     final.keras holds the averages. A run that goes on thus goes on from the variables.
@@ -136,7 +136,7 @@ class AveragedWeights(Listener):
         self._model, self._optimizer = model, optimizer
 
     def end(self) -> None:
-        """After the last checkpoint; before callbacks hear of the end, as in Keras."""
+        """Acts after the last checkpoint, before callbacks hear of the end, as in Keras."""
         self._optimizer.finalize_variable_values(self._model.trainable_variables)
 
 

@@ -26,7 +26,7 @@ _LONGEST_REASON = 300  # characters of an error of Keras', which may print whole
 
 
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
-    """Where the model comes from.
+    """The source of the model.
 
     Raises:
         ValueError: it is made already, in another precision than asked for; see `models.load`.
@@ -88,7 +88,7 @@ def _other_data(
     make: Callable[[Any, int | None], keras.Model],
     problem: ValueError,
 ) -> tuple[keras.Model, Dataset]:
-    """The same, where the labels are no classes: that is good for a model with its own loss alone.
+    """The data where the labels are no classes, for a model with a loss of its own.
 
     Raises:
         ValueError: `problem`, for any other model.

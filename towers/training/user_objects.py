@@ -11,7 +11,7 @@ PYTHON = "python"  # what config.json calls them: no name brings them back
 
 
 class UserObjects(NamedTuple):
-    """What `towers.train` is given beside the configuration; None: the configuration names it."""
+    """The objects that `towers.train` is given; None: the configuration names it."""
 
     model: keras.Model | None = None
     train: Any = None
@@ -48,7 +48,7 @@ def is_python(config: TrainConfig) -> bool:
 
 
 def title(config: TrainConfig, model: keras.Model) -> str:
-    """What is trained, on what: "cnn on mnist"; of one's own objects, all that has a name."""
+    """The title of a run:"cnn on mnist"; of one's own objects, all that has a name."""
     name = model.name if config.model == PYTHON else config.model
     return name if config.dataset == PYTHON else f"{name} on {config.dataset}"
 
