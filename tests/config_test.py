@@ -145,6 +145,7 @@ ANY_JSON = st.recursive(
 @example("freeze", "a{99999999999999999999}")
 @example("freeze", "(" * 5000 + ")" * 5000)
 @example("schedule", "step:" + "9" * 5000)
+@example("momentum", [["\U0001239a" * 99] * 3] * 3)
 def test_any_value_of_any_field_is_taken_as_it_is_or_refused_by_its_name_in_a_line(name, value):
     text = json.dumps({name: value})
     try:

@@ -80,6 +80,7 @@ def test_one_script_begins_a_run_and_goes_on_with_it():
         towers.train(config(run_dir="run", epochs=3, resume="auto", optimizer="sgd"))
 
 
+@pytest.mark.matrix
 def test_a_run_of_before_there_were_other_tasks_goes_on():
     """Its rows are lists without names, and nothing tells a monitor's mode or callbacks."""
     whole = towers.train(config(run_dir="whole"))
@@ -232,6 +233,7 @@ def test_lost_checkpoints_are_no_reason_to_start_again():
     refused("holds no checkpoint, and .*/run holds results")
 
 
+@pytest.mark.matrix
 def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     whole = towers.train(config(run_dir="whole"))
     run_dir.create("run", "n", (run_dir.Path("whole") / "config.json").read_text())
@@ -311,6 +313,7 @@ def test_a_users_callback_takes_part_with_get_state_and_set_state():
     assert again.count == 8
 
 
+@pytest.mark.matrix
 def test_the_best_weights_of_early_stopping_are_restored_at_the_end():
     """By the monitored value the first epoch is the best, long before the interruption."""
     def callbacks():
@@ -328,6 +331,7 @@ def test_the_best_weights_of_early_stopping_are_restored_at_the_end():
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.matrix
 def test_a_callbacks_state_that_is_no_json_is_a_warning_and_the_run_is_saved_without_it(capsys):
     class Odd(keras.callbacks.Callback):
         def get_state(self):
@@ -354,6 +358,7 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one(monitor):
     assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
 
 
+@pytest.mark.matrix
 def test_a_run_that_early_stopping_has_ended_goes_on_with_a_larger_one():
     whole = towers.train(config(run_dir="whole", epochs=9, early_stopping=4, **STILL))
     towers.train(config(run_dir="run", epochs=9, early_stopping=2, **STILL))
@@ -428,6 +433,7 @@ def test_a_callback_that_fails_before_the_first_step_leaves_no_half_checkpoint()
     assert towers.train(TrainConfig(resume="run")) == whole
 
 
+@pytest.mark.matrix
 def test_a_run_interrupted_in_its_validation_goes_on_with_it(monkeypatch):
     whole = towers.train(config(run_dir="whole"))
     test_batch = towers.TowerStep.test_batch

@@ -105,6 +105,7 @@ def test_four_towers_have_the_large_batchs_gradient(corpus, float64, monkeypatch
         np.testing.assert_allclose(actual, wanted, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.matrix
 def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
     history = towers.train(TrainConfig(
         model="experiments.text:build", dataset="experiments.text:load", num_gpus=2, batch_size=10,

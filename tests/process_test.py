@@ -21,6 +21,7 @@ def _mount(tmp_path_factory):
     skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
+@pytest.mark.matrix
 def test_a_run_whose_reader_goes_away_trains_to_its_end(tmp_path):
     """As in `python train.py | head -1`."""
     process = start(*SHORT, cwd=tmp_path)
@@ -38,6 +39,7 @@ def test_a_run_without_stdout_trains_to_its_end(tmp_path):
     assert outcome(tmp_path / "run")["position"]["step"] == 2
 
 
+@pytest.mark.matrix
 def test_a_read_only_directory_is_refused_before_step_1(mount, tmp_path):
     inside = (*NAMESPACE, READ_ONLY, "sh")
     code, _, stderr = train(*SHORT, cwd=tmp_path, inside=inside, fault="kill('KILL')")

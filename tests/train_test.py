@@ -85,16 +85,19 @@ def test_another_keras_backend_is_one_line_that_says_how_to_set_it(tmp_path):
     assert message.endswith("Set it with: export KERAS_BACKEND=tensorflow")
 
 
+@pytest.mark.matrix
 def test_an_error_after_tensorflow_has_started_is_one_line_too(tmp_path):
     message = error_of("--device=gpu", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert message.startswith("--device=gpu: TensorFlow sees no GPU on this machine.")
 
 
+@pytest.mark.matrix
 def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
     message = error_of("--logical_gpus=8", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert message.startswith("--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave")
 
 
+@pytest.mark.matrix
 def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
     done = run_train(
         "--model=tests.diagnosis.blame_test:summing", "--dataset=tests.diagnosis.blame_test:data",

@@ -199,7 +199,8 @@ def shown(value: Any) -> str:
     """A value as Python writes it; of a long one, its beginning and its end."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
-    return short.repr(value)
+    text = short.repr(value)
+    return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
 
 
 def _field(default: Any, declaration: Declared) -> Any:

@@ -96,6 +96,7 @@ step(np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
 """
 
 
+@pytest.mark.matrix
 def test_the_device_log_shows_every_towers_convolution_on_its_device():
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
     run = subprocess.run(

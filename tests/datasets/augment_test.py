@@ -191,6 +191,7 @@ def test_crop_flip_needs_images():
     )
 
 
+@pytest.mark.matrix
 def test_a_run_has_the_same_bits_on_any_number_of_devices_and_after_a_resume(tmp_path, capsys):
     flags = {"augment": "crop_flip", "num_towers": 2, "epochs": 1}
     towers.train(config(tmp_path / "one", **flags, num_gpus=1))

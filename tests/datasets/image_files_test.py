@@ -250,6 +250,7 @@ sys.exit(train.main(["train.py", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.matrix
 def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_path):
     """An image of the validation; the steps of the epoch before it are kept."""
     path = folder / "val" / "class 1" / "33.jpg"

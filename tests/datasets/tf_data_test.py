@@ -103,6 +103,7 @@ def test_the_digest_tells_streamed_from_cached(monkeypatch):
     assert digest() != first
 
 
+@pytest.mark.matrix
 def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(
     tmp_path, capsys
 ):

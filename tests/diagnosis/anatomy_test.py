@@ -14,6 +14,7 @@ import tensorflow as tf
 from towers.datasets.batches import load_examples
 from towers.diagnosis import anatomy, phases
 from towers.diagnosis.recording import HOST, Event
+from towers.machine.policy import CPU
 from towers.step import TowerStep
 
 L = keras.layers
@@ -28,7 +29,8 @@ def make_step(num_towers, nonfinite="apply", layers=()):
         ])
     devices = ["/cpu:0", "/cpu:1", "/cpu:2"][:num_towers]
     return TowerStep(
-        model, "adam", "mse", devices=devices, num_towers=num_towers, nonfinite=nonfinite
+        model, "adam", "mse", devices=devices, num_towers=num_towers, nonfinite=nonfinite,
+        policy=CPU,
     )
 
 
@@ -44,7 +46,8 @@ def embedding_step(optimizer):
         model = keras.Sequential([
             keras.Input((5,), dtype="int32"), L.Embedding(7, 3), L.Flatten(), L.Dense(4)
         ])
-    step = TowerStep(model, optimizer, "mse", devices=["/cpu:0", "/cpu:1"], num_towers=2)
+    step = TowerStep(model, optimizer, "mse", devices=["/cpu:0", "/cpu:1"], num_towers=2,
+                     policy=CPU)
     return step, itertools.repeat((tf.zeros([8, 5], tf.int32), tf.zeros([8, 4])))
 
 

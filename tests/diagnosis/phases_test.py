@@ -53,7 +53,6 @@ def test_an_operation_belongs_to_the_phase_of_its_scope(name, phase):
         (gpu("add_kernel", tf_op="sum/add:AddV2"), "sum"),
         (gpu("fusion_3", hlo_module="a_inference_sum_and_update_program_1032__.1"), "update"),
         (gpu("fusion_3", hlo_module="a_inference_update_program_1032__.1"), "update"),
-        (gpu("fusion_3", hlo_module="a_inference_sum_program_7__.1"), "sum"),
         (host("tower_1/PartitionedCall:PartitionedCall"), None),  # only sends work to the GPU
     ],
 )

@@ -40,10 +40,10 @@ def test_state_goes_down_and_only_sums_and_tower_0s_seeds_come_back():
     [
         (4, ["/cpu:1", "/cpu:2"], [1, 1]),  # ((0 1) (2 3))
         (6, ["/cpu:1", "/cpu:2"], [1, 1]),  # (((0 1) 2) ((3 4) 5))
-        (6, ["/cpu:1", "/cpu:2", "/cpu:3"], [1, 2, 2]),  # here 2 | 3 and (3 4) do not share one
+        (6, ["/cpu:1", "/cpu:2", "/cpu:3"], [1, 2, 2]),  # 2 and (3 4 5) leave the second
     ],
 )
-def test_gradients_come_back_once_for_each_subtree_on_a_device(num_towers, devices, sums):
+def test_sums_leave_a_device_for_that_of_the_left_child_or_home(num_towers, devices, sums):
     rows = plan.traffic(make_step(num_towers, devices), 12, X, Y)
     assert [row.gradients // (20 * 4) for row in rows] == sums
 

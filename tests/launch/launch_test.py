@@ -170,6 +170,7 @@ def test_nobody_who_has_stopped_reading_ends_the_run(redirection, tmp_path):
     assert Path(tmp_path, "code").read_text() == "0\n"
 
 
+@pytest.mark.matrix
 def test_a_user_error_in_train_py_is_its_own_line_and_code(tmp_path):
     code, stdout, stderr = command(
         tmp_path, "--workers=2", "--", str(ROOT / "train.py"), "--batch_size=0"

@@ -46,6 +46,7 @@ def pair_of(optimizer=lambda: "adam"):
     return build_pair(classifier, **{**CLASSIFIER, "optimizer": optimizer})
 
 
+@pytest.mark.matrix
 def test_early_stopping_and_reduce_lr_on_plateau():
     """A learning rate so large that the validation loss soon grows."""
     pair = pair_of(lambda: keras.optimizers.Adam(0.3))
@@ -60,6 +61,7 @@ def test_early_stopping_and_reduce_lr_on_plateau():
     assert history["learning_rate"][-1] < 0.3
 
 
+@pytest.mark.matrix
 def test_learning_rate_scheduler_csv_logger_and_lambda_callback(tmp_path):
     pair, recorders, seen = pair_of(), [Recorder(), Recorder()], []
     for model, recorder in zip(pair, recorders, strict=True):

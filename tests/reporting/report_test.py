@@ -231,6 +231,7 @@ def test_a_terminal_that_cannot_encode_a_name_shows_every_line(terminal, monkeyp
     assert rb"run: \u65e5" in shown and b"Epoch  3/12" in shown and b"Done" in shown
 
 
+@pytest.mark.matrix
 def test_python_ends_well_after_nobody_reads_stdout_any_more():
     code = "import sys; sys.stdin.read(); from towers.reporting.report import Report; "
     code += "out = Report(); out.line('one'); out.line('two'); print('three')"

@@ -35,19 +35,25 @@ def test_the_sum_has_the_bits_of_the_balanced_tree_on_any_number_of_devices(num_
         np.testing.assert_array_equal(tower_sum(tensors, num_devices, False), expected)
 
 
-def test_only_sums_leave_a_device_that_holds_a_subtree():
-    left = []
+def test_sums_move_to_the_device_of_the_left_child_and_the_last_one_home():
+    moved = []
 
-    def leave(sums, device):
-        left.append((sums, device))
+    def move(sums, source, target):
+        moved.append((sums, source, target))
         return sums
 
-    values, devices_of = [[1], [2], [4], [8]], ["/cpu:0", "/cpu:0", "/cpu:1", "/cpu:2"]
-    tree = averaging.partial_sums(values, devices_of, add_on_devices=True, leave=leave)
-    assert tree == ([3], ([4], [8]))
-    assert left == [([3], "/cpu:0"), ([4], "/cpu:1"), ([8], "/cpu:2")]
-    tree = averaging.partial_sums(values, devices_of, add_on_devices=False)
+    values, devices_of = [[1], [2], [4], [8]], ["/cpu:1", "/cpu:1", "/cpu:2", "/cpu:3"]
+    options = {"home": "/cpu:0", "move": move}
+    tree = averaging.partial_sums(values, devices_of, add_on_devices=True, **options)
+    assert tree == [15]
+    assert moved == [
+        ([2], "/cpu:1", "/cpu:1"), ([8], "/cpu:3", "/cpu:2"), ([12], "/cpu:2", "/cpu:1"),
+        ([15], "/cpu:1", "/cpu:0"),
+    ]
+    moved.clear()
+    tree = averaging.partial_sums(values, devices_of, add_on_devices=False, **options)
     assert tree == (([1], [2]), ([4], [8]))
+    assert moved == [(v, d, "/cpu:0") for v, d in zip(values, devices_of, strict=True)]
 
 
 def test_the_order_of_additions_matters_to_the_bits():

@@ -3,6 +3,7 @@ it, and seen under the profiler. No tower waits for one on another device, whate
 
 import functools
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import keras
@@ -22,6 +23,7 @@ L = keras.layers
 HOME, DEVICES = "/cpu:0", ["/cpu:1", "/cpu:2", "/cpu:3"]  # no tower at home: its traffic shows
 NUM_TOWERS = 6
 PLAIN = ()
+SUMS = 9  # of the loss, six gradients and two statistics
 SWITCHES = [
     PLAIN, (("inline_towers", True),), (("pack_transfers", True),), (("jit_compile", True),),
     (("inline_towers", True), ("pack_transfers", True)), (("nonfinite", "stop"),),
@@ -157,7 +159,7 @@ def transfers(partitions):
 @pytest.mark.telling("()-*", "*stop*-True")
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
-def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
+def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(switches, placed):
     """Inlined and optimized, as it runs: control edges between devices are transfers there."""
     if placed:
         step = make_step(GPU, **dict(switches))
@@ -167,7 +169,9 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers(switches, placed):
     else:
         found = transfers(graphs_of(GPU, switches).partitions)
     assert {(HOME[1:].upper(), device[1:].upper()) for device in DEVICES} <= found
-    assert all(HOME[1:].upper() in ends for ends in found), found
+    assert {ends for ends in found if HOME[1:].upper() not in ends} == {
+        ("CPU:2", "CPU:1"), ("CPU:3", "CPU:2")  # to the device of the left child
+    }
 
 
 @pytest.mark.parametrize("switches", [PLAIN, (("inline_towers", True),)], ids=str)
@@ -220,15 +224,26 @@ def additions(graph):
             if re.match(r"sum(_\d+)?/", op.name) and op.type == "AddV2"]
 
 
-def test_subtrees_are_added_where_they_lie_or_all_of_them_at_home():
-    """((0 1) 2) ((3 4) 5), two towers a device: 0 and 1 alone are a subtree that shares one."""
-    assert set(additions(graphs_of(GPU, PLAIN).traced)) == {"CPU:1"}
+def test_each_addition_is_made_on_the_device_of_its_left_child_or_all_of_them_at_home():
+    """((0 1) 2) ((3 4) 5), two towers a device: 0 + 1, + 2, + (3 4 5) on the first; 3 + 4, + 5."""
+    made = Counter(additions(graphs_of(GPU, PLAIN).traced))
+    assert made == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
     assert additions(graphs_of(CPU, PLAIN).traced) == []
 
 
-@pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["sum_program", "update_program"]),
+def test_one_sum_of_each_value_reaches_the_parameters_device():
+    senders = [
+        node.attr["send_device"].s.decode()[-5:]
+        for graph in graphs_of(GPU, PLAIN).partitions for node in graph.node
+        if node.op == "_Recv" and node.device.endswith("CPU:0")
+        and "_sum/" in node.attr["tensor_name"].s.decode()
+    ]
+    assert senders == ["CPU:1"] * SUMS
+
+
+@pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["update_program"]),
                                                   (CPU, ["sum_and_update_program"])], ids=str)
-def test_the_sum_and_the_update_are_one_program_or_two(chosen, programs):
+def test_the_update_is_one_program_with_the_sum_where_that_is_made_at_home(chosen, programs):
     graph = graphs_of(chosen, PLAIN).traced
     found = [scopes.program(op.get_attr("f").name)
              for op in graph.get_operations() if "PartitionedCall" in op.type]
@@ -244,7 +259,7 @@ def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(cho
 
 
 def test_one_policy_gives_the_same_values_as_the_other_to_float_rounding():
-    """Not the same bits: sums and update are compiled in one there, in two here."""
+    """Not the same bits: sums are compiled with the update there, and made before it here."""
     steps = [make_step(chosen) for chosen in (CPU, GPU)]
     for count in (24, 7, 3):
         first, second = (step.train_batch(*batch(count)) for step in steps)

@@ -43,11 +43,10 @@ def test_additions_of_the_update_are_seen_where_they_are_not_compiled(name, expe
 
 
 @pytest.mark.parametrize("text, program", [
-    ("a_inference_sum_program_7__.1", "sum_program"),
     ("a_inference_update_program_1032__.1", "update_program"),
     ("a_inference_sum_and_update_program_1032__.1", "sum_and_update_program"),
     ("cluster_0", None),
-    ("a_inference_my_sum_programs_1", None),
+    ("a_inference_my_update_programs_1", None),
 ])
 def test_a_program_is_told_from_the_name_that_its_kernels_carry(text, program):
     assert scopes.program(text) == program

@@ -59,6 +59,7 @@ def test_packed_transfers_are_one_a_device_each_way():
     assert counts == [[0, 0], [2, 2]]  # towers 0, 1 at home, 2 and 3 on a device each
 
 
+@pytest.mark.matrix
 def test_compiled_towers_give_the_same_bits_on_any_number_of_devices():
     one, three = (train(make_step(n, jit_compile=True)) for n in (1, 3))
     assert one[0] == three[0]

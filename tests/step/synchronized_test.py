@@ -107,6 +107,7 @@ def test_averaged_statistics_differ_from_the_large_batchs(float64):
     assert not np.allclose(towers.trainable_variables[0], keras_alone.trainable_variables[0])
 
 
+@pytest.mark.matrix
 def test_the_bits_are_the_same_on_any_number_of_devices():
     found = set()
     for num_devices in (1, 2, 4, 8):

@@ -8,8 +8,6 @@ import tensorflow as tf
 from towers.step import averaging
 from towers.step.update import update
 
-IN_ONE = pytest.mark.parametrize("in_one", [True, False])
-
 
 def variables_and_optimizer(optimizer, shape=(2,)):
     """Of the variables, the first is [1, 2]."""
@@ -32,37 +30,33 @@ def tree():
     )
 
 
-@IN_ONE
-def test_an_update_is_the_optimizers_on_the_sums(tree, in_one):
+def test_an_update_is_the_optimizers_on_the_sums(tree):
     variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(0.5))
-    loss, statistics = update(tree, optimizer, variables, in_one=in_one)
+    loss, statistics = update(tree, optimizer, variables)
     assert (float(loss), [float(v) for v in statistics]) == (7, [111])
     assert [v.numpy().tolist() for v in variables] == [[1 - 3, 2 - 4], [-1.5]]
     assert int(optimizer.iterations) == 1
 
 
-@IN_ONE
-def test_the_sum_is_clipped_not_each_towers_gradient(tree, in_one):
+def test_the_sum_is_clipped_not_each_towers_gradient(tree):
     variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0, clipnorm=5.0))
-    update(tree, optimizer, variables, in_one=in_one)
+    update(tree, optimizer, variables)
     # [6, 8] has norm 10; [3] is short enough
     np.testing.assert_allclose(variables[0], [1 - 3, 2 - 4], rtol=1e-6)
     np.testing.assert_allclose(variables[1], [-3], rtol=1e-6)
 
 
-@IN_ONE
-def test_slots_move_once_as_kerass_own_do(tree, in_one):
+def test_slots_move_once_as_kerass_own_do(tree):
     ours, theirs = (variables_and_optimizer(keras.optimizers.Adam(0.1)) for _ in range(2))
     for _ in range(3):
-        update(tree, ours[1], ours[0], in_one=in_one)
+        update(tree, ours[1], ours[0])
         theirs[1].apply([tf.constant([6.0, 8.0]), tf.constant([3.0])], theirs[0])
     for a, b in zip([*ours[0], *ours[1].variables], [*theirs[0], *theirs[1].variables],
                     strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)  # XLA may fuse a * b + c
 
 
-@IN_ONE
-def test_gradients_of_embeddings_are_applied_to_their_rows(in_one):
+def test_gradients_of_embeddings_are_applied_to_their_rows():
     def slices(row, value):
         return tf.IndexedSlices(tf.constant([[value, value]]), tf.constant([row]),
                                 tf.constant([3, 2]))
@@ -70,35 +64,32 @@ def test_gradients_of_embeddings_are_applied_to_their_rows(in_one):
     variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0), shape=(3, 2))
     towers = [[tf.constant(1.0), slices(row, value), tf.constant([0.0])]
               for row, value in ((2, 10.0), (0, 20.0), (2, 30.0))]
-    loss, statistics = update(((towers[0], towers[1]), towers[2]), optimizer, variables,
-                              in_one=in_one)
+    loss, statistics = update(((towers[0], towers[1]), towers[2]), optimizer, variables)
     assert (float(loss), statistics) == (3, [])
     assert variables[0].numpy().tolist() == [[1 - 20, 2 - 20], [3, 4], [5 - 40, 6 - 40]]
 
 
 def test_one_tower_has_nothing_to_add():
     variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0))
-    loss, statistics = update(of_tower(5.0, [1.0, 1.0], [2.0], 3.0), optimizer, variables,
-                              in_one=True)
+    loss, statistics = update(of_tower(5.0, [1.0, 1.0], [2.0], 3.0), optimizer, variables)
     assert (float(loss), float(statistics[0])) == (5, 3)
     assert variables[0].numpy().tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("in_one, programs", [
-    (True, ["sum_and_update_program"]), (False, ["sum_program", "update_program"])
+@pytest.mark.parametrize("is_added, program", [
+    (False, "sum_and_update_program"), (True, "update_program")
 ])
-def test_the_update_is_as_many_compiled_programs_as_asked_for(tree, in_one, programs):
+def test_the_update_is_one_compiled_program_with_what_is_left_to_add(tree, is_added, program):
     variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0))
 
     @tf.function(autograph=False)
     def run():
-        return update(tree, optimizer, variables, in_one=in_one)[0]
+        return update(averaging.add_tree(tree) if is_added else tree, optimizer, variables)[0]
 
-    calls = [op for op in run.get_concrete_function().graph.get_operations()
-             if "PartitionedCall" in op.type]
-    for call, program in zip(calls, programs, strict=True):
-        assert f"_{program}_" in call.get_attr("f").name
-        assert call.get_attr("_XlaMustCompile")
+    operations = run.get_concrete_function().graph.get_operations()
+    (call,) = [op for op in operations if "PartitionedCall" in op.type]
+    assert f"_{program}_" in call.get_attr("f").name
+    assert call.get_attr("_XlaMustCompile")
 
 
 def test_the_tree_decides_the_order_of_additions():
@@ -107,13 +98,11 @@ def test_the_tree_decides_the_order_of_additions():
     tree = averaging.partial_sums(values, devices, add_on_devices=False)
     optimizer = keras.optimizers.SGD(1.0)
     optimizer.build([])
-    for in_one in (True, False):
-        loss, _ = update(tree, optimizer, [], in_one=in_one)
-        assert float(loss) == 0  # (1e8 + 1) + (-1e8 + 1); one after the other it would be 1
+    loss, _ = update(tree, optimizer, [])
+    assert float(loss) == 0  # (1e8 + 1) + (-1e8 + 1); one after the other it would be 1
 
 
-@IN_ONE
-def test_a_variable_on_another_device_is_read_where_it_is(tree, in_one):
+def test_a_variable_on_another_device_is_read_where_it_is(tree):
     """TensorFlow's own, such as a rate that a callback assigns."""
     with tf.device("/cpu:3"):
         rate = tf.Variable(0.5)
@@ -122,7 +111,7 @@ def test_a_variable_on_another_device_is_read_where_it_is(tree, in_one):
     @tf.function
     def step():
         with tf.device("/cpu:0"):
-            update(tree, optimizer, variables, in_one=in_one)
+            update(tree, optimizer, variables)
 
     for value in (0.5, 0.25):
         rate.assign(value)

@@ -109,7 +109,8 @@ def measure(
     share = 0.0
     # A tower's end may be noted so late that it hides the update.
     updates = [m.seconds[phases.UPDATE] for m in measured if m.seconds[phases.UPDATE] > 0]
-    if updates and not any(scopes.is_addition(event.name) for event in events):
+    is_apart = step.policy.add_on_devices or any(scopes.is_addition(e.name) for e in events)
+    if updates and not is_apart:
         share = min(sum_seconds) / min(updates)
     usual = [measured[i] for i in phases.typical([sum(m.seconds.values()) for m in measured])]
     profiled = _means([m.seconds for m in usual])

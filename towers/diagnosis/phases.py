@@ -328,8 +328,6 @@ def _gpu_phase(event: Event) -> str:
     programs = {scopes.program(name) for name in names}
     if programs & {scopes.UPDATE_PROGRAM, scopes.SUM_AND_UPDATE_PROGRAM}:
         return UPDATE
-    if scopes.SUM_PROGRAM in programs:
-        return SUM
     return next(filter(None, map(_scope_phase, names)), TOWERS)
 
 

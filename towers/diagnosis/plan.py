@@ -1,7 +1,7 @@
 """The bytes that a step would move between the parameters' device and the towers' devices.
 
     down, once a device: parameters, state; each tower's shard
-    up: one sum of gradients for each subtree that lies on the device; predictions; tower 0's state
+    up: sums of gradients, to another tower's device or home; predictions; tower 0's state
 
 Counted as on GPUs, also for logical CPU devices: these share one memory, in which nothing moves.
 """
@@ -17,7 +17,7 @@ from towers.machine.devices import HOST
 from towers.reporting.formats import format_bytes
 from towers.reporting.report import tower_range
 from towers.step import TowerStep
-from towers.step.averaging import partial_sums
+from towers.step.averaging import Values, partial_sums
 from towers.step.sharding import shard_sizes
 from towers.step.state import statistics as statistics_of
 from towers.step.structures import map_tensors
@@ -81,7 +81,7 @@ def traffic(step: TowerStep, batch_size: int, x: Any, y: Any) -> list[Traffic]:
                 [sizes[t] for t in towers],
                 _variable_bytes(model.variables) if from_home else 0,
                 examples * example_bytes if device != HOST else 0,
-                up[device] if from_home else 0,
+                up[device],
                 examples * prediction_bytes if from_home else 0,
             )
         )
@@ -126,23 +126,29 @@ def _bytes_up(step: TowerStep) -> dict[str, int]:
     model = step.model
     statistics = statistics_of(model) if step.batch_norm == "average" else []
     summed = _variable_bytes([*model.trainable_variables, *statistics])
-    counts = dict.fromkeys(step.tower_devices, 0)
-    first = 0
-    for num_towers in _subtrees(step.tower_devices):
-        counts[step.tower_devices[first]] += summed
-        first += num_towers
+    counts = {
+        device: sums * summed for device, sums in _sums_out(step.tower_devices, step.home).items()
+    }
     kept = _variable_bytes(model.non_trainable_variables) - _variable_bytes(statistics)
-    counts[step.tower_devices[0]] += kept
+    if step.tower_devices[0] != step.home:
+        counts[step.tower_devices[0]] += kept
     return counts
 
 
-def _subtrees(tower_devices: Sequence[str]) -> list[int]:
-    """The number of towers in each sum that leaves a device, in order.
+def _sums_out(tower_devices: Sequence[str], home: str) -> dict[str, int]:
+    """The number of sums that leave each device, for another one or home.
 
-    Adds ones instead of gradients: the same tree.
+    Adds nothing instead of gradients: the tree that a step of GPUs has.
     """
-    tree = partial_sums([[1] for _ in tower_devices], tower_devices, add_on_devices=True)
-    return [int(count) for count in tf.nest.flatten(tree)]
+    counts = dict.fromkeys(tower_devices, 0)
+
+    def move(sums: Values, source: str, target: str | None) -> Values:
+        counts[source] += source != target
+        return sums
+
+    partial_sums([[]] * len(tower_devices), tower_devices, add_on_devices=True, home=home,
+                 move=move)
+    return counts
 
 
 def _example_spec(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -2,8 +2,8 @@
 
                                     CPU: one memory          GPU: a memory of its own
     towers of one device            side by side, on cores   one after another
-    a subtree of gradients          added at home            added on the device that holds it
-    the sum and the update          one program              two programs
+    the sum of gradients            made at home, in the     made on the devices that hold them
+                                    update's program
     TensorFlow's graph optimizer    off                      on, without its arithmetic
     the cores                       divided among towers     left to TensorFlow
     the next batch's shards         stay where they are      copied ahead of the step
@@ -27,11 +27,9 @@ class Policy:
 
     take_turns: a tower waits for the one before it on the same device, so that a device needs the
         memory of one tower; never for a tower on another device.
-    add_on_devices: a subtree of the sum that lies on one device is added there, and leaves it as
-        one sum instead of one gradient a tower.
-    update_in_one: compile the sum with the update: one pass over memory instead of two. Where
-        devices add, what is left of the tree depends on their number, and the program that holds
-        the update must not: XLA may round a * b + c once in one program and twice in another.
+    add_on_devices: each addition of the sum is made on the device of its left child, and one sum
+        reaches the parameters' device; never a part on GPUs and a part on the CPU, which treat
+        denormal numbers differently.
     optimize_graphs: let grappler work, but for its arithmetic optimization. It pays on GPUs (the
         layout of images); on a CPU it made no model faster, and took a third of the first step.
     divide_cores: one thread a tower inside each operation, as far as cores go round.
@@ -42,7 +40,6 @@ class Policy:
 
     take_turns: bool
     add_on_devices: bool
-    update_in_one: bool
     optimize_graphs: bool
     divide_cores: bool
     prefetch_to_devices: bool
@@ -52,7 +49,6 @@ class Policy:
 CPU = Policy(
     take_turns=False,
     add_on_devices=False,
-    update_in_one=True,
     optimize_graphs=False,
     divide_cores=True,
     prefetch_to_devices=False,
@@ -61,7 +57,6 @@ CPU = Policy(
 GPU = Policy(
     take_turns=True,
     add_on_devices=True,
-    update_in_one=False,
     optimize_graphs=True,
     divide_cores=False,
     prefetch_to_devices=True,

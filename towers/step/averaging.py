@@ -2,9 +2,9 @@
 
     tower:   0   1   2   3   4   5   6   7
               \\ /     \\ /     \\ /     \\ /
-               +       +       +       +        a subtree that lies on one GPU is added there,
-                \\     /         \\     /         the rest on the parameters' device
-                   +               +
+               +       +       +       +        each addition on the parameters' device; of GPUs
+                \\     /         \\     /         on that of its left child, and one sum leaves for
+                   +               +            the parameters' device
                       \\         /
                            +
 
@@ -29,24 +29,23 @@ def partial_sums(
     devices: Sequence[str],
     *,
     add_on_devices: bool,
-    leave: Callable[[Values, str], Values] = lambda sums, device: sums,
+    home: str | None = None,
+    move: Callable[[Values, str, str | None], Values] = lambda sums, source, target: sums,
 ) -> Tree:
-    """Adds on the towers' devices what may be; returns the tree of all that is still to be added.
+    """Makes the additions that devices make; returns the tree of all that is still to be added.
 
     Args:
         values: of each of T towers: T x V.
         devices: the device of each tower.
-        add_on_devices: add a subtree that lies on one device there; else nothing is added yet.
-        leave: (V sums, their device) -> what takes their place in the tree.
+        add_on_devices: make all of them, each on the device of its left child; else none.
+        home: the device that what is left of the tree is sent to.
+        move: (V sums, their device, another) -> these sums there.
     """
-    is_subtree = len(values) == 1 or add_on_devices and len(set(devices)) == 1
-    if is_subtree:
-        with tf.device(devices[0]):
-            sums = add_tree(_tree(values))
-        return leave(sums, devices[0])
+    if add_on_devices or len(values) == 1:
+        return move(_sum_on_devices(values, devices, move), devices[0], home)
     half_way = middle(len(values))
     left, right = (
-        partial_sums(values[half], devices[half], add_on_devices=add_on_devices, leave=leave)
+        partial_sums(values[half], devices[half], add_on_devices=False, home=home, move=move)
         for half in (slice(half_way), slice(half_way, None))
     )
     return left, right
@@ -69,12 +68,16 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
-def _tree(values: Sequence[Values]) -> Tree:
-    """The tree over all towers, with nothing added yet."""
+def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], move: Callable) -> Values:
+    """V sums, on the first tower's device."""
     if len(values) == 1:
         return values[0]
     half_way = middle(len(values))
-    return _tree(values[:half_way]), _tree(values[half_way:])
+    left = _sum_on_devices(values[:half_way], devices[:half_way], move)
+    right = _sum_on_devices(values[half_way:], devices[half_way:], move)
+    right = move(right, devices[half_way], devices[0])
+    with tf.device(devices[0]):
+        return add_tree((left, right))
 
 
 def middle(num_towers: int) -> int:

@@ -1,7 +1,7 @@
 """The names that a step writes into its graph, and that the phases of its profile are read from.
 
     split, parameters, weights, tower_0 ... tower_7, sum, update      name scopes, the outermost
-    sum_program, update_program, sum_and_update_program               compiled functions
+    update_program, sum_and_update_program                            compiled functions
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from towers.machine.tensorflow_internals import TRUE_BRANCH, function_pattern
 
 SPLIT, PARAMETERS, WEIGHTS, SUM, UPDATE = "split", "parameters", "weights", "sum", "update"
-SUM_PROGRAM, UPDATE_PROGRAM = "sum_program", "update_program"
+UPDATE_PROGRAM = "update_program"
 SUM_AND_UPDATE_PROGRAM = "sum_and_update_program"
 
 # Perhaps made unique: "tower_3/", "update_1/"; the update may stand behind the condition that
@@ -18,7 +18,7 @@ _SCOPE = re.compile(
     rf"(?:{TRUE_BRANCH})?"
     rf"(?P<scope>{SPLIT}|{PARAMETERS}|{WEIGHTS}|{SUM}|{UPDATE}|tower_(?P<tower>\d+))(_\d+)*/"
 )
-_PROGRAM = function_pattern([SUM_AND_UPDATE_PROGRAM, SUM_PROGRAM, UPDATE_PROGRAM])
+_PROGRAM = function_pattern([SUM_AND_UPDATE_PROGRAM, UPDATE_PROGRAM])
 
 
 def tower(index: int) -> str:

@@ -264,7 +264,7 @@ class TowerStep:
         with tf.device(self.home):
             return self._exchange.reduce(
                 values, self.tower_devices, add_on_devices=self.policy.add_on_devices,
-                leave=lambda sums, device: self._move(sums, device, self.home),
+                home=self.home, move=self._move,
             )
 
     def _add_up(self, outputs: list[TowerOutput]) -> _Sums:
@@ -284,7 +284,7 @@ class TowerStep:
             leave(variables, parameters, {})  # the update is of what was assigned
             with self._copies.used(self.optimizer, variables):
                 loss, added = update(
-                    sums.tree, self.optimizer, variables, in_one=self.policy.update_in_one
+                    sums.tree, self.optimizer, variables
                 )
             self._leave(sums, added)
         return loss

@@ -17,25 +17,21 @@ def update(
     tree: Tree,
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
-    *,
-    in_one: bool,
 ) -> tuple[tf.Tensor, Values]:
-    """Makes the additions that are left and calls the optimizer, once.
+    """Makes the additions that are left and calls the optimizer, once, in one compiled program.
+
+    What is left follows from the number of towers and the policy alone, never from the number of
+    devices: XLA may round a * b + c once in one program and twice in another.
 
     Args:
         tree: of [loss, V gradients ..., S statistics ...], as `partial_sums` returns it.
         optimizer: built for the variables.
         variables: the V trainable variables.
-        in_one: compile the sum and the update as one program, see `Policy.update_in_one`.
 
     Returns:
         (loss, S statistics) of the global batch.
     """
     num_gradients = len(variables)
-
-    def sum_program(tree: Tree) -> Values:
-        with tf.name_scope(scopes.SUM):
-            return add_tree(tree)
 
     def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
         loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
@@ -43,14 +39,14 @@ def update(
         return loss, statistics
 
     def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
-        return update_program(sum_program(tree))
+        with tf.name_scope(scopes.SUM):
+            sums = add_tree(tree)
+        return update_program(sums)
 
     is_dense = not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree))
     with custom_gradients_forgotten():
-        if in_one:
-            return compiled(sum_and_update_program, is_dense)(tree)
-        sums = compiled(sum_program, is_dense)(tree)
-        return compiled(update_program, is_dense)(sums)
+        program = update_program if isinstance(tree, list) else sum_and_update_program
+        return compiled(program, is_dense)(tree)
 
 
 def compiled(function: Callable, is_dense: bool) -> Callable:
