@@ -13,7 +13,7 @@ from towers.command_line import HUNG_UP, INTERRUPTED, TERMINATED, USER_MISTAKE
 from towers.launch.screen import Screen
 from towers.launch.worker import Worker
 from towers.machine.cluster import LOST_WORKER
-from towers.machine.signals import not_ignored
+from towers.machine.signals import handled_by
 
 _PAUSE = 0.05  # seconds between two looks at who has ended
 _SETTLE = 1.0  # after the first failure: another worker may have failed before, and still end
@@ -137,14 +137,8 @@ class Stop:
 def passed_on() -> Iterator[Stop]:
     """Signals are passed on, inside; those that are ignored, as under nohup, stay ignored."""
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in not_ignored()}
-    for number in before:
-        signal.signal(number, stop.receive)
-    try:
+    with handled_by(stop.receive):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Ended(NamedTuple):

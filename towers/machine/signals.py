@@ -7,14 +7,14 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2  # leads to a run's log.txt while it trains
-_replaced: list[dict[int, Any]] = []  # the handlers that each open `deferred` puts back
+_replaced: list[dict[int, Any]] = []  # the handlers that each open `handled_by` puts back
 _forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
 
@@ -60,24 +60,32 @@ def deferred() -> Iterator[Pending]:
         yield pending
         return
     show_stacks_on_request()
+    stopped = False
+    with handled_by(pending.receive):
+        try:
+            yield pending
+        except StopRequested:
+            stopped = True
+    if pending.number is not None:
+        signal.raise_signal(pending.number)
+    if stopped:  # a handler of the user's has returned
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within, the signals that end a run call `receive`; those that are ignored stay ignored."""
     before: dict[int, Any] = {number: signal.getsignal(number) for number in not_ignored()}
     _replaced.append(dict(before))
     for number in before:
-        signal.signal(number, pending.receive)
-    stopped = False
+        signal.signal(number, receive)
     try:
-        yield pending
-    except StopRequested:
-        stopped = True
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         if _replaced:  # in a child they have been put back
             _replaced.pop()
-    if pending.number is not None:
-        signal.raise_signal(pending.number)
-    if stopped:  # a handler of the user's has returned
-        raise KeyboardInterrupt
 
 
 def not_ignored() -> list[signal.Signals]:

@@ -1,8 +1,8 @@
 """Readers of examples: a thread, or processes, each its share of every batch, in order.
 
-    indices of a batch  ->  pieces  ->  piece k to reader k % N  ->  arrays of that batch
+    indices of a batch  ->  chunks  ->  chunk k to reader k % N  ->  arrays of that batch
 
-The number of readers changes no bit: who asks, in which order, is fixed by the pieces alone. A
+The number of readers changes no bit: who asks, in which order, is fixed by the chunks alone. A
 process is told what to read, and answers, over a pipe of its own: where either end is gone the
 other one knows it. It is not forked: TensorFlow's threads would not survive that.
 """
@@ -26,16 +26,16 @@ import numpy as np
 from towers.named import one_line
 from towers.reading.examples import Source
 
-_MOST_AT_ONCE = 512  # indices of a piece: several fit into a pipe, so that asking never waits
-_AHEAD = 2  # pieces that each reader has been asked for
+_MOST_AT_ONCE = 512  # indices of a chunk: several fit into a pipe, so that asking never waits
+_AHEAD = 2  # chunks that each reader has been asked for
 
 Arrays = list[np.ndarray]
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Examples that one reader reads at once.
 
-    indices: which. batch: the indices of the whole batch where this is its last piece, else None.
+    indices: which. batch: the indices of the whole batch where this is its last chunk, else None.
     """
 
     indices: np.ndarray
@@ -62,7 +62,7 @@ class Readers:
         """
         self._source, self._num_processes, self._timeout = source, num_processes, timeout
         self._readers: list[_Reader] = []
-        self._numbers = itertools.count()  # of the pieces: an answer to an older question is left
+        self._numbers = itertools.count()  # of the chunks: an answer to an older question is left
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Arrays]]:
         """The examples of each batch: its indices, and an array [B, ...] for each leaf.
@@ -77,10 +77,10 @@ class Readers:
             self._readers = self._start()
         parts: list[Arrays] = []
         try:
-            for piece, arrays in self._answers(_pieces(batches, len(self._readers))):
+            for chunk, arrays in self._answers(_chunks(batches, len(self._readers))):
                 parts.append(arrays)
-                if piece.batch is not None:
-                    yield piece.batch, _joined(parts)
+                if chunk.batch is not None:
+                    yield chunk.batch, _joined(parts)
                     parts = []
         except ValueError:
             self.close()  # the next iteration begins with new ones
@@ -92,17 +92,17 @@ class Readers:
             reader.close()
         self._readers = []
 
-    def _answers(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Arrays]]:
-        under_way: deque[tuple[_Reader, int, Piece]] = deque()
-        for reader, piece in zip(itertools.cycle(self._readers), pieces, strict=False):
+    def _answers(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Arrays]]:
+        under_way: deque[tuple[_Reader, int, Chunk]] = deque()
+        for reader, chunk in zip(itertools.cycle(self._readers), chunks, strict=False):
             number = next(self._numbers)
-            reader.ask(number, piece.indices)
-            under_way.append((reader, number, piece))
+            reader.ask(number, chunk.indices)
+            under_way.append((reader, number, chunk))
             if len(under_way) >= _AHEAD * len(self._readers):
-                reader, number, piece = under_way.popleft()
-                yield piece, reader.answer(number)
-        for reader, number, piece in under_way:
-            yield piece, reader.answer(number)
+                reader, number, chunk = under_way.popleft()
+                yield chunk, reader.answer(number)
+        for reader, number, chunk in under_way:
+            yield chunk, reader.answer(number)
 
     def _start(self) -> list[_Reader]:
         if self._num_processes == 0:
@@ -121,13 +121,13 @@ class Readers:
         ]
 
 
-def _pieces(batches: Iterable[np.ndarray], num_readers: int) -> Iterator[Piece]:
+def _chunks(batches: Iterable[np.ndarray], num_readers: int) -> Iterator[Chunk]:
     for batch in batches:
         count = min(len(batch), max(num_readers, -(-len(batch) // _MOST_AT_ONCE)))
         parts = np.array_split(batch, count)
         for part in parts[:-1]:
-            yield Piece(part, None)
-        yield Piece(parts[-1], batch)
+            yield Chunk(part, None)
+        yield Chunk(parts[-1], batch)
 
 
 def _joined(parts: list[Arrays]) -> Arrays:

@@ -18,7 +18,7 @@ def check_agreement(
     Args:
         cluster: the workers.
         model, optimizer: what is trained, built; each variable is compared by its bits.
-        options: plain values that must be the same, too, by their names.
+        options: other values that must be equal in all workers, by their names; JSON can hold them.
     """
     if cluster.num_workers > 1:
         Workers(cluster).check_same({

@@ -38,8 +38,8 @@ _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
 class Assigned(NamedTuple):
     """A tower's new values of variables, by their index.
 
-    same: what all towers have, or tower 0's is taken for.
-    parts: what the towers' sum is added to it of.
+    same: values that all towers have, or that tower 0 gives.
+    parts: each tower's part of a value; the sum over the towers is added to `same`.
     """
 
     same: dict[int, tf.Tensor]
@@ -50,9 +50,9 @@ NOTHING = Assigned({}, {})
 
 
 class Averaged(NamedTuple):
-    """The ids of the variables that are not what their aggregation says.
+    """The ids of the variables whose values become one in another way than their aggregation says.
 
-    means: BatchNormalization's statistics, where they are averaged. first: where they are not.
+    means: BatchNormalization statistics that are averaged. first: statistics of tower 0.
     """
 
     means: set[int]
@@ -68,14 +68,14 @@ def _in_place_of(parameter: tf.Tensor, value: tf.Tensor) -> Any:
 class TowerScope(keras.StatelessScope):
     """Within, variables take their values from here, and leave them here.
 
-    unknown: variables that were met and have no value here, by id.
+    unknown: variables that were read and have no value in the scope, by id.
     """
 
     def __init__(self, known: Iterable[tuple[Any, tf.Tensor]], num_parameters: int) -> None:
         """
         Args:
-            known: (variable, value in the trace) of parameters, then of state.
-            num_parameters: how many of these are trained.
+            known: (variable, value in the trace): the parameters, then the state.
+            num_parameters: the number of parameters.
         """
         super().__init__(collect_losses=True)
         self._graph = tf.compat.v1.get_default_graph()
@@ -139,7 +139,7 @@ class TowerScope(keras.StatelessScope):
         """Raises ValueError where variables were made: their values would be the graph's constants.
 
         Args:
-            trainable: leave the others be, such as the means that a `compute_loss` tracks.
+            trainable: allow variables that are not, such as the means that a `compute_loss` tracks.
         """
         for variable, line in self._made:
             if variable.trainable or not trainable:
@@ -162,12 +162,12 @@ def leave(
     same: Mapping[int, tf.Tensor],
     sums: Mapping[int, tf.Tensor],
 ) -> None:
-    """Stores what towers have assigned.
+    """Assigns to variables the values that towers have given them.
 
     Args:
-        variables: those that the indices are of.
-        same: tower 0's.
-        sums: of `parts`, over all towers.
+        variables: the variables that the indices count.
+        same: tower 0's values, see `Assigned`.
+        sums: the sums of `parts` over all towers.
     """
     for i in {**same, **sums}:
         values = [values[i] for values in (same, sums) if i in values]
@@ -180,19 +180,20 @@ def what_becomes_of(
     shard: ShardFacts,
     averaged: Averaged,
 ) -> Assigned:
-    """Sorts what a forward pass has assigned by how the towers' values become one.
+    """Sorts the values that a forward pass assigns by how the towers' values become one.
 
     Args:
-        changed: of the scope.
-        scope: of the forward pass.
-        shard: what is known of the trace.
-        averaged: variables with a rule of their own.
+        changed: what `scope.changed()` returned.
+        scope: the scope of the forward pass.
+        shard: the facts of the trace.
+        averaged: the variables with a rule of their own.
 
     Raises:
         ValueError: each tower would assign another value to a parameter, or to a metric's variable.
 
     Warns:
-        UserWarning: the same of any other, and nothing says how they become one.
+        UserWarning: each tower would assign another value to a variable of another kind, whose
+            aggregation does not say how they become one.
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
@@ -215,7 +216,7 @@ def what_becomes_of(
 def _split(
     variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Splits a new value into terms that enter once, and the tower's parts of the others."""
+    """Splits a new value into terms that enter once, and the tower's parts of all other terms."""
     same, own = terms_of(after, shard.dependence.local)
     parts = [shard.part(term) for term in own]
     known = [part for part in parts if part is not None]
@@ -242,7 +243,7 @@ def _split(
 def terms_of(
     value: tf.Tensor, is_local: Callable[[tf.Tensor], bool]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The terms of a sum, or of a multiple of one: what depends on no shard, and what does."""
+    """(terms that depend on no shard, terms that do) of a sum, or of a multiple of one."""
     same: list[tf.Tensor] = []
     own: list[tf.Tensor] = []
     waiting: list[tuple[tf.Tensor, Callable]] = [(value, lambda term: term)]

@@ -35,7 +35,7 @@ def partial_sums(
     """Makes the additions that devices make; returns the tree of all that is still to be added.
 
     Args:
-        values: of each of T towers: T x V.
+        values: T towers x V values.
         devices: the device of each tower.
         add_on_devices: make all of them, each on the device of its left child; else none.
         home: the device that what is left of the tree is sent to.
@@ -60,7 +60,7 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; slices (gradients of embeddings) as `lookups.add_slices`, None stays None."""
+    """left + right; `lookups.add_slices` adds slices (gradients of embeddings), None stays None."""
     if left is None:
         return None
     if isinstance(left, tf.IndexedSlices | tuple):

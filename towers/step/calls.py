@@ -10,14 +10,14 @@ from towers.step import scopes
 
 
 class WholeTower:
-    """A traced function of a tower that meets no other.
+    """A traced function of a tower that exchanges nothing with other towers while it runs.
 
-    function: the concrete function. structured_outputs: its own.
+    function: the concrete function. structured_outputs: the function's.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(self, function: Any) -> None:
-        """Args: a concrete function."""
+        """Args: function: a concrete function."""
         self.structured_outputs = function.structured_outputs
         self.function = function
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
@@ -61,9 +61,9 @@ def call_on_devices(
 
     Args:
         function: traced without a device.
-        held: of each of T towers, the arguments without which it cannot begin.
-        others: its other arguments.
-        devices: of each tower, in contiguous ranges.
+        held: for each of T towers, the arguments without which it cannot begin.
+        others: for each tower, its other arguments.
+        devices: the device of each tower, in contiguous ranges.
         take_turns: let a tower wait for the one before it on the same device. Never for one on
             another device: their towers would wait for each other in a row.
 
@@ -83,7 +83,7 @@ def call_on_devices(
 
 
 def _after(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values, not before another tower's end.
+    """The values, held back until another tower has ended.
 
     The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
     """
@@ -92,7 +92,6 @@ def _after(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _end(result: Any) -> tf.Operation:
-    """Comes after all numbers of a result: over identities, as inlining forgets who waits for a
-    call."""
+    """Ends after all floats of a result, as an operation: inlining forgets who waits for a call."""
     tensors = [v for v in tf.nest.flatten(result, expand_composites=True) if v is not None]
     return tf.group([tf.identity(tensor) for tensor in tensors if tensor.dtype.is_floating])

@@ -40,7 +40,7 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
 
 
 def check_batch_norm(batch_norm: str) -> None:
-    """Raises ValueError for a way to merge BatchNormalization statistics that there is not."""
+    """Raises ValueError for an unknown way to merge BatchNormalization statistics."""
     if batch_norm not in BATCH_NORM_CHOICES:
         raise ValueError(
             f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."

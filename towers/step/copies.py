@@ -24,7 +24,7 @@ class Copies:
     """The copies of one step, made as they are first needed."""
 
     def __init__(self, home: str) -> None:
-        """Args: the device of the copies."""
+        """Args: home: the device of the copies."""
         self._home = home
         self._copies: dict[int, tf.Variable] = {}  # what is traced does not keep them alive
 

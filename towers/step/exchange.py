@@ -30,9 +30,9 @@ from towers.step.transfers import LARGE, pack, packages, unpack
 
 
 class Subtree(NamedTuple):
-    """Towers of one worker that the tree adds before any other; as many as possible.
+    """A largest subtree of the tree of additions whose towers all run on one worker.
 
-    worker: whose. slot: which of that worker's subtrees. towers: which.
+    worker: the worker's index. slot: the subtree's among that worker's. towers: their indices.
     """
 
     worker: int
@@ -95,19 +95,19 @@ class Exchange:
     """
 
     def __init__(self, num_towers: int) -> None:
-        """Args: T."""
+        """Args: num_towers: T."""
         self.mine = range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """The place of each of the T towers; `devices`: of this worker's towers."""
+        """The place of each of the T towers, given the devices of this worker's towers."""
         return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
-        """The tree of all that is still to be added of T towers; arguments as for `partial_sums`.
+        """The tree of the additions over T towers that are left; `options`: of `partial_sums`.
 
         Args:
-            values: V of each tower of this worker.
-            devices: of each of them.
+            values: this worker's towers x V values.
+            devices: the device of each of these towers.
         """
         return partial_sums(values, devices, **options)
 
@@ -140,7 +140,7 @@ class WorkersExchange(Exchange):
     """The exchange between several workers, in the step's graph."""
 
     def __init__(self, cluster: Cluster, num_towers: int) -> None:
-        """Args: at least 2 workers; T, at least one for each."""
+        """Args: cluster: at least 2 workers. num_towers: T, at least one for each worker."""
         self._num_workers = cluster.num_workers
         self._num_towers = num_towers
         self._plan = make_plan(cluster.num_workers, num_towers)
@@ -149,14 +149,14 @@ class WorkersExchange(Exchange):
         self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """The device, or another worker."""
+        """The device of each of this worker's towers; "worker 1" for a tower of another worker."""
         counts = [len(self._towers_of(w)) for w in range(self._num_workers)]
         found = [f"worker {w}" for w, count in enumerate(counts) for _ in range(count)]
         found[self.mine.start: self.mine.stop] = devices
         return found
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
-        """All additions are made: V sums over all T towers."""
+        """The V sums over all T towers: no additions are left."""
         own = [slice(t.start - self.mine.start, t.stop - self.mine.start) for t in self._mine]
         added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in own]
         sums = list(added[0])
@@ -201,7 +201,7 @@ class WorkersExchange(Exchange):
         return towers_of(worker, self._num_workers, self._num_towers)
 
     def _sum_packed(self, packed: tf.Tensor) -> tf.Tensor:
-        """[K, S], the packed values of this worker's K subtrees -> [S], summed over all.
+        """[K, S], the packed values of this worker's K subtrees -> [S], their sum over all workers.
 
         S: a multiple of W.
         """
@@ -213,7 +213,7 @@ class WorkersExchange(Exchange):
         return tf.reshape(self._collectives.all_gather(total), [-1])
 
     def _add_slices(self, values: Sequence[Any]) -> Any:
-        """Gradients of embeddings of this worker's K subtrees, as `averaging.add` does."""
+        """The sum, by `averaging.add`, of all workers' gradients of an embedding; `values`: K."""
         if isinstance(values[0], tuple):
             return tuple(map(self._add_slices, zip(*values, strict=True)))
         if values[0].dense_shape is None:
@@ -222,14 +222,14 @@ class WorkersExchange(Exchange):
         return self._join_slices(values)
 
     def _sum_lookups(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """K times [k, ...], k known as the step runs -> [k, ...], summed over all subtrees."""
+        """The sum over all subtrees of K tensors [k, ...]; k is known only when the step runs."""
         most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
         padded = tf.stack([*values, *[tf.zeros_like(values[0])] * (most - len(values))])
         gathered = self._collectives.all_gather(padded, varies=tf.shape(values[0])[0])
         return _add_plan(self._plan, lambda subtree: gathered[subtree.worker, subtree.slot])
 
     def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-        """Slices joined in the order of the towers."""
+        """The slices of all workers, joined in the order of the towers."""
         own = values[0]
         for value in values[1:]:
             own = add(own, value)

@@ -25,7 +25,7 @@ def check_open_batch(function: Callable, *rows: Any) -> None:
     """Raises BatchInCode where a function of rows is one of a fixed number of rows alone.
 
     Args:
-        function: of a batch, to tensors with a row for each example.
+        function: from a batch to tensors with a row for each example.
         rows: structures of symbolic tensors [n, ...], or their specs.
     """
     specs = tf.nest.map_structure(_with_open_batch, rows)
@@ -48,7 +48,7 @@ def _with_open_batch(tensor: Any) -> tf.TensorSpec:
 
 
 def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
-    """The operation that gave a shard's rows a fixed number; None: the number is open."""
+    """The operation that fixed the number of a shard's rows; None where the number is open."""
     while tensor.shape.rank and (tensor.shape[0] or 0) > 1:
         shards = [v for v in tensor.op.inputs if dependence.local(v, but_sizes=True)]
         if not shards:

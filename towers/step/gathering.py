@@ -10,8 +10,7 @@ _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gathe
 
 
 class NeedsOtherTowers(ValueError):
-    """What a tower that is computed from beginning to end by itself cannot compute: where others'
-    rows, or sums over all towers, take part in it."""
+    """A tower that is computed in one piece needs other towers' rows, or sums over all towers."""
 
 
 def gather(rows: tf.Tensor) -> tf.Tensor:
@@ -36,7 +35,7 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
 
 @contextmanager
 def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterator[None]:
-    """Within, in this thread, `gather` is `gather_rows`; None: it is as outside of towers."""
+    """Within, in this thread, `gather` calls `gather_rows`; None: it returns its argument."""
     token = _GATHER.set(gather_rows)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gradients of a table by its lookups, one slice for each: those of rows, and those of all towers.
+"""Gradients of a table, one slice a lookup: lookups by a shard's rows, and lookups of all towers.
 
     embedding(tokens)        rows of the batch: the towers' slices are joined
     embedding(tf.range(k))   the same k in every tower: the towers' slices are added, one by one
@@ -16,14 +16,13 @@ from towers.rows.rows import Rows
 
 
 def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> list[Any]:
-    """Slices of all towers' lookups without a dense_shape, by which `add_slices` knows them.
+    """Takes the dense_shape off slices of lookups that all towers share: `add_slices` looks at it.
 
-    A tuple of both kinds where a table is looked up in both ways; what is no IndexedSlices as it
-    is.
+    A table that is looked up in both ways gives a tuple of two; what is no IndexedSlices stays.
 
     Args:
-        gradients: of a tower.
-        is_shared: whether all towers have the same of indices.
+        gradients: a tower's gradients.
+        is_shared: whether all towers have equal values of these indices.
     """
     return [_apart(gradient, is_shared) for gradient in gradients]
 
@@ -42,7 +41,7 @@ def _apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
 
 
 def add_slices(left: Any, right: Any) -> Any:
-    """Slices of two towers, or subtrees: those of rows are joined, those of all towers added."""
+    """The sum of two towers' slices: values are added where both share the indices, else joined."""
     if isinstance(left, tuple):
         return tuple(map(add_slices, left, right))
     if left.dense_shape is None:
@@ -59,7 +58,7 @@ def whole(gradient: Any, shape: Sequence[int]) -> Any:
 
     Args:
         gradient: any gradient.
-        shape: of the table.
+        shape: the shape of the table.
     """
     if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is not None:
         return gradient
@@ -74,11 +73,11 @@ def whole(gradient: Any, shape: Sequence[int]) -> Any:
 
 
 def are_shared(indices: tf.Tensor, rows: Rows, dependence: Dependence) -> bool:
-    """Whether all towers look up the same: no row of the batch has a part in the indices.
+    """Whether all towers look up equal indices: no row of the batch has a part in them.
 
     Args:
-        indices: of a table's rows.
-        rows, dependence: of the trace.
+        indices: the indices of a table's rows.
+        rows, dependence: the facts of the trace.
     """
     fact = rows.fact(indices)
     counts_rows = fact.has_rows or fact.degree != 0
@@ -86,7 +85,7 @@ def are_shared(indices: tf.Tensor, rows: Rows, dependence: Dependence) -> bool:
 
 
 def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """The slices of each lookup, where a tape has joined those of several."""
+    """(values, indices) of each lookup, of slices that a tape may have joined from several."""
     if values.op.type == indices.op.type == "ConcatV2":
         of_values, of_indices = list(values.op.inputs)[:-1], list(indices.op.inputs)[:-1]
         if len(of_values) == len(of_indices):

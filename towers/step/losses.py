@@ -58,7 +58,7 @@ class Losses:
         Args:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
-            names: of the model's outputs, if it has any.
+            names: the names of the model's outputs, if they have names.
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
@@ -67,7 +67,7 @@ class Losses:
         self._names = names
 
     def bind(self, outputs: Structure) -> None:
-        """Takes the outputs; a subclassed model's are not known before its first trace."""
+        """Learns the model's outputs, which are not known before a subclassed model is traced."""
         if self.outputs is None:
             self.outputs = tf.nest.map_structure(lambda v: v.dtype, outputs)
             self.each = resolve_losses(*self._arguments, self.outputs, self._names)
@@ -128,7 +128,7 @@ class Losses:
         ])
 
     def divided_by_weights(self, sample_weight: Structure) -> list[bool]:
-        """The outputs whose `total` is a sum that counts 1 / sum(w): see `tower_shares`."""
+        """Whether each output's loss is divided by the sum of its sample weights."""
         weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
         return [
             output is not None and divides_by_weights(output.loss, weight)
@@ -151,7 +151,7 @@ class Losses:
 
         Args:
             y: a shard's labels.
-            predictions, masks: a traced tower's; only dtypes, shapes and which masks there are.
+            predictions, masks: a traced tower's; only dtypes, shapes and absent masks matter.
         """
         for output, label, y_pred, mask in zip(
             self.each, self.beside_outputs(y, "y"), predictions, masks, strict=True
@@ -181,7 +181,7 @@ class Losses:
         return per_output(value, self.outputs, self._names, what, repeat=repeat)
 
     def _beside_losses(self, y: Structure) -> Structure:
-        """Labels for the outputs with a loss alone, as Keras takes them too, are laid beside it."""
+        """Labels that are given for outputs with a loss alone, laid out with None elsewhere."""
         labels = tf.nest.flatten(y)
         if len(labels) != len(self.each) - self.each.count(None):
             return y
@@ -266,7 +266,7 @@ def divides_by_weights(loss: keras.losses.Loss, sample_weight: Any) -> bool:
 
 
 def summed(loss: keras.losses.Loss) -> keras.losses.Loss:
-    """A copy of a loss which nobody divides."""
+    """A copy of a loss with reduction="sum"."""
     found = copy.copy(loss)
     found.reduction = "sum"
     return found

@@ -51,7 +51,7 @@ def _at_least_float32(dtype: tf.DType) -> tf.DType:
 def nonfinite_error(
     finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> NonFiniteError:
-    """Names what is not finite; arguments as below."""
+    """The NonFiniteError of a step; Args: as for `culprit`."""
     return NonFiniteError(f"{culprit(finite, places, variables)} is NaN or infinite.")
 
 

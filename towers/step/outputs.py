@@ -113,7 +113,7 @@ def is_sum(loss: keras.losses.Loss) -> bool:
 
 
 def loss_reduction(loss: keras.losses.Loss) -> str:
-    """The reduction; a loss with a `__call__` of its own is taken for a mean over examples."""
+    """A loss's reduction: "mean" where a `__call__` of its own replaces Keras' reduction."""
     return "mean" if overrides_call(loss) else loss.reduction
 
 
@@ -168,8 +168,8 @@ class ModelLoss:
 
 @contextmanager
 def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
-    """Within, what a `compute_loss` tracks is no tower's to keep: Keras' loop runs it on all
-    predictions.
+    """Within, metrics that a `compute_loss` updates start at zero and are not kept: Keras' loop
+    calls it again, on all predictions.
 
     Raises:
         ValueError: layers add losses, too: they exist in the towers alone, and would be missing.

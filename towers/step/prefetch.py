@@ -1,4 +1,4 @@
-"""Global batches -> the same, with every shard already on its tower's device.
+"""Global batches -> global batches with every shard already on its tower's device.
 
     main thread:    [ step 1 ................... ] [ step 2 ................... ] ...
     one more:       [ batch 2: split, to devices ] [ batch 3: split, to devices ] ...
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 class WeightedBatch(NamedTuple):
-    """A Batch with what its examples count; sample_weight: [N], or as `TowerStep` takes it."""
+    """A Batch with sample weights; sample_weight: [N], or as `TowerStep` takes it."""
 
     x: tf.Tensor
     y: tf.Tensor
@@ -60,9 +60,9 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
 
 
 def shard_values(batch: BatchValues, num_towers: int, towers: range) -> list[BatchValues]:
-    """The values of these towers' shards of a batch at hand; of the others' nothing is copied.
+    """The values of these towers' shards of an eager batch; no other tower's are copied.
 
-    The same as of `shard_batch`, in a tenth of its time: an operation a tensor, and no shares.
+    Equals `shard_batch` in a tenth of its time: an operation a tensor, and no shares.
     """
     parts = tf.nest.flatten(batch)
     num_examples = next(v for v in parts if v is not None).shape[0]

@@ -43,7 +43,7 @@ class RawVariable:
     """
 
     def __init__(self, variable: tf.Variable) -> None:
-        """Args: the variable."""
+        """Args: variable: the tf.Variable."""
         self.value = variable
         self.path = self.name = variable.name.split(":")[0]
         self.shape, self.dtype = variable.shape, variable.dtype.name
@@ -132,7 +132,7 @@ def _gather_nd(
 
 
 def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable:
-    """`assign`, `assign_add` or `assign_sub`, by (what reads the old value, argument) -> new."""
+    """An assignment in a scope; `new_value`: (function that reads the old, argument) -> the new."""
 
     def assign(
         scope: keras.StatelessScope, variable: tf.Variable, value: Any, *args: Any, **options: Any

@@ -45,7 +45,7 @@ def check_rows(*batch: Any) -> None:
 
 @contextmanager
 def checked_rows(*batch: Any) -> Iterator[None]:
-    """All operations of a graph that are made in this context wait until the rows were compared.
+    """Within, a graph's operations wait until the numbers of rows were compared.
 
     Args:
         batch: as for `check_rows`; tensors of the graph.
@@ -130,7 +130,7 @@ def _rows(part: Any) -> int | None:
 
 
 def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:
-    """("x", ...), ("y['a']", ...): all parts that are there."""
+    """The parts of a batch that are present, with their names: ("x", ...), ("y['a']", ...)."""
     return [
         (_PARTS[first] + "".join(f"[{key!r}]" for key in path), part)
         for (first, *path), part in keras.tree.flatten_with_path(batch)

@@ -22,7 +22,7 @@ _PROGRAM = function_pattern([SUM_AND_UPDATE_PROGRAM, UPDATE_PROGRAM])
 
 
 def tower(index: int) -> str:
-    """The scope of a tower."""
+    """The name of a tower's scope."""
     return f"tower_{index}"
 
 
@@ -39,7 +39,7 @@ def tower_index(name: str) -> int | None:
 
 
 def is_addition(name: str) -> bool:
-    """Whether an operation of the update is an addition of the sum: it is not compiled then."""
+    """Whether an operation in the update's scope is an addition of the sum that is not compiled."""
     return outermost(name) == UPDATE and f"/{SUM}/" in name
 
 

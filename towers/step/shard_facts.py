@@ -13,7 +13,7 @@ from towers.step.synchronized import Sum
 
 
 class ShardFacts(NamedTuple):
-    """Facts, found in the graph as they are asked for.
+    """The facts of a tower's trace, found in its graph as they are asked for.
 
     dependence: which tensors depend on the shard. rows: what they are of its rows.
     weight: scalar float64, n_t / N; 0 where one row stands for an empty shard.
@@ -31,7 +31,7 @@ class ShardFacts(NamedTuple):
 
         Args:
             shard: its symbolic x, y and sample_weight.
-            others: what each tower has a value of its own of, beside these.
+            others: other tensors that differ from tower to tower.
             weight: n_t / N.
         """
         dependence, rows = Dependence(), tf.nest.flatten(shard)
@@ -41,7 +41,7 @@ class ShardFacts(NamedTuple):
         return cls(dependence, Rows.of_shard(rows), weight)
 
     def part(self, value: tf.Tensor) -> tf.Tensor | None:
-        """A tower's part of a sum, or of a mean, over the batch's rows; None of anything else."""
+        """A tower's part of a sum or a mean over the batch's rows; None for any other value."""
         kind = self.rows.kind(value).name
         if kind == "sum":
             return self.masked(value)
@@ -52,7 +52,7 @@ class ShardFacts(NamedTuple):
         return value * tf.cast(self.weight, value.dtype)
 
     def masked(self, value: tf.Tensor) -> tf.Tensor:
-        """The value, or zeros of an empty shard."""
+        """The value; zeros in place of an empty shard's."""
         return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
     def added_loss(self, value: tf.Tensor) -> tf.Tensor:
@@ -69,7 +69,7 @@ class ShardFacts(NamedTuple):
         return are_shared(indices, self.rows, self.dependence)
 
     def declared(self, sum_towers: Sum) -> Sum:
-        """Makes of `sum_towers` one after which it is known that all towers have the sums."""
+        """A `sum_towers` that records that its sums are equal in all towers."""
 
         def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = sum_towers(values)

@@ -72,7 +72,7 @@ def _bounds(num_examples: tf.Tensor, num_towers: int) -> _Bounds:
 def _shard(
     batch: BatchValues, begin: tf.Tensor, end: tf.Tensor, size: tf.Tensor, share: tf.Tensor
 ) -> Shard:
-    """begin, end: [1]; size, share: scalars."""
+    """The shard of rows begin to end, [1] each; size, share: scalars."""
 
     def rows(value: Any) -> Any:
         if isinstance(value, tf.RaggedTensor):
@@ -96,7 +96,7 @@ def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Te
 
 
 def batch_size(batch: Structure) -> tf.Tensor:
-    """N, a scalar int32."""
+    """The number of a batch's examples N, a scalar int32."""
     return tf.cast(tf.shape(_first(batch))[0], tf.int32)  # of a ragged tensor int64
 
 

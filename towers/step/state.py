@@ -30,7 +30,7 @@ def statistics(
     """The statistics of a model's BatchNormalization layers, in the order of its state.
 
     Args:
-        synchronized: layers whose statistics are the same in all towers, and left out.
+        synchronized: layers whose statistics are equal in all towers, and left out.
     """
     found = {
         id(variable)

@@ -51,7 +51,7 @@ class _Sums(NamedTuple):
 
     tree: of [loss, gradients ..., what the towers assign and is added up ...].
     added: the indices of the variables that these last are assigned to.
-    same: what tower 0 assigns and all have, by the variable's index.
+    same: values of `Assigned.same` in tower 0, by the variable's index.
     """
 
     tree: Tree
@@ -218,7 +218,7 @@ class TowerStep:
         return self._on_devices(tower, inputs, [(shares[t], *options) for t in self.mine])
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
-        """3. What each tower is fed.
+        """3. The inputs of each tower of this worker.
 
         Every variable is read once, here; TensorFlow sends a value once to each device that needs
         it, however many of the device's towers do.
@@ -239,7 +239,7 @@ class TowerStep:
     def _shares(
         self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
-        """3. What each of the T towers' losses count; `weigh`: what computes it, see `Tower`."""
+        """3. The shares of the T towers' losses; `weigh`: traced `Tower.weigh_masked`, or None."""
         losses = self._tower.losses
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
             if weigh is not None:
@@ -260,7 +260,7 @@ class TowerStep:
         )
 
     def reduce(self, values: list[Values]) -> Tree:
-        """4. What is still to be added of all towers; `values`: V of each of this worker's."""
+        """4. The tree of additions over all towers that are left; `values`: this worker's x V."""
         with tf.device(self.home):
             return self._exchange.reduce(
                 values, self.tower_devices, add_on_devices=self.policy.add_on_devices,
@@ -268,7 +268,7 @@ class TowerStep:
             )
 
     def _add_up(self, outputs: list[TowerOutput]) -> _Sums:
-        """4. Loss, gradients and state."""
+        """4. The sums of loss, gradients and state."""
         assigned = outputs[0].assigned
         with tf.name_scope(scopes.SUM), tf.device(self.home):
             same = self._exchange.of_tower_0(list(assigned.same.values()))
@@ -277,7 +277,7 @@ class TowerStep:
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
 
     def _update(self, sums: _Sums) -> tf.Tensor:
-        """5. Parameters, optimizer and state take the towers' results; the loss."""
+        """5. Updates parameters, optimizer and state with the towers' results; returns the loss."""
         variables = self.trainable_variables
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
             parameters = {i: v for i, v in sums.same.items() if i < len(variables)}
@@ -292,12 +292,12 @@ class TowerStep:
     # What the arrows need.
 
     def _loss_scale(self) -> tf.Tensor:
-        """LossScaleOptimizer's factor before the gradients; else 1."""
+        """The factor by which a LossScaleOptimizer scales the loss; 1 for any other optimizer."""
         with tf.device(self.home):
             return tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
 
     def _added(self, tree: Tree) -> Values:
-        """The rest of the additions, where no update follows."""
+        """The sums of a tree, where no update follows."""
         with tf.device(self.home):
             return add_tree(tree)
 
@@ -307,7 +307,7 @@ class TowerStep:
             return self._added(self.reduce(values))
 
     def _leave(self, sums: _Sums, added: Values) -> None:
-        """State takes what the towers have assigned; `added`: of it, over all towers."""
+        """Assigns to state what towers give it; `added`: sums for `sums.added`."""
         variables = [*self.trainable_variables, *self._tower.state]
         first = len(self.trainable_variables)
         same = {i: value for i, value in sums.same.items() if i >= first}
@@ -349,12 +349,12 @@ class TowerStep:
     def test_graph(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
-        """Inference mode; returns (loss, predictions)."""
+        """Runs one global batch in inference mode; returns (loss, predictions)."""
         with checked_rows(x, y, sample_weight):
             return self._infer("test", (x, y, sample_weight), placed)
 
     def predict_graph(self, x: Structure) -> Structure:
-        """Inference mode; returns the predictions."""
+        """Runs one global batch in inference mode; returns the predictions."""
         with checked_rows(x):
             return self._infer("predict", (x, None, None))[1]
 
@@ -435,13 +435,13 @@ class TowerStep:
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
-        """The running sums of the loss and the metrics, and what towers have met beside them."""
+        """The running sums of the loss and the metrics, and the `met_variables`."""
         found = [*self._metrics.variables, *self._tower.met]
         return list({id(variable): variable for variable in found}.values())
 
     @property
     def met_variables(self) -> list[Any]:
-        """The variables that towers met and Keras does not list; known once a step was traced."""
+        """Variables that the model uses and Keras does not list; known once a step was traced."""
         return self._tower.met
 
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
@@ -458,7 +458,7 @@ class TowerStep:
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.
 
-        Args: those of `trace_tower`. The first batch does it too, unless it is done already.
+        Args: as for `trace_tower`. The first batch does it, unless it is done already.
         """
         self._metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
@@ -478,7 +478,7 @@ class TowerStep:
     def _train(
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """(logs, what is finite): as `_one_update`."""
+        """One update with metrics: (logs, [T, 1 + V] bool or None), see `_one_update`."""
         metrics = self._metrics
         return self._one_update(
             (x, y, sample_weight), placed,

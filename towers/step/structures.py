@@ -15,7 +15,7 @@ Structure: TypeAlias = Union[
 
 
 def as_tensor(value: Any) -> Any:
-    """An array as a tensor; a tensor of any kind as it is."""
+    """Converts an array to a tensor; returns a tensor of any kind unchanged."""
     return value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)
 
 

@@ -23,7 +23,7 @@ Sum: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
 def synchronized_layers(model: keras.Model, batch_norm: str) -> list[keras.layers.Layer]:
-    """The BatchNormalization layers to synchronize: all with batch_norm="synchronized", else those
+    """The BatchNormalization layers to synchronize: all with batch_norm="synchronized", else layers
     with `synchronized=True`, which Keras by itself honours under tf.distribute alone."""
     return [
         layer
@@ -37,12 +37,12 @@ def synchronized_layers(model: keras.Model, batch_norm: str) -> list[keras.layer
 def synchronized(
     layers: Sequence[keras.layers.Layer], is_real: tf.Tensor, sum_towers: Sum
 ) -> Iterator[None]:
-    """Within, the layers' moments are those of all towers.
+    """Within, the layers' moments are over all towers.
 
     Args:
         layers: the layers.
         is_real: scalar bool, False for the one row that stands for an empty shard.
-        sum_towers: what makes the towers meet.
+        sum_towers: sums tensors over all towers.
     """
     with ExitStack() as stack:
         for layer in layers:

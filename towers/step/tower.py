@@ -32,7 +32,7 @@ from towers.step.trials import Trials
 
 
 class TowerInput(NamedTuple):
-    """The inputs of one tower, but for what its losses count.
+    """The inputs of one tower, without the shares of its losses.
 
     parameters: the values of the V trainable variables.
     state: the values of the tower's other variables.
@@ -182,7 +182,7 @@ class Tower:
         return self.losses.weigh(inputs.sample_weight, size, masks)
 
     def trace(self, name: str, batch: BatchValues) -> tuple[TracedTower, TracedTower | None]:
-        """A method above as a function, and what weighs its losses where masks take part in that.
+        """The traced method, and the traced `weigh_masked` where masks decide a loss's weight.
 
         Traced once for all towers and all shard sizes. Both know the same state: it grows where a
         trace meets a variable that Keras does not list.
@@ -207,7 +207,7 @@ class Tower:
         return tower, weigh
 
     def _trace_once(self, name: str, batch: BatchValues) -> TracedTower:
-        """Kept whole unless asked otherwise: the graph optimizer then works on each tower apart."""
+        """The traced method, traced anew only for other specs, or once more state is known."""
         specs = map_tensors(_any_size, batch)
         known = len(self.state)
         key = f"{name} {known} {specs}"
@@ -229,12 +229,12 @@ class Tower:
 
     @property
     def seeds(self) -> list[int]:
-        """Which of the state are random seeds."""
+        """The indices of the state's variables that are random seeds."""
         return [i for i, v in enumerate(self.state) if state_lib.is_seed(v)]
 
     @property
     def met(self) -> list[Any]:
-        """The variables of the state that Keras does not list."""
+        """The state's variables that Keras does not list."""
         return self.state[self._num_listed:]
 
     def _outcome(self, unknown: Mapping[int, Any]) -> None:
@@ -250,9 +250,9 @@ class Tower:
         compute_losses: bool = True,
         sum_towers: Sum | None = None,
     ) -> "_Forward":
-        """Does what `model(x)` does, at these values; without losses, where nobody asks for them.
+        """Calls the model at these values, and adds up its losses if `compute_losses`.
 
-        Without `facts`, what it assigns is forgotten.
+        Without `facts`, the values that it assigns are dropped.
         """
         values = [*inputs.parameters, *inputs.state]
         scope = TowerScope(zip([*self.trainable, *self.state], values, strict=True),
@@ -272,7 +272,7 @@ class Tower:
         return _Forward(tf.nest.flatten(outputs), assigned, added)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
-        """The facts on the trace's tensors, to begin with."""
+        """The facts on the tensors of a trace that begins."""
         shard = [inputs.x, inputs.y, inputs.sample_weight]
         seeds = [inputs.state[i] for i in self.seeds]
         return ShardFacts.of_trace(shard, [*shares, *seeds], shares.examples)
@@ -305,7 +305,7 @@ class Tower:
 
 
 class _Forward(NamedTuple):
-    """A forward pass: the flattened outputs, what it assigns, the shard's losses that it adds."""
+    """A forward pass: the flattened outputs, the values it assigns, the shard's losses it adds."""
 
     predictions: list[tf.Tensor]
     assigned: Assigned

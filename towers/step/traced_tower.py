@@ -29,7 +29,7 @@ from towers.step.calls import WholeTower, call_on_devices
 class CutTower:
     """A traced function of a tower, in segments.
 
-    function: the concrete function. structured_outputs: its own.
+    function: the concrete function. structured_outputs: the function's.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
@@ -41,7 +41,7 @@ class CutTower:
         Args:
             function: a concrete function; it is cut up and never called.
             arguments: its flat symbolic arguments.
-            collectives: where it meets the other towers: sums, all of them.
+            collectives: the sums over all towers in it.
             options: of `tf.function`, for each segment.
         """
         self.structured_outputs = function.structured_outputs
@@ -69,7 +69,7 @@ class CutTower:
         take_turns: bool,
         first: int = 0,
     ) -> list[Any]:
-        """Runs as `WholeTower.run` does."""
+        """Runs the function for each tower; Args and Returns as of `WholeTower.run`."""
         towers = [{**self._captured, **self._named(fed)} for fed in arguments]
         run_levels(
             self._segments, self._num_levels, towers, devices,
@@ -85,7 +85,7 @@ class CutTower:
     def _add_up(
         self, level: int, towers: Sequence[dict[str, tf.Tensor]], sum_towers: Callable
     ) -> None:
-        """Adds up what the towers give to a level's collectives, all at once."""
+        """Sums the towers' inputs of a level's collectives, all at once."""
         met = [collective for collective in self._collectives if collective.level == level]
         if met:
             names = [v.name for collective in met for v in collective.inputs]
@@ -116,11 +116,11 @@ def run_levels(
 
     Args:
         segments: of the levels that towers have a part in.
-        num_levels: L, with those of the others.
-        towers: what each of T towers has, by its name in the trace; gets each level's results.
+        num_levels: L, levels without a segment included.
+        towers: each of T towers' values by their names in the trace; gets each level's results.
         devices, take_turns: as for `call_on_devices`.
-        between: told 0 ... L - 1 at the end of each level, for towers to meet there.
-        first: the index of the first of them among the towers of all workers.
+        between: called with 0 ... L - 1 at the end of each level, to run its collectives.
+        first: the index of the first tower among the towers of all workers.
     """
     for level in range(num_levels):
         if level in segments:

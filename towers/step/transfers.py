@@ -44,7 +44,7 @@ def packages(
 
     Args:
         values: tensors of fixed shapes; others are in no package.
-        large: bytes from which on a tensor travels by itself; the others of one dtype are one.
+        large: bytes from which on a tensor travels by itself; smaller ones share one a dtype.
     """
     found: dict[tuple[tf.DType, int | None], list[int]] = {}
     for i, value in enumerate(values):
@@ -56,14 +56,14 @@ def packages(
 
 
 def pack(values: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """All values as one vector, with zeros up to a multiple of that size."""
+    """One vector of all values, padded with zeros to a size that `multiple` divides."""
     flat = [tf.reshape(value, [-1]) for value in values]
     missing = -sum(value.shape[0] for value in flat) % multiple
     return tf.concat([*flat, tf.zeros([missing], flat[0].dtype)] if missing else flat, axis=0)
 
 
 def unpack(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """The values that were packed, by their shapes."""
+    """The values of these shapes in a vector that `pack` made."""
     sizes = [shape.num_elements() for shape in shapes]
     missing = vector.shape[0] - sum(sizes)
     parts = tf.split(vector, [*sizes, missing] if missing else sizes)

@@ -49,7 +49,7 @@ class Trials:
         self._done: set[str] = set()  # "rows", "losses"
 
     def run(self, x: Structure, y: Structure, predictions: Sequence[Any] | None) -> None:
-        """Raises or warns, as the functions below, where towers cannot share the computation.
+        """Runs `check_rows_apart` once, and `check_is_mean` once for each loss.
 
         Args:
             x, y: symbolic inputs and labels [n, ...], or their specs.
@@ -219,7 +219,7 @@ def _noting(layer: keras.layers.Layer, noted: list[tuple[str, Any]]) -> Iterator
 
 
 def _name(loss: keras.losses.Loss) -> str:
-    """Its name; of a function, with the line where it is defined."""
+    """A loss by its name, for messages; a function with the line where it is defined."""
     code = getattr(getattr(loss, "fn", None), "__code__", None)
     if code is None or type(loss) is not type(function_loss(len)):
         return f"loss {loss.name!r}"
@@ -252,7 +252,7 @@ def made_up(spec: Any, is_label: bool = False) -> Any:
 
 
 def _with_other_last(rows: Any) -> Any:
-    """The rows, with the first ones again in the place of the last."""
+    """The rows, the last of which are replaced by the first."""
     return tf.concat([rows[:_FIRST_PART], rows[:_NUM_ROWS - _FIRST_PART]], axis=0)
 
 
@@ -274,14 +274,14 @@ def unknown_parts(model: keras.Model) -> list[str]:
 def _run(
     model: keras.Model, batches: Sequence[Structure], call: Callable | None = None
 ) -> list[list[np.ndarray]]:
-    """The first rows of all outputs in training mode, for each batch; changes nothing.
+    """The first rows of all outputs in training mode, for each batch; the model's state is kept.
 
     What has not as many rows as the batch gives an empty array.
 
     Args:
         model: built.
         batches: inputs [5, ...].
-        call: of inputs; None: the model, which it uses.
+        call: inputs -> outputs; None: the model in training mode.
     """
     state, outputs_of = model.non_trainable_variables, call or partial(model, training=True)
 
@@ -314,7 +314,7 @@ def _run(
 
 
 def _moments_of(layer: keras.layers.BatchNormalization) -> Callable:
-    """A function in place of a batch's mean and variance: the same for any batch."""
+    """A function that returns mean 0 and variance 1 in place of any batch's."""
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
         del mask
@@ -332,7 +332,7 @@ def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
 
 
 def _refuse_fixed_batch(function: Callable, *rows: Any) -> None:
-    """Runs `check_open_batch` on what cannot be tried; what cannot be traced either passes."""
+    """Raises BatchInCode, by `check_open_batch`; a function that cannot be traced passes."""
     try:
         with tf.init_scope(), tf.device("/cpu:0"), keras.StatelessScope():
             check_open_batch(function, *rows)

@@ -24,7 +24,7 @@ def update(
     devices: XLA may round a * b + c once in one program and twice in another.
 
     Args:
-        tree: of [loss, V gradients ..., S statistics ...], as `partial_sums` returns it.
+        tree: [loss, V gradients ..., S statistics ...] in the tree that `partial_sums` returns.
         optimizer: built for the variables.
         variables: the V trainable variables.
 
@@ -50,10 +50,10 @@ def update(
 
 
 def compiled(function: Callable, is_dense: bool) -> Callable:
-    """One program of XLA; plain TensorFlow where XLA cannot make one.
+    """The function compiled by XLA as one program; by plain TensorFlow where XLA cannot compile it.
 
-    It cannot of IndexedSlices, nor where variables lie on several devices. A program's name is one
-    of `scopes`: kernels on a GPU carry no other.
+    It cannot compile IndexedSlices, nor variables on several devices. The program's name is one of
+    `scopes`: kernels on a GPU carry no other.
     """
     assert scopes.program(f"_{function.__name__}_0") == function.__name__
     plain = tf.function(function, autograph=False)
