@@ -96,8 +96,19 @@ def test_the_phases_add_up_to_the_step_without_the_profiler(num_towers, tmp_path
 def test_every_step_reads_its_parameters_then_runs_each_tower_once_then_updates(
     nonfinite, tmp_path
 ):
-    anatomy.measure(make_step(2, nonfinite), make_batches(), tmp_path, num_steps=8)
-    rows = traced_rows(tmp_path)
+    """On a busy machine TensorFlow's profiler may lose an event: one whole record is enough."""
+    step = make_step(2, nonfinite)
+    for attempts_left in (2, 1, 0):
+        anatomy.measure(step, make_batches(), tmp_path, num_steps=8)
+        try:
+            check_order(traced_rows(tmp_path))
+            break
+        except (AssertionError, ValueError):
+            if not attempts_left:
+                raise
+
+
+def check_order(rows):
     events = [event for entries in rows.values() for event in entries]
     steps = whole_steps(rows)
     assert len(steps) == 1 + 2 + 1 - 1  # the first, two to measure, the last: which is not whole
