@@ -28,7 +28,7 @@ from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 TOWERS: dict[str, dict[str, Any]] = {
     "towers": {},
     "inlined": {"inline_towers": True},
-    "packed": {"pack_transfers": True},
+    "unpacked": {"pack_transfers": False},
     "compiled": {"jit_compile": True},
     "checked": {"nonfinite": "stop"},
     "unplaced": {},  # shards go to GPUs in the step, not ahead of it

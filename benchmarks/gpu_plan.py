@@ -12,7 +12,7 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 TRIP = "trip"  # no contender: the transfers alone
 CONTENDERS = (
     "towers", "fit", "mirrored", "compiled", "fit_no_jit", TRIP, "limit",
-    "on_gpu", "unplaced", "inlined", "packed", "mirrored_one",
+    "on_gpu", "unplaced", "inlined", "unpacked", "mirrored_one",
 )
 
 
@@ -64,7 +64,7 @@ _PRECISIONS = {"resnet50": ("mixed_bfloat16", "float32", "mixed_float16")}  # th
 _SWITCHES: dict[str, tuple[tuple[str, ...], bool]] = {
     "on_gpu": (("mlp41m", "gru", "resnet50", "cnn"), True),
     "inlined": (("mlp41m", "gru", "resnet50", "cnn"), False),
-    "packed": (("resnet50", "gru", "mlp41m"), True),
+    "unpacked": (("resnet50", "gru", "mlp41m"), True),
     "unplaced": (("resnet50", "mlp41m", "cnn"), True),
     "compiled": (("cnn", "mlp41m", "resnet50", "notebook_cnn"), True),
 }

@@ -83,7 +83,9 @@ def _define_flag(says: fields.Declared, name: str, default: Any, help: str) -> N
     elif says.kind == "count" and says.words:
         flags.DEFINE(_CountOrWord(*says.words), name, default, help)
     elif says.kind == "switch" and says.words:
-        flags.DEFINE(_SwitchOrWord(*says.words), name, default, help, boolean=True)
+        flags.DEFINE(
+            _SwitchOrWord(*says.words), name, default, help, boolean=True, serializer=_AsWritten()
+        )
     else:
         _DEFINE[says.kind](name, default, help)
 
@@ -124,6 +126,13 @@ class _SwitchOrWord(flags.BooleanParser):
             return super().parse(argument)
         except ValueError:
             raise ValueError(f"it must be {self.syntactic_help}") from None
+
+
+class _AsWritten(flags.ArgumentSerializer):
+    """True -> "true", "auto" -> "auto"; absl would write "true" for any word."""
+
+    def serialize(self, value: Any) -> str:
+        return str(value).lower()
 
 
 def exit_code(command: Callable[[], None]) -> int:

@@ -101,9 +101,9 @@ class TrainConfig:
     prefetch_to_devices: bool | None = switch(
         None, "Copy each tower's next shard to its device while a step runs. Default: on GPUs; a "
         "CPU's towers share its memory.", Role.FREE | Role.LOCAL)
-    pack_transfers: bool = switch(
-        False, "Move parameters and gradients between devices as one tensor a dtype. Off by "
-        "default: it copies every byte once more at both ends.")
+    pack_transfers: bool | str = switch(
+        AUTO, "Move what is below 2 MB between devices as one tensor a dtype; it copies each of "
+        "its bytes once more at both ends. auto: on GPUs.", word=AUTO)
     inline_towers: bool = switch(
         False, "Optimize all towers as one graph: on GPUs, gradients may leave while the backward "
         "pass goes on. Off by default: it starts slower.")
@@ -229,7 +229,7 @@ class TrainConfig:
         False, "Measure the phases of a step, name what bounds it and what to change; train "
         "nothing.", Role.ONCE)
     plan: bool = switch(
-        False, "Print devices, towers, shard sizes and the bytes that each step moves; train "
+        False, "Print devices, towers, shard sizes, the bytes and sends of each step; train "
         "nothing.", Role.ONCE)
     export: str | None = text(
         None, "A new directory for a SavedModel, which serves without towers: of the model at the "

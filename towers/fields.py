@@ -175,7 +175,7 @@ def choice(default: str, choices: Sequence[str], help: str, roles: Role = Role.N
 
 
 def switch(
-    default: bool | None, help: str, roles: Role = Role.NONE, *, word: str | None = None
+    default: bool | str | None, help: str, roles: Role = Role.NONE, *, word: str | None = None
 ) -> Any:
     """A field that is True or False; or `word`."""
     def check(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ def make_anatomy(milliseconds, kind="cpu", home="/cpu:0", num_devices=2, example
     seconds = {p: m / 1e3 for p, m in zip(PHASES, milliseconds, strict=True)}
     spans = [TowerSpan((t, t), d, 0.010, 0.050 + 0.020 * t) for t, d in enumerate(devices)]
     rows = [
-        Traffic(d, (t, t), [examples[t]], 4000, 500, 4000, 20) for t, d in enumerate(devices)
+        Traffic(d, (t, t), [examples[t]], 4000, 500, 4000, 20, 9, 4) for t, d in enumerate(devices)
     ]
     total = sum(seconds.values())
     return Anatomy(seconds, total, 1.2 * total, 20, sum(examples), spans, rows, home)

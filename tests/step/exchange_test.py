@@ -16,7 +16,7 @@ from towers.step.exchange import (
     subtrees,
     towers_of,
 )
-from towers.step.transfers import LARGE, pack, packages, unpack
+from towers.step.transfers import pack, packages, unpack
 
 counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
 
@@ -88,7 +88,7 @@ def test_a_large_tensor_travels_by_itself_and_the_others_of_a_dtype_together():
     small, large = tf.zeros([3, 2]), tf.zeros([500, 1000])
     double = tf.zeros([5], tf.float64)
     values = [small, large, None, double, large, small]
-    assert [chosen for chosen, _ in packages(values, LARGE)] == [[0, 5], [1], [3], [4]]
+    assert [chosen for chosen, _ in packages(values)] == [[0, 5], [1], [3], [4]]
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 8])

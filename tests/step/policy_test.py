@@ -231,14 +231,15 @@ def test_each_addition_is_made_on_the_device_of_its_left_child_or_all_of_them_at
     assert additions(graphs_of(CPU, PLAIN).traced) == []
 
 
-def test_one_sum_of_each_value_reaches_the_parameters_device():
+@pytest.mark.parametrize("switches, sends", [((("pack_transfers", False),), SUMS), (PLAIN, 1)])
+def test_one_sum_of_each_value_reaches_the_parameters_device(switches, sends):
     senders = [
         node.attr["send_device"].s.decode()[-5:]
-        for graph in graphs_of(GPU, PLAIN).partitions for node in graph.node
+        for graph in graphs_of(GPU, switches).partitions for node in graph.node
         if node.op == "_Recv" and node.device.endswith("CPU:0")
         and "_sum/" in node.attr["tensor_name"].s.decode()
     ]
-    assert senders == ["CPU:1"] * SUMS
+    assert senders == ["CPU:1"] * sends
 
 
 @pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["update_program"]),

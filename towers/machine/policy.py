@@ -7,6 +7,7 @@
     TensorFlow's graph optimizer    off                      on, without its arithmetic
     the cores                       divided among towers     left to TensorFlow
     the next batch's shards         stay where they are      copied ahead of the step
+    many small values               have nowhere to go       travel as one vector a dtype
 
 The home is the parameters' device. Towers on GPUs follow `GPU`; TOWERS_REHEARSE_GPUS=1 in the
 environment makes those on logical CPU devices follow it, too: the code for GPUs, without one.
@@ -35,6 +36,7 @@ class Policy:
     divide_cores: one thread a tower inside each operation, as far as cores go round.
     prefetch_to_devices: copy each shard to its device while the step before runs. In one memory a
         copy has nowhere to go.
+    pack_transfers: small values travel between devices as one vector a dtype.
     shares_memory: nothing moves between the devices: `--plan` counts what GPUs would move.
     """
 
@@ -43,6 +45,7 @@ class Policy:
     optimize_graphs: bool
     divide_cores: bool
     prefetch_to_devices: bool
+    pack_transfers: bool
     shares_memory: bool
 
 
@@ -52,6 +55,7 @@ CPU = Policy(
     optimize_graphs=False,
     divide_cores=True,
     prefetch_to_devices=False,
+    pack_transfers=False,
     shares_memory=True,
 )
 GPU = Policy(
@@ -60,6 +64,7 @@ GPU = Policy(
     optimize_graphs=True,
     divide_cores=False,
     prefetch_to_devices=True,
+    pack_transfers=True,
     shares_memory=False,
 )
 

@@ -26,6 +26,7 @@ from towers.step.averaging import add_tree, partial_sums
 from towers.step.row_counts import checked_rows, gathered_rows_text
 from towers.step.sharding import Shard
 from towers.step.traced_tower import run_levels
+from towers.step.transfers import move, spread
 
 
 class Place(NamedTuple):
@@ -198,16 +199,22 @@ class _Run:
 
     def _read(self, reads: Sequence[tuple[tf.Tensor, keras.Variable]]) -> None:
         """Each variable once, for all; seeds anew for each tower."""
-        values: dict[int, tf.Tensor] = {}
-        with tf.device(self._place.home):
+        place = self._place
+        with tf.device(place.home):
+            variables = list({id(variable): variable for _, variable in reads}.values())
+            values = [tf.convert_to_tensor(variable.value) for variable in variables]
+            arrived = spread(
+                values, place.home, dict.fromkeys(place.tower_devices),
+                packed=place.policy.pack_transfers,
+            )
+            index = {id(variable): i for i, variable in enumerate(variables)}
             for tensor, variable in reads:
-                if id(variable) not in values:
-                    values[id(variable)] = tf.convert_to_tensor(variable.value)
-                value = values[id(variable)]
-                self._home[tensor.name] = value
-                seeds = [0] if tensor.name in self._trace.seeds else []
+                i = index[id(variable)]
+                self._home[tensor.name] = values[i]
                 for t, tower in enumerate(self._towers):
-                    (tower[tensor.name],) = state_lib.tower_state([value], seeds, t)
+                    tower[tensor.name] = arrived[place.tower_devices[t]][i]
+                    if tensor.name in self._trace.seeds:
+                        (tower[tensor.name],) = state_lib.tower_seeds([values[i]], t)
 
     # A level's end.
 
@@ -243,7 +250,8 @@ class _Run:
             return values[0]
         if collective.how == "sum":
             tree = partial_sums(
-                values, place.tower_devices, add_on_devices=place.policy.add_on_devices
+                values, place.tower_devices, add_on_devices=place.policy.add_on_devices,
+                home=place.home, move=functools.partial(move, packed=place.policy.pack_transfers),
             )
             with tf.device(place.home):
                 return add_tree(tree)

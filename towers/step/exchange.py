@@ -26,7 +26,7 @@ from towers.machine.watch import ANOTHER_BATCH
 from towers.machine.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
-from towers.step.transfers import LARGE, pack, packages, unpack
+from towers.step.transfers import pack, packages, unpack
 
 
 class Subtree(NamedTuple):
@@ -163,7 +163,7 @@ class WorkersExchange(Exchange):
         for i, value in enumerate(added[0]):
             if isinstance(value, (tf.IndexedSlices, tuple)):
                 sums[i] = self._add_slices([values[i] for values in added])
-        for chosen, shapes in packages(added[0], LARGE):
+        for chosen, shapes in packages(added[0]):
             packed = [pack([values[i] for i in chosen], self._num_workers) for values in added]
             total = self._sum_packed(tf.stack(packed))
             for i, part in zip(chosen, unpack(total, shapes), strict=True):
@@ -185,7 +185,7 @@ class WorkersExchange(Exchange):
 
     def of_tower_0(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
-        for chosen, shapes in packages(values, LARGE):
+        for chosen, shapes in packages(values):
             packed = self._collectives.broadcast(pack([values[i] for i in chosen]))
             for i, part in zip(chosen, unpack(packed, shapes), strict=True):
                 received[i] = part

@@ -42,25 +42,19 @@ def statistics(
     return [v for v in model.non_trainable_variables if id(v) in found]
 
 
-def tower_state(
-    state: Sequence[tf.Tensor], seeds: Sequence[int], tower_index: int
-) -> list[tf.Tensor]:
-    """The state that tower `tower_index` starts from: its own seeds, the rest as it is.
+def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]:
+    """The random seeds that tower `tower_index` starts from.
 
-    Tower 0 keeps the seeds as they are, so that one tower computes what Keras does.
+    Tower 0 keeps them as they are, so that one tower computes what Keras does.
 
     Args:
-        state: the values of `model.non_trainable_variables`.
-        seeds: which of them are random seeds: int64 vectors [seed, counter].
+        seeds: int64 vectors [seed, counter], of the model.
         tower_index: 0 ... T - 1.
     """
-    values = list(state)
-    if tower_index > 0:
-        for i in seeds:
-            seed = tf.cast(values[i], tf.int32)
-            folded = tf.random.experimental.stateless_fold_in(seed, tower_index)
-            values[i] = tf.cast(folded, values[i].dtype)
-    return values
+    if tower_index == 0:
+        return list(seeds)
+    fold = tf.random.experimental.stateless_fold_in
+    return [tf.cast(fold(tf.cast(seed, tf.int32), tower_index), seed.dtype) for seed in seeds]
 
 
 def variables_device(model: keras.Model) -> str:

@@ -42,7 +42,7 @@ from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
 from towers.step.traced_tower import TracedTower
-from towers.step.transfers import move
+from towers.step.transfers import move, spread
 from towers.step.update import update
 
 
@@ -82,7 +82,7 @@ class TowerStep:
         nonfinite: str = "apply",
         jit_compile: bool = False,
         inline_towers: bool = False,
-        pack_transfers: bool = False,
+        pack_transfers: bool | str = "auto",
         policy: Policy | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -107,7 +107,8 @@ class TowerStep:
             jit_compile: compile each tower with XLA, anew for each shard size.
             inline_towers: hand all towers to the graph optimizer as one graph: gradients may then
                 leave a device while the backward pass goes on, but the first step takes longer.
-            pack_transfers: move parameters and gradients between devices as one tensor a dtype.
+            pack_transfers: move small values between devices as one tensor a dtype; "auto": as
+                the policy has it, on GPUs.
             policy: how the devices are used; None means as suits their kind, see `policy_of`.
             cluster: the workers that share the towers; None means all that the environment names,
                 see `towers.machine.cluster`: each makes the same step and calls it on the same
@@ -145,7 +146,10 @@ class TowerStep:
         if jit_compile:
             checks.check_compilable(model)
         self._nonfinite = nonfinite
-        self._move = partial(move, packed=pack_transfers)
+        of_policy = pack_transfers == "auto"
+        self.packs_transfers = self.policy.pack_transfers if of_policy else bool(pack_transfers)
+        self._spread = partial(spread, packed=self.packs_transfers)
+        self._move = partial(move, packed=self.packs_transfers)
         self._tower = Tower(
             model,
             loss,
@@ -226,15 +230,16 @@ class TowerStep:
         with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
             parameters = [tf.convert_to_tensor(v.value) for v in self._tower.trainable]
             state = [tf.convert_to_tensor(v.value) for v in self._tower.state]
-            on_device = {d: self._move(parameters, self.home, d) for d in self.devices}
-            return [
-                TowerInput(
-                    on_device[device],
-                    state_lib.tower_state(state, self._tower.seeds, tower),
-                    *shards[tower].values,
-                )
-                for tower, device in zip(self.mine, self.tower_devices, strict=True)
-            ]
+            arrived = self._spread([*parameters, *state], self.home, self.devices)
+            seeds = {i: state[i] for i in self._tower.seeds}
+            inputs = []
+            for tower, device in zip(self.mine, self.tower_devices, strict=True):
+                of_model, own = arrived[device][:len(parameters)], arrived[device][len(parameters):]
+                folded = state_lib.tower_seeds(list(seeds.values()), tower)
+                for i, seed in zip(seeds, self._move(folded, self.home, device), strict=True):
+                    own[i] = seed
+                inputs.append(TowerInput(of_model, own, *shards[tower].values))
+            return inputs
 
     def _shares(
         self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
@@ -271,7 +276,8 @@ class TowerStep:
         """4. The sums of loss, gradients and state."""
         assigned = outputs[0].assigned
         with tf.name_scope(scopes.SUM), tf.device(self.home):
-            same = self._exchange.of_tower_0(list(assigned.same.values()))
+            kept = self._move(list(assigned.same.values()), self.tower_devices[0], self.home)
+            same = self._exchange.of_tower_0(kept)
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
             tree = self.reduce(values)
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))

@@ -3,10 +3,10 @@
     pack at the source: [a, b, c] -> one vector          unpack at the target: vector -> [a, b, c]
 
 Each transfer has a cost of its own, which many small tensors pay many times; packing copies every
-byte once more at both ends. Which is faster depends on the model and on the machine's bus.
+byte once more at both ends, and large tensors travel by themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,40 +16,49 @@ import tensorflow as tf
 LARGE = 2 * 10**6
 
 
-def move(values: list[Any], source: str, target: str, *, packed: bool) -> list[Any]:
-    """Sends values to the target, bit for bit; unpacked, TensorFlow does so one by one.
+def move(values: Sequence[Any], source: str, target: str, *, packed: bool) -> list[Any]:
+    """Sends values to the target, bit for bit; Args: as of `spread`."""
+    return spread(values, source, [target], packed=packed)[target]
+
+
+def spread(
+    values: Sequence[Any], source: str, targets: Iterable[str], *, packed: bool
+) -> dict[str, list[Any]]:
+    """Sends values to each of the targets, bit for bit; unpacked, TensorFlow does so one by one.
 
     Args:
         values: tensors on the source, IndexedSlices or None; only tensors of fixed shapes are
             packed.
-        source, target: device names.
-        packed: whether they travel as one tensor a dtype.
+        source: a device name. targets: device names.
+        packed: whether the small ones travel as one vector a dtype.
+
+    Returns:
+        The values by target, in order.
     """
-    if not packed or source == target:
-        return values
-    moved = list(values)
-    for chosen, shapes in packages(values):
-        with tf.device(source):
-            vector = pack([values[i] for i in chosen])
-        with tf.device(target):
-            for i, part in zip(chosen, unpack(vector, shapes), strict=True):
-                moved[i] = part
-    return moved
+    arrived = {target: list(values) for target in targets}
+    others = [target for target in arrived if target != source]
+    for chosen, shapes in packages(values) if packed and others else ():
+        if len(chosen) > 1:
+            with tf.device(source):
+                vector = pack([values[i] for i in chosen])
+            for target in others:
+                with tf.device(target):
+                    for i, part in zip(chosen, unpack(vector, shapes), strict=True):
+                        arrived[target][i] = part
+    return arrived
 
 
-def packages(
-    values: Sequence[Any], large: float = float("inf")
-) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
+def packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
     """The packages that values travel in: the indices of each one's values, and their shapes.
 
     Args:
-        values: tensors of fixed shapes; others are in no package.
-        large: bytes from which on a tensor travels by itself; smaller ones share one a dtype.
+        values: tensors of fixed shapes, or their specs; others are in no package. One of `LARGE`
+            bytes or more travels by itself; smaller ones share one a dtype.
     """
     found: dict[tuple[tf.DType, int | None], list[int]] = {}
     for i, value in enumerate(values):
-        if isinstance(value, tf.Tensor) and value.shape.is_fully_defined():
-            is_large = value.shape.num_elements() * value.dtype.size >= large
+        if isinstance(value, tf.Tensor | tf.TensorSpec) and value.shape.is_fully_defined():
+            is_large = value.shape.num_elements() * value.dtype.size >= LARGE
             found.setdefault((value.dtype, i if is_large else None), []).append(i)
     for chosen in found.values():
         yield chosen, [values[i].shape for i in chosen]
