@@ -107,9 +107,10 @@ class TrainConfig:
     inline_towers: bool = switch(
         False, "Optimize all towers as one graph: on GPUs, gradients may leave while the backward "
         "pass goes on. Off by default: it starts slower.")
-    jit_compile: bool = switch(
-        False, "Compile each tower with XLA. Off by default: it takes long to start, and mostly "
-        "pays on GPUs.")
+    jit_compile: bool | str = switch(
+        AUTO, "Compile each tower with XLA: it takes long to start, and mostly pays on GPUs. auto: "
+        "as Keras decides, on GPUs where every layer supports it, or as a compiled model says.",
+        word=AUTO)
     cpu_threads: int | None = count(
         None, "Threads of each operation on a CPU; they change the last bits of the results. "
         "Default: the cores divided among the towers.", Role.BEGINNING, at_most=65_536)

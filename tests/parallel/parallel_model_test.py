@@ -1,5 +1,9 @@
 """Which models make_parallel takes, and what the parallel model shares with its model."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -329,8 +333,8 @@ def test_run_eagerly_is_refused_with_a_warning():
     assert np.isfinite(parallel.fit(*rows(), verbose=0).history["loss"][0])
 
 
-def test_jit_compile_is_off():
-    """XLA around the whole step would compute all towers on one device."""
+def test_xla_compiles_the_towers_and_never_the_step_around_them():
+    """Around the whole step it would compute all towers on one device."""
     model = classifier()
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
     parallel = towers.make_parallel(model, 2)
@@ -339,6 +343,25 @@ def test_jit_compile_is_off():
     assert not parallel.jit_compile
     assert towers.make_parallel(classifier(), 2)._jit_compile is False  # predict asks for it
     assert parallel.get_compile_config()["jit_compile"]  # for the plain model in the file
+
+
+COMPILED = """
+import keras, numpy as np, towers
+towers.logical_cpus(2)
+model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+parallel = towers.make_parallel(model, 2, num_towers=4)
+parallel.compile("sgd", "mse", jit_compile=True)
+x, y = np.ones((27, 6), "float32"), np.ones((27, 3), "float32")
+parallel.fit(x, y, batch_size=14, epochs=2, verbose=0)  # on two devices 4 4, 3 3; then 4 3, 3 3
+"""
+
+
+def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
+    subprocess.run([sys.executable, "-c", COMPILED], env=environment, check=True)
+    programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
+    assert sum("_inference_train_" in name for name in programs) == 2
+    assert sum("_update_program_" in name for name in programs) == 1
 
 
 def test_wrapping_traces_nothing(monkeypatch):

@@ -1,5 +1,7 @@
 """The step's switches change how it is computed, never what: packed transfers, inlining, XLA."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -96,9 +98,23 @@ def test_a_layer_that_xla_cannot_compile_is_named():
         towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)
 
 
-def test_xla_is_refused_noise_that_it_would_draw_without_a_seed():
-    step = towers.TowerStep(
-        noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"], jit_compile=True
-    )
-    with pytest.raises(ValueError, match="jit_compile=True: a layer draws noise by tf.random"):
-        step(np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32"))
+def test_xla_does_not_compile_noise_that_it_would_draw_without_a_seed():
+    x, y = np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32")
+    found = []
+    for jit_compile in (True, False):
+        keras.utils.set_random_seed(0)
+        step = towers.TowerStep(
+            noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"], jit_compile=jit_compile
+        )
+        with (pytest.warns(UserWarning, match="XLA does not compile .* tf.random, whose seeds")
+              if jit_compile else nullcontext()):
+            found.append([step(x, y)["loss"], step(x, y)["loss"]])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("told, compiled", [(True, True), (False, False), ("auto", False)])
+def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
+    """Without a GPU, only if it was told so."""
+    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=told)
+    assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles is compiled

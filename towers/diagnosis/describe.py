@@ -29,6 +29,8 @@ def describe(run: Run, out: Report, what: str) -> None:
         out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():
         out.line(report.labelled("", f"{REHEARSAL}=1: they follow the policy of GPUs"))
+    if step.compiles:
+        out.line(report.labelled("", "XLA compiles the towers"))
     sharing = shared_gpus()
     if sharing is not None and is_gpu(step.tower_devices[0]):
         out.line(report.labelled("", sharing))

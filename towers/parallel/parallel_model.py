@@ -55,7 +55,8 @@ def make_parallel(
     It has the layers and variables of `model`: train one, and the other has learnt. Whatever Keras
     writes of it (`save`, `export`, `clone_model`) is the plain model. Each is compiled on its own;
     a model that is compiled already hands its compile arguments on. `batch_size` is the global
-    batch. Towers are graphs on devices of their own: `run_eagerly` and `jit_compile` are off.
+    batch. Towers are graphs on devices of their own: `run_eagerly` is off, and `jit_compile`
+    compiles each of them, as Keras decides or as `compile` was told; not a step of its own.
 
     Of several workers, each makes the same model and gives it the same global batches.
 
@@ -91,6 +92,8 @@ def parallel_on(
         model, _Towers(base, devices, towers, batch_norm, Workers(join_workers()))
     )
     hint_gpu_variables(_home(model))
+    if isinstance(model, ParallelModel):
+        parallel.jit_compile = model._towers.jit_compile
     _forget_functions(parallel)
     return parallel
 
@@ -101,6 +104,7 @@ class _Towers:
 
     base: the model that was given; it is the one that builds itself.
     wants_eager: whether it was compiled with run_eagerly=True.
+    jit_compile: what Keras made of `compile(jit_compile=)`; it is the towers', not the model's.
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
@@ -112,6 +116,7 @@ class _Towers:
     batch_norm: str
     workers: Workers
     wants_eager: bool = False
+    jit_compile: bool = False
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
 
@@ -355,6 +360,7 @@ def _make_step(model: ParallelModel, name: str) -> TowerStep:
         devices=model._towers.devices,
         num_towers=model._towers.num_towers,
         batch_norm=model._towers.batch_norm,
+        jit_compile=model._towers.jit_compile,
     )
 
 
@@ -375,6 +381,7 @@ def _forget_functions(model: ParallelModel) -> None:
             stacklevel=3,
         )
     model.run_eagerly = False
-    model.jit_compile = False  # XLA would put all towers on one device
+    model._towers.jit_compile = checks.compiles(model, model._towers.devices, "auto")
+    model.jit_compile = False  # around the whole step, XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
     model._towers.step, model._towers.own_steps = None, {}

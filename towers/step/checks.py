@@ -1,7 +1,10 @@
 """Refuses, in one line, what towers cannot compute, before anything is traced."""
 
+from collections.abc import Sequence
+
 import keras
 
+from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
@@ -47,17 +50,28 @@ def check_batch_norm(batch_norm: str) -> None:
         )
 
 
-def check_compilable(model: keras.Model) -> None:
-    """Raises ValueError where a layer uses operations that XLA does not know.
+def compiles(model: keras.Model, devices: Sequence[str], jit_compile: bool | str) -> bool:
+    """Whether XLA compiles the towers.
 
-    Such as cuDNN's, which recurrent layers take on a machine with a GPU, and say so.
+    Args:
+        model: compiled or not.
+        devices: the towers'.
+        jit_compile: "auto": as the model's `compile` was told, or as Keras decides: where there
+            are GPUs and every layer supports it; but not for towers beside these GPUs.
+
+    Raises:
+        ValueError: it is True, and a layer uses operations that XLA does not know, such as
+            cuDNN's, which recurrent layers take on a machine with a GPU.
     """
-    for layer in all_layers(model):
+    if jit_compile == "auto":
+        return bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
+    for layer in all_layers(model) if jit_compile else ():
         if not layer.supports_jit:
             raise ValueError(
                 f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
                 f"{type(layer).__name__}. Use jit_compile=False."
             )
+    return bool(jit_compile)
 
 
 def check_nonfinite(nonfinite: str) -> None:

@@ -80,7 +80,7 @@ class TowerStep:
         num_towers: int | None = None,
         batch_norm: str = "average",
         nonfinite: str = "apply",
-        jit_compile: bool = False,
+        jit_compile: bool | str = "auto",
         inline_towers: bool = False,
         pack_transfers: bool | str = "auto",
         policy: Policy | None = None,
@@ -104,7 +104,8 @@ class TowerStep:
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
                 With `LossScaleOptimizer` gradients are its own to check.
-            jit_compile: compile each tower with XLA, anew for each shard size.
+            jit_compile: compile each tower with XLA, anew for each shard size; "auto": as Keras
+                compiles the model, see `checks.compiles`.
             inline_towers: hand all towers to the graph optimizer as one graph: gradients may then
                 leave a device while the backward pass goes on, but the first step takes longer.
             pack_transfers: move small values between devices as one tensor a dtype; "auto": as
@@ -143,8 +144,7 @@ class TowerStep:
                 self.optimizer.build(model.trainable_variables)
         self._copies = Copies(self.home)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        if jit_compile:
-            checks.check_compilable(model)
+        self.compiles = checks.compiles(model, self.devices, jit_compile)
         self._nonfinite = nonfinite
         of_policy = pack_transfers == "auto"
         self.packs_transfers = self.policy.pack_transfers if of_policy else bool(pack_transfers)
@@ -158,7 +158,7 @@ class TowerStep:
             batch_norm=batch_norm,
             is_alone=self.num_towers == 1,
             checked=checked(nonfinite, self.optimizer),
-            jit_compile=jit_compile,
+            jit_compile=self.compiles,
             inline=inline_towers,
         )
         if not isinstance(metrics, BatchMetrics):

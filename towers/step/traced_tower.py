@@ -7,6 +7,7 @@ A tower meets the others where its BatchNormalization is synchronized. Every lev
 for each tower on its device; no tower waits for another inside of one.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -99,6 +100,12 @@ class CutTower:
         return tf.nest.pack_sequence_as(self.structured_outputs, flat, expand_composites=True)
 
 
+_NOT_COMPILED = (
+    "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it would "
+    "ignore. Draw it by keras.random with a keras.random.SeedGenerator of the layer's own, or use "
+    "jit_compile=False."
+)
+
 TracedTower: TypeAlias = WholeTower | CutTower
 
 
@@ -145,16 +152,14 @@ def trace_tower(
 ) -> TracedTower:
     """Traces a method of a tower once, for all towers and all shard sizes.
 
-    It stays whole where its towers do not meet and its graph is repeatable as it is.
+    It stays whole where its towers do not meet and its graph is repeatable as it is. XLA does not
+    compile what draws noise by tf.random, whose seeds it would ignore.
 
     Args:
         method: of a tower.
         specs: of its arguments, structures.
         options: of `tf.function`, for the whole or for each segment.
         meets: whether the method takes `sum_towers`, which makes towers meet.
-
-    Raises:
-        ValueError: XLA is to compile noise of tf.random.
     """
     traced: list[tuple[list[tf.Tensor], TowerCollectives]] = []
 
@@ -172,11 +177,8 @@ def trace_tower(
         warn_of_unordered_sums(function.graph)
         definition = function.graph.as_graph_def()
         if options.get("jit_compile") and draws_noise(definition):
-            raise ValueError(
-                "jit_compile=True: a layer draws noise by tf.random, and XLA ignores its seeds. "
-                "Draw it by keras.random with a keras.random.SeedGenerator of the layer's own, or "
-                "use jit_compile=False."
-            )
+            warnings.warn(_NOT_COMPILED, stacklevel=2)
+            return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         if not meets and is_repeatable(definition):
             return WholeTower(function)
         return CutTower(function, *traced[-1], options)
