@@ -1,5 +1,7 @@
 """Shards that lie on their devices before the step: where, in which order, the same bits."""
 
+from collections import Counter
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 import towers
 from tests.loop_test import config, rows
+from tests.step.partitions import partition_graphs
 from tests.step.switches_test import make_step
 from towers.machine.policy import CPU, GPU
 from towers.step.prefetch import place, prefetched
@@ -22,16 +25,32 @@ def batches(*counts):
 
 
 @pytest.mark.parametrize("count", [40, 7, 3])
-def test_each_shard_lies_on_its_towers_device(count):
+def test_the_shards_are_the_batch_in_order(count):
     step = make_step(3)
     ((x, y),) = batches(count)
     placed = place(step, (x, y, None))
-    for (x_shard, y_shard, weight), device in zip(placed, step.tower_devices, strict=True):
-        assert [x_shard.device[-5:], y_shard.device[-5:]] == [device.upper()[1:]] * 2
-        assert weight is None
+    assert all(weight is None for _, _, weight in placed)
     real = placed[:count]  # one tower of 4 is without an example where there are 3
     np.testing.assert_array_equal(tf.concat([s[0] for s in real], axis=0), x)
     np.testing.assert_array_equal(tf.concat([s[1] for s in real], axis=0), y)
+
+
+def test_each_shard_ends_on_its_towers_device_and_no_copy_waits_for_another_devices():
+    """2 tensors a tower, towers 0 and 1 at home: a device receives from it, and sends nothing."""
+    step = make_step(3)
+    x, y = tf.zeros([40, 6]), tf.zeros([40], tf.int32)
+    nodes = [
+        node for graph in partition_graphs(lambda: place(step, ((x, y), y, None)))
+        for node in graph.node
+    ]
+    ends = Counter(node.device[-5:] for node in nodes if node.op == "_Retval")
+    assert ends == {"CPU:0": 2 * 3, "CPU:1": 3, "CPU:2": 3}
+    links = Counter(
+        (node.attr["send_device"].s[-5:], node.attr["recv_device"].s[-5:])
+        for node in nodes if node.op == "_Send"
+    )
+    assert links == {(b"CPU:0", b"CPU:1"): 3, (b"CPU:0", b"CPU:2"): 3}
+    assert not any(name.startswith("^") for node in nodes for name in node.input)
 
 
 def test_towers_compute_the_placed_shards_and_not_slices_of_the_batch():
