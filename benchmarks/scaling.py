@@ -7,6 +7,7 @@ what it says of 8 GPUs on each of up to 1,024 machines.
 """
 
 import csv
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,8 @@ TENSORS = 8  # of which an exchange in machines.csv consists
 GPU_MS = {"cnn": 4.0, "mlp41m": 8.0, "gru": 8.0, "resnet50": 30.0}  # a step of the batch below
 GPUS = 8  # of a machine, each with a link of its own to the CPU's memory
 GPU_LINK = 10e9  # bytes per second, of memory that is not pinned
-CPU_MEMORY = 40e9  # bytes per second that a server's cores add and update at
+PEERS = {"PCIe": 20e9, "NVLink": 200e9}  # bytes per second from GPU to GPU; see the page
+CPU_MEMORY = 100e9  # bytes per second that a server's cores update at: half of an EPYC 7003's 205
 MESSAGE = 1e-4  # seconds of a message, and of a start; see the page for what they take here
 LINKS = (10, 100, 400)  # Gbit/s of a machine
 MACHINES = 2 ** np.arange(11)
@@ -78,11 +80,19 @@ def update_seconds(constants: Constants, size: Size, gradients: float = 1) -> fl
     return (size.passes + gradients - 1) * size.parameters / constants.memory
 
 
-def gpu_step(constants: Constants, size: Size, compute: float, num_machines: Any) -> Any:
-    """Seconds of a step of GPUS GPUs on each of W machines: the sum of all that happens."""
-    transfers = 2 * size.parameters / GPU_LINK  # parameters down, gradients up, all links at once
+def gpu_step(
+    constants: Constants, size: Size, compute: float, num_machines: Any, peer: str | None = "PCIe"
+) -> Any:
+    """Seconds of a step of GPUS GPUs on each of W machines: the sum of all that happens.
+
+    peer: what GPUs send sums to each other by, a level of the tree at a time, all links at once;
+    None: all send theirs to the CPU, which adds them.
+    """
+    transfers = 2 * size.parameters / GPU_LINK  # parameters down, a sum up, all links at once
+    if peer is not None:
+        transfers += math.ceil(math.log2(GPUS)) * size.parameters / PEERS[peer]
     return (
-        compute + transfers + update_seconds(constants, size, GPUS)
+        compute + transfers + update_seconds(constants, size, 1 if peer else GPUS)
         + exchange_seconds(constants, num_machines, size.parameters, size.sums)
     )
 
@@ -166,8 +176,9 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     from towers.reporting.chart_style import COLORS, drawn, style_axes
 
     note = (f"A model, not a measurement: {GPUS} GPUs a machine, each with the same batch on any "
-            f"number. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n{CPU_MEMORY / 1e9:.0f} GB/s "
-            f"for additions and update, {1e3 * MESSAGE:.1f} ms a message. Dashed: an exchange with "
+            f"number. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
+            f"{PEERS['PCIe'] / 1e9:.0f} from GPU to GPU, {CPU_MEMORY / 1e9:.0f} "
+            f"for the update, {1e3 * MESSAGE:.1f} ms a message. Dashed: an exchange with "
             f"{8 * constants.wire / 1e9:.1f} Gbit/s,\n{1e3 * constants.start:.1f} ms a sum and "
             f"{1e3 * constants.message:.1f} ms a message, as fitted to one core a worker")
     with drawn(target, 9.0, 6.6, "Share of a step in which GPUs compute", note) as figure:
@@ -227,6 +238,14 @@ def main() -> None:
             share = compute / gpu_step(linked(link), size, compute, MACHINES)
             some = ", ".join(f"{n:,}: {100 * s:.0f}%" for n, s in zip(MACHINES, share, strict=True))
             print(f"{name}, {link} Gbit/s, machines {some}")
+    for name, size in sizes.items():
+        compute = GPU_MS[name] / 1e3
+        shares = [compute / gpu_step(linked(100), size, compute, 1, peer)
+                  for peer in (None, *PEERS)]
+        print(f"{name}, one machine: the CPU adds {100 * shares[0]:.0f}%, " + ", ".join(
+            f"GPUs over {peer} {100 * share:.0f}%"
+            for peer, share in zip(PEERS, shares[1:], strict=True)
+        ))
     draw(RESULTS / "scaling.png", constants, sizes)
 
 

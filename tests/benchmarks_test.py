@@ -1,6 +1,7 @@
 """The benchmarks' pieces work; how fast anything is, they do not ask."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,18 @@ def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     assert row["command"] == " ".join(["python benchmarks/throughput.py", *command])
     assert float(row["ratio"]) > 0 and row["tensorflow"] and row["processor"]
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.matrix
+def test_the_update_command_finds_the_same_bits_with_more_threads(tmp_path):
+    command = [sys.executable, "benchmarks/update.py", "--workload=tiny", "--rounds=1",
+               f"--out={tmp_path}/out.csv"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["contender"], row["peer"], row["passes"]) == ("2 threads", "1 thread", "6")
+    assert re.search(r"^1 thread: \d+\.\d GB/s$", run.stdout, re.M)
 
 
 def test_steady_throughput_leaves_out_the_first_steps():

@@ -1,10 +1,16 @@
 """The last two arrows: the additions that are left, and one update."""
 
+import hashlib
+import re
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.machine.devices import count_cores
 from towers.step import averaging
 from towers.step.update import update
 
@@ -117,3 +123,40 @@ def test_a_variable_on_another_device_is_read_where_it_is(tree):
         rate.assign(value)
         step()
     assert variables[1].numpy().tolist() == [-0.5 * 3 - 0.25 * 3]
+
+
+def large_update():
+    """Updates 3 million parameters by clipped gradients.
+
+    Returns: a digest of them, and the parts that XLA cuts the loop over the largest into.
+    """
+    rng = np.random.default_rng(0)
+    variables, optimizer = variables_and_optimizer(
+        keras.optimizers.Adam(0.1, global_clipnorm=1.0), (3000, 1000)
+    )
+    towers = [
+        [tf.zeros([]), *(tf.constant(rng.normal(size=v.shape), tf.float32) for v in variables)]
+        for _ in range(2)
+    ]
+
+    @tf.function(autograph=False, jit_compile=True)
+    def run():
+        return update(tuple(towers), optimizer, variables)[0]
+
+    for _ in range(3):
+        run()
+    compiled = run.experimental_get_compiler_ir()(stage="optimized_hlo")
+    parts = re.findall(r'outer_dimension_partitions":\["(\d+)"', compiled)
+    values = b"".join(v.numpy().tobytes() for v in [*variables, *optimizer.variables])
+    return hashlib.sha256(values).hexdigest(), max(map(int, parts), default=1)
+
+
+@pytest.mark.skipif(count_cores() < 2, reason="one core has no loop to share")
+def test_the_program_is_cut_among_tensorflows_threads_and_its_bits_stay():
+    command = (
+        "import tensorflow as tf; tf.config.threading.set_intra_op_parallelism_threads(2); "
+        "from tests.step.update_test import large_update; print(*large_update())"
+    )
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    alone, one = large_update()  # the tests' threads: one
+    assert one == 1 and run.stdout.split() == [alone, "2"], run.stderr[-2000:]
