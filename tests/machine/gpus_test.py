@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.machine import gpus
+from towers.config import TrainConfig
+from towers.machine import devices, gpus
+from towers.training.build import find_devices
 
 # The machine of these tests has 8 logical CPU devices.
 pytestmark = pytest.mark.skipif(
@@ -72,3 +74,78 @@ def test_a_machine_with_gpus_gives_those_and_makes_no_cpu_devices(monkeypatch):
     monkeypatch.setattr(gpus, "logical_cpus", lambda *_, **__: pytest.fail("made"))
     assert gpus.gpu_devices([3, 0]) == ["/gpu:3", "/gpu:0"]
     assert gpus.gpu_devices(2) == ["/gpu:0", "/gpu:1"]
+
+
+class FourGpus:
+    """Stands for TensorFlow on a machine with four GPUs, and notes which of them it sees."""
+
+    def __init__(self, monkeypatch, *, has_started=False, is_divided=False):
+        self.visible = ["A", "B", "C", "D"]
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: self.visible)
+        monkeypatch.setattr(tf.config, "set_visible_devices", self.show)
+        monkeypatch.setattr(
+            tf.config, "get_logical_device_configuration", lambda gpu: [gpu] * is_divided
+        )
+        monkeypatch.setattr(gpus, "has_gpus", lambda: True)
+        monkeypatch.setattr(gpus, "has_started", lambda: has_started)
+        monkeypatch.setattr(
+            gpus, "device_names", lambda kind: [f"/gpu:{i}" for i in range(len(self.visible))]
+        )
+
+    def show(self, names, kind):
+        assert kind == "GPU"
+        self.visible = names
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hidden():
+    """What one test hides, the next one's machine has again."""
+    yield
+    gpus.shown.clear()
+
+
+@pytest.mark.parametrize("asked, visible, names", [
+    (2, ["A", "B"], ["/gpu:0", "/gpu:1"]),
+    ([3, 1], ["B", "D"], ["/gpu:1", "/gpu:0"]),
+    (4, ["A", "B", "C", "D"], ["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3"]),
+])
+def test_gpus_that_are_not_asked_for_are_hidden_before_tensorflow_starts(
+    asked, visible, names, monkeypatch
+):
+    machine = FourGpus(monkeypatch)
+    assert gpus.gpu_devices(asked) == names
+    assert machine.visible == visible
+    assert gpus.gpu_devices(asked) == names  # again: the same GPUs
+
+
+def test_a_gpu_that_is_hidden_is_not_there_for_a_later_call(monkeypatch):
+    FourGpus(monkeypatch)
+    gpus.gpu_devices([0, 2])
+    assert gpus.gpu_devices([2]) == ["/gpu:1"]
+    with pytest.raises(ValueError, match=r"\(\[3\]\): an earlier call has hidden all but \[0, 2\]"):
+        gpus.gpu_devices([3])
+
+
+def test_where_tensorflow_has_started_one_line_says_whose_memory_it_keeps(monkeypatch):
+    machine = FourGpus(monkeypatch, has_started=True)
+    with pytest.warns(UserWarning, match="keeps the memory of /gpu:1, /gpu:3, .*DEVICES=0,2 "):
+        assert gpus.gpu_devices([2, 0]) == ["/gpu:2", "/gpu:0"]
+    assert len(machine.visible) == 4
+
+
+def test_divided_gpus_and_gpus_that_are_not_there_hide_nothing(monkeypatch):
+    machine = FourGpus(monkeypatch, is_divided=True)
+    gpus.use_only([0])
+    assert len(machine.visible) == 4
+    machine = FourGpus(monkeypatch)
+    with pytest.raises(ValueError, match="more than this machine has: 4"):
+        gpus.gpu_devices(5)
+    assert len(machine.visible) == 4
+
+
+def test_train_py_hides_the_gpus_that_it_does_not_use(monkeypatch):
+    machine = FourGpus(monkeypatch)
+    monkeypatch.setattr(devices, "has_gpus", lambda: True)
+    monkeypatch.setattr(devices, "device_names", gpus.device_names)
+    assert find_devices(TrainConfig(num_gpus=1)) == ["/gpu:0"]
+    assert machine.visible == ["A"]

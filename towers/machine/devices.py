@@ -155,7 +155,9 @@ def too_many(num_gpus: int, kind: str, present: list[str]) -> str:
             f"num_gpus ({num_gpus}) is more than the logical CPU devices here: {has}. "
             f"Call towers.logical_cpus({num_gpus}) {FIRST}, or ask for {len(present)}."
         )
+    hidden = len(tf.config.list_physical_devices("GPU")) - len(tf.config.get_visible_devices("GPU"))
+    which = "are left of those that an earlier call has hidden" if hidden else "this machine has"
     return (
-        f"num_gpus ({num_gpus}) is more than this machine has: {has}. Use "
+        f"num_gpus ({num_gpus}) is more than {which}: {has}. Use "
         f"num_gpus={len(present)}, or num_gpus={len(present)} num_towers={num_gpus}."
     )

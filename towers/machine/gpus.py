@@ -1,12 +1,16 @@
-"""The `gpus` argument of `make_parallel`: a count or a list of indices -> device names."""
+"""The GPUs that are asked for: a count or a list of indices -> device names; the others hidden.
+
+TensorFlow takes the memory of every GPU that it sees as it starts.
+"""
 
 import operator
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.devices import FIRST, device_names, has_gpus
+from towers.machine.devices import FIRST, device_names, has_gpus, has_started
 from towers.machine.logical import logical_cpus
 from towers.machine.workers import join_workers
 
@@ -20,7 +24,8 @@ def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
             for each device.
 
     Returns:
-        Device names such as ["/gpu:0", "/gpu:2"], in the order asked for.
+        Device names such as ["/gpu:0", "/gpu:2"], in the order asked for; where the GPUs between
+        could be hidden, see `use_only`, ["/gpu:0", "/gpu:1"].
 
     Raises:
         ValueError: `gpus` is neither, or names devices that this machine does not have.
@@ -30,10 +35,56 @@ def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
     if kind == "cpu":
         towers = num_towers or len(indices) * join_workers().num_workers
         _make_logical_cpus(max(indices) + 1, towers)
+    else:
+        use_only(indices)
+        if as_integer(gpus) is None:
+            indices = _numbers_now(gpus, indices)
     present = device_names(kind)
     if max(indices) >= len(present):
         raise ValueError(_too_many(gpus, indices, kind, present))
     return [present[i] for i in indices]
+
+
+# The numbers that the GPUs had which `use_only` has left; empty while it has hidden none.
+shown: list[int] = []
+
+
+def use_only(indices: Sequence[int]) -> None:
+    """Hides all other GPUs from TensorFlow, which then leaves their memory alone.
+
+    Those that are left get new numbers, from 0. Where TensorFlow has started, it only warns. GPUs
+    that are divided into logical ones stay, and so do all where an index is of none.
+
+    Args:
+        indices: distinct, of the GPUs that TensorFlow sees.
+    """
+    visible = tf.config.get_visible_devices("GPU")
+    used = sorted(indices)
+    others = [i for i in range(len(visible)) if i not in indices]
+    if not others or shown or used[-1] >= len(visible):
+        return
+    if any(tf.config.get_logical_device_configuration(gpu) for gpu in visible):
+        return
+    if not has_started():
+        tf.config.set_visible_devices([visible[i] for i in used], "GPU")
+        shown[:] = used
+        return
+    names = ", ".join(f"/gpu:{i}" for i in others)
+    warnings.warn(
+        f"TensorFlow has started, and keeps the memory of {names}, which nothing here uses. "
+        f"CUDA_VISIBLE_DEVICES={','.join(map(str, used))} leaves it to others.", stacklevel=3,
+    )
+
+
+def _numbers_now(gpus: Any, indices: Sequence[int]) -> list[int]:
+    """The numbers that GPUs have since `use_only` has hidden others."""
+    hidden = [i for i in indices if shown and i not in shown]
+    if hidden:
+        raise ValueError(
+            f"gpus ({gpus!r}): an earlier call has hidden all but {shown} from TensorFlow. Name "
+            "in the first call all that are to be used, or begin a new process."
+        )
+    return [shown.index(i) for i in indices] if shown else list(indices)
 
 
 def as_integer(value: Any) -> int | None:

@@ -65,7 +65,8 @@ def make_parallel(
             CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
             docs/own_train_step.md says.
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
-            logical CPU devices, which `logical_cpus` makes.
+            logical CPU devices, which `logical_cpus` makes. Other GPUs are hidden from TensorFlow,
+            which would take their memory; where it has started already, a warning says so.
         num_towers: of all workers together; None means one tower per device.
         batch_norm: as for `TowerStep`.
 

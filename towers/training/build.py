@@ -18,6 +18,7 @@ from towers.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
 from towers.machine import places
 from towers.machine.devices import has_started
+from towers.machine.gpus import use_only
 from towers.machine.logical import divide_gpus, logical_cpus
 from towers.machine.policy import policy_of
 from towers.machine.workers import Workers, join_workers
@@ -236,8 +237,9 @@ def _step_maker(
 def find_devices(config: TrainConfig) -> list[str]:
     """The devices of this worker that run towers, at most one for each of its towers.
 
-    `logical_gpus` divides the GPUs. Without a GPU the CPU is split into logical devices, unless the
-    caller has done so, or TensorFlow has started already.
+    `logical_gpus` divides the GPUs; `num_gpus` hides the others, see `use_only`. Without a GPU the
+    CPU is split into logical devices, unless the caller has done so, or TensorFlow has started
+    already.
 
     Raises:
         ValueError: there are fewer than asked for.
@@ -246,6 +248,8 @@ def find_devices(config: TrainConfig) -> list[str]:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
         _split_cpu(config.num_gpus, config.fixed_towers, config.cpu_threads)
+    elif config.num_gpus is not None:
+        use_only(range(config.num_gpus))
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
     if config.fixed_towers is None:
         return devices
