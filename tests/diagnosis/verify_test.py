@@ -5,21 +5,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.diagnosis.verify import verify_gradients
+from towers.diagnosis.verify import multiplied_in, verify_gradients
 from towers.step import TowerStep
 
 LOSS = "sparse_categorical_crossentropy"
 
 
-def make_step(*layers, num_towers=3, batch_norm="average"):
+def make_step(*layers, num_towers=3, batch_norm="average", last=None, **options):
     keras.utils.set_random_seed(1)
     with tf.device("/cpu:0"):
         model = keras.Sequential(
-            [keras.Input((6,)), *layers, keras.layers.Dense(4, activation="softmax")]
+            [keras.Input((6,)), *layers, keras.layers.Dense(4, activation="softmax", dtype=last)]
         )
     devices = ["/cpu:0", "/cpu:1", "/cpu:2"][:num_towers]
     return TowerStep(
-        model, "adam", LOSS, devices=devices, num_towers=num_towers, batch_norm=batch_norm
+        model, "adam", LOSS, devices=devices, num_towers=num_towers, batch_norm=batch_norm,
+        **options,
     )
 
 
@@ -47,6 +48,46 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
     assert found.variable == step.model.trainable_variables[0].path
     assert "MORE than float rounding" in str(found)
     assert "which loss or layer it is cannot be told" in found.error
+
+
+@pytest.mark.parametrize("policy, jit_compile, multiplied, within", [
+    ("float64", False, "float64", 1e-10), ("mixed_float16", False, "float16", 2e-2),
+    ("mixed_bfloat16", False, "bfloat16", 2e-1), ("float32", True, "float32", 1e-3),
+])
+def test_the_bound_is_that_of_the_dtype_that_layers_multiply_in(
+    policy, jit_compile, multiplied, within, monkeypatch, request
+):
+    if policy == "float64":
+        request.getfixturevalue("float64")  # the loss's dtype, too
+    layer = keras.layers.Dense(8, activation="relu", dtype=policy)
+    step = make_step(layer, last=policy, jit_compile=jit_compile)
+    found = verify_gradients(step, LOSS, *make_batch())
+    assert (found.multiplied_in, found.tolerance, found.cause) == (multiplied, within, "")
+    assert found.difference <= within
+    assert str(found).endswith("the averaged gradient is the large-batch gradient" + (
+        "" if policy == "float32" else f", within float rounding of {multiplied} ({within:.0e})"
+    ))
+    loss, gradients = step.gradients(*make_batch())  # a sum in place of a mean
+    monkeypatch.setattr(step, "gradients", lambda *batch: (loss, [3.0 * g for g in gradients]))
+    assert verify_gradients(step, LOSS, *make_batch()).cause
+
+
+def test_float32_is_tf32_on_gpus_that_have_it_unless_told_otherwise(monkeypatch):
+    model, gpus = make_step().model, ["/gpu:0"]
+    details = {"A": {"compute_capability": (7, 5)}, "B": {"compute_capability": (9, 0)}}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details.get)
+    for names, expected in (["A"], "float32"), (["A", "B"], "TF32"):
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind, names=names: names)
+        assert multiplied_in(model, gpus) == expected
+    assert multiplied_in(model, ["/cpu:0"]) == "float32"
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert multiplied_in(model, gpus) == "float32"
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        assert multiplied_in(model, gpus) == "float32"
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 def test_a_gradient_that_is_no_number_is_no_small_difference(monkeypatch):

@@ -1,6 +1,7 @@
 """Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -8,13 +9,16 @@ import tensorflow as tf
 
 from towers.diagnosis.blame import blamed_layer, blamed_loss, suspected
 from towers.machine.cluster import ALONE
+from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers
 from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
 from towers.step.trials import unknown_parts
 
-# Float rounding: 2^-24 and 2^-8 or 2^-11 an operation, over the sums of a whole batch.
-_TOLERANCES = {"float32": 1e-3, "mixed_float16": 2e-2, "mixed_bfloat16": 2e-1}
+# What float rounding may amount to, by what matmuls and convolutions multiply in: 2^-53, 2^-24 and
+# 2^-11, 2^-11 or 2^-8 an operation (IEEE 754; TF32: NVIDIA's A100 whitepaper), over the sums of a
+# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last.
+_TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2, "bfloat16": 2e-1}
 
 # A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
 # nothing: differences are measured against at least this part of the largest gradient of all.
@@ -29,7 +33,7 @@ class Verification(NamedTuple):
     variable: its path.
     random_layers: layers that draw other random numbers in each tower, such as Dropout.
     batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
-    tolerance: what float rounding may amount to.
+    multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
     cause: the loss or layer to blame, as far as can be told, and the way out; empty where the
         difference is float rounding or by design.
     """
@@ -38,8 +42,19 @@ class Verification(NamedTuple):
     variable: str
     random_layers: list[str]
     batch_norm_layers: list[str]
-    tolerance: float
+    multiplied_in: str
     cause: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """What float rounding may amount to."""
+        return _TOLERANCES[self.multiplied_in]
+
+    @property
+    def _rounding(self) -> str:
+        """Such as "float rounding (2e-02)"; of another dtype than float32, with its name."""
+        name = "" if self.multiplied_in == "float32" else f" of {self.multiplied_in}"
+        return f"float rounding{name} ({self.tolerance:.0e})"
 
     @property
     def error(self) -> str | None:
@@ -48,8 +63,8 @@ class Verification(NamedTuple):
             return None
         return (
             "`verify_gradients` has found that the averaged gradient is not the large-batch "
-            f"gradient: they differ by {self.difference:.1e} in {self.variable}, and float "
-            f"rounding explains {self.tolerance:.0e}. What is to blame: {self.cause.rstrip('.')}; "
+            f"gradient: they differ by {self.difference:.1e} in {self.variable}, more than "
+            f"{self._rounding} explains. What is to blame: {self.cause.rstrip('.')}; "
             "or num_towers=1, whose shard is the batch. verify_gradients=warn trains all the same."
         )
 
@@ -57,10 +72,11 @@ class Verification(NamedTuple):
         found = f"largest relative difference {self.difference:.1e} ({self.variable}): "
         if self.cause:
             cause = self.cause.rstrip(".")
-            return f"{found}MORE than float rounding ({self.tolerance:.0e}) explains: {cause}"
+            return f"{found}MORE than {self._rounding} explains: {cause}"
         if self.random_layers or self.batch_norm_layers:
             return f"{found}by design, {' and '.join(self._reasons())}"
-        return f"{found}the averaged gradient is the large-batch gradient"
+        within = "" if self.multiplied_in == "float32" else f", within {self._rounding}"
+        return f"{found}the averaged gradient is the large-batch gradient{within}"
 
     def _reasons(self) -> list[str]:
         reasons = []
@@ -87,6 +103,7 @@ def verify_gradients(
     one_tower = TowerStep(
         step.model, "sgd", loss, loss_weights=loss_weights,
         devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
+        jit_compile=step.compiles,
     )
     _, averaged = step.gradients(x, y, sample_weight)
     _, expected = one_tower.gradients(x, y, sample_weight)
@@ -99,15 +116,15 @@ def verify_gradients(
     difference, variable = max(
         ((_relative_difference(a, b, least), path) for a, b, path in pairs), default=(0.0, "none")
     )
-    several, tolerance = step.num_towers > 1, _TOLERANCES[keras.config.dtype_policy().name]
+    several = step.num_towers > 1
     found = Verification(
         difference,
         variable,
         _random_layers(step.model) if several else [],
         _batch_norm_layers(step.model, step.batch_norm) if several else [],
-        tolerance,
+        multiplied_in(step.model, step.devices),
     )
-    if difference <= tolerance:
+    if difference <= found.tolerance:
         return found
     by_design = bool(found.random_layers or found.batch_norm_layers)
     cause = blamed_loss(step.model, loss, loss_weights, x, y) if several else None
@@ -116,6 +133,19 @@ def verify_gradients(
     if cause is None and not by_design:
         cause = suspected(step.model, loss, x)
     return found._replace(cause=cause or "")
+
+
+def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
+    """The coarsest of the dtypes that a model's matmuls and convolutions multiply in.
+
+    That of its layers and of its loss; float32 on a GPU is mostly TF32: "float64", "float32",
+    "TF32", "float16" or "bfloat16".
+    """
+    innermost = [layer for layer in all_layers(model) if len(all_layers(layer)) == 1]
+    used = {layer.compute_dtype for layer in innermost if layer.weights} | {keras.config.floatx()}
+    if "float32" in used and multiplies_in_tf32(devices):
+        used.add("TF32")
+    return max(used & _TOLERANCES.keys(), key=list(_TOLERANCES).index, default="float32")
 
 
 def _relative_difference(actual: tf.Tensor, expected: tf.Tensor, least: float) -> float:

@@ -4,15 +4,18 @@ TensorFlow takes the memory of every GPU that it sees as it starts.
 """
 
 import operator
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.devices import FIRST, device_names, has_gpus, has_started
+from towers.machine.devices import FIRST, device_names, has_gpus, has_started, is_gpu
 from towers.machine.logical import logical_cpus
 from towers.machine.workers import join_workers
+
+_TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
@@ -85,6 +88,19 @@ def _numbers_now(gpus: Any, indices: Sequence[int]) -> list[int]:
             "in the first call all that are to be used, or begin a new process."
         )
     return [shown.index(i) for i in indices] if shown else list(indices)
+
+
+def multiplies_in_tf32(devices: Sequence[str]) -> bool:
+    """Whether float32 matmuls and convolutions on any of the devices multiply in TF32.
+
+    GPUs do from compute capability 8.0 on (NVIDIA's A100 whitepaper), unless TensorFlow, or
+    NVIDIA's libraries by NVIDIA_TF32_OVERRIDE=0, are told not to.
+    """
+    is_on = tf.config.experimental.tensor_float_32_execution_enabled()
+    if not any(map(is_gpu, devices)) or not is_on or os.environ.get(_TF32_OVERRIDE) == "0":
+        return False
+    found = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return any(details.get("compute_capability", (0, 0)) >= (8, 0) for details in found)
 
 
 def as_integer(value: Any) -> int | None:
