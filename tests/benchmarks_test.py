@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import chart, contender, process, rounds, training
+from benchmarks import chart, contender, process, readme, rounds, training
 from benchmarks.clocks import Clock
 from benchmarks.workloads import WORKLOADS
 from examples import wide_mlp
@@ -237,3 +237,10 @@ def test_a_training_run_is_timed_to_its_last_step(tmp_path):
         run_dir=str(tmp_path / "run"), checkpoint_every=2,
     )
     assert len(training.step_times(config)) == 5
+
+
+def test_readmes_figures_are_those_of_the_results():
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.written(text, readme.Results()) == text, "run python benchmarks/readme.py"
+    with pytest.raises(ValueError, match="0 places for the figures of 'dcgan'"):
+        readme.written(text.replace("figures: dcgan", "figures: gan"), readme.Results())
