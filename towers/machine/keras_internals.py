@@ -139,6 +139,11 @@ def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: 
     model._compile_loss(y, y_pred, sample_weight)
 
 
+def has_output_losses(model: keras.Model) -> bool:
+    """Whether the means that `track_output_losses` feeds are made; it makes them at first."""
+    return bool(model._compile_loss.metrics)
+
+
 def compiled_metrics(model: keras.Model) -> Any:
     """The object that computes a compiled model's metrics; None where there are none.
 

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine import keras_internals
-from towers.recipe.compiled import overrides, own_loss
-from towers.step.structures import symbolic
+from towers.recipe.compiled import overrides, own_loss, tracks_outputs
+from towers.step.structures import one_row, symbolic
 
 
 class Base(NamedTuple):
@@ -72,3 +72,20 @@ def take_over(model: keras.Model, base: Base) -> None:
 
 def _is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in keras_internals.all_layers(model))
+
+
+def track_outputs(model: keras.Model, home: str, y: Any, y_pred: Any) -> None:
+    """Makes the means of several outputs' losses, which Keras makes where it first computes them.
+
+    Those that are there stay as they are.
+
+    Args:
+        model: compiled.
+        home: the device that they are made on.
+        y, y_pred: specs or tensors of labels and outputs.
+    """
+    if tracks_outputs(model, y_pred) and not keras_internals.has_output_losses(model):
+        with tf.device(home):
+            y, y_pred = one_row((y, y_pred))
+            keras_internals.track_output_losses(model, y, y_pred, None)
+        model.reset_metrics()

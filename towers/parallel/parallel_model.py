@@ -25,15 +25,16 @@ from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.own_step import OwnStep
-from towers.parallel.layers_ahead import Base, build, build_loss, take_over
+from towers.parallel.layers_ahead import Base, build, build_loss, take_over, track_outputs
+from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
 from towers.parallel.resumed_fit import fit_arguments, is_resumed, resumed_fit
-from towers.recipe.compiled import losses, overrides, tracks_outputs, update_metrics
+from towers.recipe.compiled import losses, overrides, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.row_counts import readable
-from towers.step.structures import batch_specs, one_row
+from towers.step.structures import batch_specs
 
 
 def make_parallel(
@@ -142,13 +143,17 @@ class ParallelModel(keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
         if not is_resumed(args, kwargs):
-            history = super().fit(*args, **kwargs)
+            try:
+                history = super().fit(*args, **kwargs)
+            finally:
+                let_go(self.train_function)
             self._towers.workers.barrier()
             return history
         made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
-        prepare = functools.partial(_prepare_training, self)
-        arguments = fit_arguments(*args, **kwargs)
-        return resumed_fit(self, super().fit, arguments, identity=made, prepare=prepare)
+        return resumed_fit(
+            self, super().fit, fit_arguments(*args, **kwargs), identity=made,
+            prepare=functools.partial(_prepare_training, self),
+        )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`."""
@@ -167,10 +172,7 @@ class ParallelModel(keras.Model):
         own = _own_step(self, "train")
         if own is not None:
             return own(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred = _step(self, "train", x).train_graph(x, y, sample_weight)
-        with tf.device(_home(self)), tf.control_dependencies([loss]):
-            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=True)
+        return _update(self, *keras.utils.unpack_x_y_sample_weight(data))
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
@@ -253,11 +255,26 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
             return function(data)
 
     def first_call(data: Any) -> Any:
-        setattr(model, attribute, call)
         with explained(model.name, model._towers.wants_eager):
-            return call(_make_variables(model, name, data))
+            data = _make_variables(model, name, data)
+            setattr(model, attribute, call)
+            if name == "train" and _own_step(model, name) is None and has_use(
+                model._towers.step, model.steps_per_execution, data
+            ):
+                step = _track_outputs(model, data.element_spec)
+                setattr(model, attribute, PlacedBatches(step, functools.partial(_update, model)))
+            return getattr(model, attribute)(data)
 
     setattr(model, attribute, first_call)
+
+
+def _update(
+    model: ParallelModel, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
+) -> dict[str, tf.Tensor]:
+    """One update of the towers, and Keras' metrics; `placed`: as of `TowerStep.train_batch`."""
+    loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed)
+    with tf.device(_home(model)), tf.control_dependencies([loss]):
+        return update_metrics(model, loss, x, y, y_pred, sample_weight, training=True)
 
 
 def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
@@ -298,15 +315,16 @@ def _prepare_training(model: ParallelModel, specs: Any) -> list[keras.Variable]:
         warnings.warn(UNSAVED_NOISE, stacklevel=2)
     if own is not None:
         return own.variables
+    return _track_outputs(model, specs).met_variables
+
+
+def _track_outputs(model: ParallelModel, specs: Any) -> TowerStep:
+    """Makes the means of several outputs' losses; returns the step that trains."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
     step = _step(model, "train", x)
     y_pred = step.trace_tower("train", x, y, sample_weight)
-    if tracks_outputs(model, y_pred):  # Keras makes their means where it first computes them
-        with tf.device(_home(model)):
-            y, y_pred = one_row((y, y_pred))
-            keras_internals.track_output_losses(model, y, y_pred, None)
-        model.reset_metrics()
-    return step.met_variables
+    track_outputs(model, step.home, y, y_pred)
+    return step
 
 
 def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight: Any) -> None:

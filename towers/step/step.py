@@ -343,12 +343,12 @@ class TowerStep:
     # The graphs, to be called in anybody's tf.function.
 
     def train_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
         """One synchronous update, finite or not; returns (loss, predictions)."""
         with checked_rows(x, y, sample_weight):
             result, _ = self._one_update(
-                (x, y, sample_weight), None, lambda *result: result, with_predictions=True
+                (x, y, sample_weight), placed, lambda *result: result, with_predictions=True
             )
             return result
 
