@@ -11,9 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.watch import watched
 from towers.step import TowerStep
 from towers.step.prefetch import prefetched
-from towers.step.traced import TracedGraphs
+from towers.step.row_counts import readable
+from towers.step.structures import any_rows, components, map_tensors, packed
 
 
 class PlacedBatches:
@@ -26,7 +28,7 @@ class PlacedBatches:
             update: (x, y, sample_weight, placed) -> logs; it is traced.
         """
         self._step, self._update = step, update
-        self._graphs = TracedGraphs(step.cluster, lambda: None)
+        self._functions: dict[str, Callable] = {}  # by structure
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
@@ -40,11 +42,22 @@ class PlacedBatches:
             self._iterator = iterator
             self._batches = prefetched(self._step, map(_present, iterator), to_devices=True)
         batch = next(self._batches)
-        x, y, sample_weight = batch.x, batch.y, getattr(batch, "sample_weight", None)
-        return self._graphs.call(self._train, x, y, sample_weight, behind=[batch.placed])
+        values = batch.x, batch.y, getattr(batch, "sample_weight", None)
+        specs = [map_tensors(any_rows, each) for each in (values, batch.placed)]
+        if str(specs) not in self._functions:
+            self._functions[str(specs)] = self._function(*specs)
+        with watched(self._step.cluster, "a train step"), readable():
+            return self._functions[str(specs)](*components([values, batch.placed]))
 
-    def _train(self, *batch: Any) -> dict[str, tf.Tensor]:
-        return self._update(*batch)
+    def _function(self, *specs: Any) -> Callable[..., dict[str, tf.Tensor]]:
+        """The traced update: metrics may make variables in it, as in Keras' own function."""
+
+        def train(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+            given = iter(tensors)
+            values, placed = (packed(each, given) for each in specs)
+            return self._update(*values, placed)
+
+        return tf.function(train, autograph=False, input_signature=components(list(specs)))
 
     def close(self) -> None:
         """Lets go of the iterator; a batch that was read ahead is lost."""

@@ -15,7 +15,7 @@ from towers.machine.devices import HOST
 from towers.step.row_counts import check_rows
 from towers.step.sharding import BatchValues, Placed, shard_batch
 from towers.step.step import TowerStep
-from towers.step.structures import any_rows, as_tensor, map_tensors
+from towers.step.structures import any_rows, as_tensor, components, map_tensors, packed
 
 
 class Batch(NamedTuple):
@@ -56,8 +56,8 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     key = f"{specs} {step.num_towers} {step.mine} {step.tower_devices}"
     if key not in _placing:
         _placing[key] = _traced_placing(step, specs)
-    placed = iter(_placing[key](*_components(tensors)))
-    return [_packed(specs, placed) for _ in step.mine]
+    placed = iter(_placing[key](*components(tensors)))
+    return [packed(specs, placed) for _ in step.mine]
 
 
 _placing: dict[str, Callable] = {}  # by structure and devices: no step needs one of its own
@@ -73,26 +73,14 @@ def _traced_placing(step: TowerStep, specs: BatchValues) -> Callable[..., list[t
 
     def place_all(*tensors: tf.Tensor) -> list[tf.Tensor]:
         with tf.device(HOST):
-            shards = shard_batch(_packed(specs, iter(tensors)), num_towers)
+            shards = shard_batch(packed(specs, iter(tensors)), num_towers)
         placed: list[tf.Tensor] = []
         for tower, device in zip(towers, devices, strict=True):
             with tf.device(device):
-                placed += map(tf.identity, _components(shards[tower].values))
+                placed += map(tf.identity, components(shards[tower].values))
         return placed
 
-    return tf.compat.v1.wrap_function(place_all, _components(specs))
-
-
-def _components(batch: BatchValues) -> list[Any]:
-    """The tensors of a batch, or their specs, those of ragged ones too."""
-    return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
-
-
-def _packed(specs: BatchValues, tensors: Iterator[tf.Tensor]) -> BatchValues:
-    """A batch of these specs of the next tensors."""
-    flat = tf.nest.flatten(specs, expand_composites=True)
-    values = [None if spec is None else next(tensors) for spec in flat]
-    return tf.nest.pack_sequence_as(specs, values, expand_composites=True)
+    return tf.compat.v1.wrap_function(place_all, components(specs))
 
 
 def prefetched(

@@ -1,6 +1,6 @@
 """Structures of tensors [n, ...], and the specs that stand for them whatever n is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, Union
 
 import keras
@@ -61,3 +61,15 @@ def one_row(batch: Any) -> Any:
     return map_tensors(
         lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
     )
+
+
+def components(batch: Any) -> list[Any]:
+    """The tensors of a structure, or their specs, those of ragged ones too; not what is absent."""
+    return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
+
+
+def packed(specs: Any, tensors: Iterator[tf.Tensor]) -> Any:
+    """A structure of these specs, of the next of some `components`."""
+    flat = tf.nest.flatten(specs, expand_composites=True)
+    values = [None if spec is None else next(tensors) for spec in flat]
+    return tf.nest.pack_sequence_as(specs, values, expand_composites=True)
