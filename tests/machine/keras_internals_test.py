@@ -108,6 +108,16 @@ def test_track_output_losses():
         assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
 
 
+def test_has_output_losses():
+    with keeps("has_output_losses", "knows whether the means of the outputs' losses are made"):
+        model = two_outputs()
+        model.compile("sgd", ["mse", "mae"])
+        assert not keras_internals.has_output_losses(model)
+        y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
+        keras_internals.track_output_losses(model, y, y, None)
+        assert keras_internals.has_output_losses(model)
+
+
 def test_compiled_metrics():
     with keeps("compiled_metrics", "builds the compiled metrics from specs"):
         model = keras.Sequential([keras.Input((3,)), L.Dense(2)])

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from towers.step import sharding
-from towers.step.prefetch import shard_values
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -20,10 +19,6 @@ def test_real_rows_joined_are_the_batch(num_examples, num_towers):
     assert sizes == sharding.shard_sizes(num_examples, num_towers)
     joined = sharding.concat_shards([shard.values for shard in shards], shards)
     assert joined.numpy().tolist() == list(range(num_examples))
-    for mine in (range(num_towers), range(num_towers // 2, num_towers)):
-        values = shard_values(batch, num_towers, mine)
-        expected = [shards[tower].values.numpy().tolist() for tower in mine]
-        assert [value.numpy().tolist() for value in values] == expected
 
 
 def test_an_empty_shard_carries_one_row_that_does_not_count():
@@ -39,9 +34,6 @@ def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
     assert second[0]["b"].numpy().tolist() == [13, 14]
     assert second[1].numpy().tolist() == [23, 24]
     assert second[2] is None
-    (alone,) = shard_values(batch, 2, range(1, 2))
-    tf.nest.map_structure(np.testing.assert_array_equal, alone[:2], second[:2])
-    assert alone[2] is None
 
 
 def test_shares_are_fractions_of_the_examples():
