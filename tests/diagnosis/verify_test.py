@@ -72,6 +72,19 @@ def test_the_bound_is_that_of_the_dtype_that_layers_multiply_in(
     assert verify_gradients(step, LOSS, *make_batch()).cause
 
 
+def test_sums_in_16_bits_may_lose_what_the_large_batch_loses():
+    """3,000 equal terms in bfloat16 stop growing at 256: a bias' gradient on one tower."""
+    layers = keras.layers
+    with tf.device("/cpu:0"):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(2, dtype="mixed_bfloat16")])
+    step = TowerStep(model, "sgd", "mse", devices=["/cpu:0", "/cpu:1", "/cpu:2"])
+    x, y = np.zeros((3000, 6), np.float32), np.ones((3000, 2), np.float32)
+    found = verify_gradients(step, "mse", x, y)
+    assert found.difference > 0.2 and found.variable.endswith("bias")
+    assert found.error is None and "the averaged gradient is the large-batch" in str(found)
+    assert model.layers[-1].compute_dtype == "bfloat16"
+
+
 def test_float32_is_tf32_on_gpus_that_have_it_unless_told_otherwise(monkeypatch):
     model, gpus = make_step().model, ["/gpu:0"]
     details = {"A": {"compute_capability": (7, 5)}, "B": {"compute_capability": (9, 0)}}

@@ -1,7 +1,8 @@
 """Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +18,8 @@ from towers.step.trials import unknown_parts
 
 # What float rounding may amount to, by what matmuls and convolutions multiply in: 2^-53, 2^-24 and
 # 2^-11, 2^-11 or 2^-8 an operation (IEEE 754; TF32: NVIDIA's A100 whitepaper), over the sums of a
-# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last.
+# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last. A sum of
+# many rows that is itself of 16 bits, such as a bias' gradient, has no such bound: see `_compared`.
 _TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2, "bfloat16": 2e-1}
 
 # A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
@@ -28,8 +30,10 @@ _NEGLIGIBLE = 1e-2
 class Verification(NamedTuple):
     """The result of the comparison.
 
-    difference: max|a - b| / max|b| of the variable where it is largest; b: the large batch's.
-        Where b is nearly zero, see `_NEGLIGIBLE`.
+    difference: max|a - b| / max|b| of the variable where it most exceeds its tolerance; b: the
+        large batch's, in float32 where layers compute in 16 bits. Where b is nearly zero, see
+        `_NEGLIGIBLE`.
+    tolerance: what float rounding may amount to in that variable.
     variable: its path.
     random_layers: layers that draw other random numbers in each tower, such as Dropout.
     batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
@@ -39,16 +43,12 @@ class Verification(NamedTuple):
     """
 
     difference: float
+    tolerance: float
     variable: str
     random_layers: list[str]
     batch_norm_layers: list[str]
     multiplied_in: str
     cause: str = ""
-
-    @property
-    def tolerance(self) -> float:
-        """What float rounding may amount to."""
-        return _TOLERANCES[self.multiplied_in]
 
     @property
     def _rounding(self) -> str:
@@ -100,31 +100,32 @@ def verify_gradients(
         x: the global batch's inputs [N, ...], or a structure of these.
         y, sample_weight: its labels and weights, likewise.
     """
-    one_tower = TowerStep(
-        step.model, "sgd", loss, loss_weights=loss_weights,
-        devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
-        jit_compile=step.compiles,
-    )
-    _, averaged = step.gradients(x, y, sample_weight)
-    _, expected = one_tower.gradients(x, y, sample_weight)
-    pairs = [
-        (tf.convert_to_tensor(a), tf.convert_to_tensor(b), v.path)
-        for a, b, v in zip(averaged, expected, step.trainable_variables, strict=True)
-        if b is not None
-    ]
-    least = _NEGLIGIBLE * max((_largest(b) for _, b, _ in pairs), default=0.0)
-    difference, variable = max(
-        ((_relative_difference(a, b, least), path) for a, b, path in pairs), default=(0.0, "none")
+    def large_batch() -> list[tf.Tensor | None]:
+        one_tower = TowerStep(
+            step.model, "sgd", loss, loss_weights=loss_weights,
+            devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
+            jit_compile=step.compiles,
+        )
+        return _dense(one_tower.gradients(x, y, sample_weight)[1])
+
+    averaged, rounded = _dense(step.gradients(x, y, sample_weight)[1]), large_batch()
+    with _in_float32(step.model) as changed:
+        expected = large_batch() if changed else rounded
+    coarsest = multiplied_in(step.model, step.devices)
+    paths = [variable.path for variable in step.trainable_variables]
+    difference, tolerance, variable = _compared(
+        averaged, rounded, expected, paths, _TOLERANCES[coarsest]
     )
     several = step.num_towers > 1
     found = Verification(
         difference,
+        tolerance,
         variable,
         _random_layers(step.model) if several else [],
         _batch_norm_layers(step.model, step.batch_norm) if several else [],
-        multiplied_in(step.model, step.devices),
+        coarsest,
     )
-    if difference <= found.tolerance:
+    if difference <= tolerance:
         return found
     by_design = bool(found.random_layers or found.batch_norm_layers)
     cause = blamed_loss(step.model, loss, loss_weights, x, y) if several else None
@@ -146,6 +147,50 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
     if "float32" in used and multiplies_in_tf32(devices):
         used.add("TF32")
     return max(used & _TOLERANCES.keys(), key=list(_TOLERANCES).index, default="float32")
+
+
+def _dense(gradients: Sequence[Any]) -> list[tf.Tensor | None]:
+    return [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+
+
+@contextmanager
+def _in_float32(model: keras.Model) -> Iterator[bool]:
+    """Layers that compute in 16 bits on float32 parameters compute in float32; were there any?"""
+    policies = [
+        (layer, layer.dtype_policy)
+        for layer in all_layers(model)
+        if type(layer.dtype_policy) is keras.DTypePolicy
+        and layer.variable_dtype == "float32" != layer.compute_dtype
+    ]
+    try:
+        for layer, _ in policies:
+            layer.dtype_policy = "float32"
+        yield bool(policies)
+    finally:
+        for layer, policy in policies:
+            layer.dtype_policy = policy
+
+
+def _compared(
+    averaged: Sequence[Any], rounded: Sequence[Any], expected: Sequence[Any],
+    paths: Sequence[str], tolerance: float,
+) -> tuple[float, float, str]:
+    """(difference, tolerance, path) of the variable that most exceeds its tolerance.
+
+    Args:
+        averaged, rounded: the towers' gradients and one tower's, in the dtypes of the model.
+        expected: one tower's in float32. What `rounded` loses, towers may lose, and as much again.
+        paths: the variables'.
+        tolerance: of a variable where that is less.
+    """
+    found = [(0.0, tolerance, "none")]
+    least = _NEGLIGIBLE * max((_largest(b) for b in expected if b is not None), default=0.0)
+    for a, r, b, path in zip(averaged, rounded, expected, paths, strict=True):
+        if b is not None:
+            lost = 2 * _relative_difference(r, b, least)
+            allowed = max(tolerance, lost if math.isfinite(lost) else 0.0)
+            found.append((_relative_difference(a, b, least), allowed, path))
+    return max(found, key=lambda each: each[0] / each[1])
 
 
 def _relative_difference(actual: tf.Tensor, expected: tf.Tensor, least: float) -> float:
