@@ -142,18 +142,18 @@ class ParallelModel(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
-        if not is_resumed(args, kwargs):
-            try:
-                history = super().fit(*args, **kwargs)
-            finally:
-                let_go(self.train_function)
+        try:
+            if is_resumed(args, kwargs):
+                made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
+                return resumed_fit(
+                    self, super().fit, fit_arguments(*args, **kwargs), identity=made,
+                    prepare=functools.partial(_prepare_training, self),
+                )
+            history = super().fit(*args, **kwargs)
             self._towers.workers.barrier()
             return history
-        made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
-        return resumed_fit(
-            self, super().fit, fit_arguments(*args, **kwargs), identity=made,
-            prepare=functools.partial(_prepare_training, self),
-        )
+        finally:
+            let_go(self.train_function)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`."""
