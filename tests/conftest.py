@@ -5,6 +5,7 @@ import ctypes
 import fnmatch
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ _LONG = (  # begun last, the others would be done before it
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a script starts with "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests, too, obey Ctrl-C
 logical_cpus(8, num_towers=2)
 if has_gpus():
     logical_gpus(8, memory_mib=_GPU_MIB)
