@@ -32,6 +32,7 @@ GPUS = 8  # of a machine, each with a link of its own to the CPU's memory
 GPU_LINK = 10e9  # bytes per second, of memory that is not pinned
 PEERS = {"PCIe": 20e9, "NVLink": 200e9}  # bytes per second from GPU to GPU; see the page
 CPU_MEMORY = 100e9  # bytes per second that a server's cores update at: half of an EPYC 7003's 205
+GPU_MEMORY = 1e12  # bytes per second that a GPU updates at: half of an A100's 2,039
 MESSAGE = 1e-4  # seconds of a message, and of a start; see the page for what they take here
 LINKS = (10, 100, 400)  # Gbit/s of a machine
 MACHINES = 2 ** np.arange(11)
@@ -95,6 +96,15 @@ def gpu_step(
         compute + transfers + update_seconds(constants, size, 1 if peer else GPUS)
         + exchange_seconds(constants, num_machines, size.parameters, size.sums)
     )
+
+
+def copies_step(size: Size, compute: float, peer: str) -> float:
+    """Seconds of a step of one machine's GPUS GPUs, each with a copy of the parameters.
+
+    Each receives its slice of the others' gradients, and the others' slices of the sum.
+    """
+    slices = 2 * (GPUS - 1) / GPUS * size.parameters / PEERS[peer]
+    return compute + slices + size.passes * size.parameters / GPU_MEMORY
 
 
 def linked(link: float) -> Constants:
@@ -245,7 +255,8 @@ def main() -> None:
         print(f"{name}, one machine: the CPU adds {100 * shares[0]:.0f}%, " + ", ".join(
             f"GPUs over {peer} {100 * share:.0f}%"
             for peer, share in zip(PEERS, shares[1:], strict=True)
-        ))
+        ), *(f"copies over {peer} {100 * compute / copies_step(size, compute, peer):.0f}%"
+             for peer in PEERS), sep=", ")
     draw(RESULTS / "scaling.png", constants, sizes)
 
 

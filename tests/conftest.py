@@ -26,8 +26,11 @@ _LONG = (  # begun last, the others would be done before it
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a script starts with "&"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests, too, obey Ctrl-C
+for ignored, handler in (
+    (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL),
+):  # of what a script starts with "&" or nohup: processes of tests, too, obey these
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 logical_cpus(8, num_towers=2)
 if has_gpus():
     logical_gpus(8, memory_mib=_GPU_MIB)

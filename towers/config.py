@@ -91,6 +91,12 @@ class TrainConfig:
     variable_device: str = choice(
         "cpu", ("cpu", "gpu"), "Where the parameters live and are updated, /cpu:0 or /gpu:0. "
         "Default: the CPU, which is as near to each GPU as to any other.")
+    strategy: str = choice(
+        "parameter_server", ("parameter_server", "mirrored", AUTO), "parameter_server: the "
+        "parameters are on `variable_device` alone; mirrored: each GPU has a copy of them and of "
+        "the optimizer's, and all make the same update, with the bits of `variable_device`=gpu; "
+        "auto: of these two the one whose first steps are faster. Default: the CPU is as near to "
+        "each GPU as to any other.", Role.FREE)
     batch_size: int | None = count(
         None, "Global batch: examples of one update, over all towers, so that the number of GPUs "
         "never changes the mathematics. Default: 128, the Keras convnet's.",
@@ -320,6 +326,11 @@ class TrainConfig:
             raise ValueError(
                 f"accumulate ({self.accumulate}) is a number of towers a device, and "
                 f"num_towers={AUTO} finds one: give only one of them."
+            )
+        if self.strategy == AUTO and self.num_towers == AUTO:
+            raise ValueError(
+                f"num_towers={AUTO} and strategy={AUTO} are both found with first steps: let only "
+                "one of them be."
             )
         if self.histograms and not self.tensorboard:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")

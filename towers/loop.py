@@ -28,6 +28,7 @@ from towers.reporting.progress import ProgressLines, SkippedLine
 from towers.reporting.report import Report
 from towers.step.nonfinite import NonFiniteError
 from towers.training import deterministic, several_workers
+from towers.training.auto_strategy import with_faster_strategy
 from towers.training.auto_towers import build_with_auto_towers
 from towers.training.autosave import Autosave
 from towers.training.build import Run
@@ -108,7 +109,7 @@ def train(
         own_warnings.told(out.warn) if captured else nullcontext(),
     ):
         with deterministic.refusals_explained(config.deterministic):
-            run = build_with_auto_towers(config, objects)
+            run = with_faster_strategy(build_with_auto_towers(config, objects))
             callbacks = [*load(config.callbacks), *callbacks]
         if config.plan:
             describe(run, out, "plan")

@@ -41,6 +41,7 @@ def kinds(num_towers):
 
     from tests.conformance.cases import BUILDERS, ODD, noisy, rows
     from tests.step.assigned_test import keeps
+    from towers.machine.policy import GPU
 
     labels = "sparse_categorical_crossentropy"
     images = partial(train, num_towers, loss=labels, metrics=["accuracy"])
@@ -51,6 +52,7 @@ def kinds(num_towers):
     found["tower0"] = partial(found["resnet20"], batch_norm="tower0")
     found["skip"] = partial(found["cnn"], nonfinite="skip", poisoned=1)
     found["packed"] = partial(found["cnn"], pack_transfers=True)
+    found["mirrored"] = partial(found["resnet20"], strategy="mirrored", policy=GPU)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")

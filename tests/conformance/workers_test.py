@@ -15,7 +15,7 @@ from tests.workers import run_all
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule", "ragged_output")
-SMALL = ("embedding", "two_outputs_dict", "ragged", "synchronized")
+SMALL = ("embedding", "two_outputs_dict", "ragged", "synchronized", "mirrored")
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 

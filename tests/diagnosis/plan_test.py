@@ -72,10 +72,15 @@ def crossings(step, batch_size, x, y):
     specs = [tf.TensorSpec([batch_size, *spec.shape], spec.dtype) for spec in (x, y)]
     graph = tf.function(step.train_graph).get_concrete_function(*specs, None).graph
 
+    variables = {captured.name: given.device for given, captured in graph.captures}
+
     def place(operation):  # a variable's value is read where the variable is
-        if operation.type == "ReadVariableOp":
-            return step.home
-        return operation.device and short_name(operation.device)
+        of_value = operation.type == "ReadVariableOp"
+        device = variables[operation.inputs[0].name] if of_value else operation.device
+        return device and short_name(device)
+
+    # where devices have no copies, a sum is counted where it leaves
+    sources = step.devices if step.strategy.num_copies else [step.home]
 
     found = {
         (tensor.name, place(tensor.op), place(operation))
@@ -83,7 +88,7 @@ def crossings(step, batch_size, x, y):
         if tensor.dtype != tf.resource and operation.device
     }
     return {
-        device: [sum(pair == [step.home, device] for _, *pair in found),
+        device: [sum(device == target != source in sources for _, source, target in found),
                  sum(device == source != target for _, source, target in found)]
         for device in step.devices
     }
@@ -95,6 +100,23 @@ def test_the_sends_are_those_of_the_graph(packs):
     step = make_step(6, devices, with_state=True, policy=GPU, pack_transfers=packs)
     rows = plan.traffic(step, 12, X, Y5)
     assert {row.device: [row.sends_in, row.sends_out] for row in rows} == crossings(step, 12, X, Y5)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("num_towers, count", [(8, 3), (4, 4)])
+def test_with_copies_the_sends_are_those_of_slices(num_towers, count, packs):
+    """Into each of 4 devices: state, and 1.5 models, 3 slices of gradients and 3 of sums."""
+    devices = [f"/cpu:{i}" for i in range(count)]
+    options = {"policy": GPU, "pack_transfers": packs, "strategy": "mirrored"}
+    step = make_step(num_towers, devices, with_state=True, **options)
+    rows = plan.traffic(step, 24, X, Y5)
+    found = crossings(step, 24, X, Y5)
+    for row in rows[1:]:  # what home sends beside slices is counted where it arrives
+        assert [row.sends_in, row.sends_out] == found[row.device]
+    if count == 4:
+        numbers = 1 + 15 + 5 * 5  # loss, kernel, bias, gamma, beta, two statistics: slices of 11
+        state = 2 * 5 * 4 + 2 * 8  # mean and variance, a seed of two int64
+        assert [row.parameters for row in rows[1:]] == [6 * -(-numbers // 4) * 4 + state] * 3
 
 
 def test_resnet50_sends_fewer_than_100_tensors_a_device():

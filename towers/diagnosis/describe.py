@@ -24,7 +24,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     out.line(report.title_line(versions, what))
     if step.cluster.num_workers > 1:
         out.line(report.workers_line(step.cluster, step.num_towers))
-    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start))
+    copies = step.strategy.num_copies
+    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start, copies))
     if not has_gpus():
         out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():

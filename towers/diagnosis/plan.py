@@ -2,6 +2,8 @@
 
     down, once a device: parameters, state; each tower's shard
     up: sums of gradients, to another tower's device or home; predictions; tower 0's state
+    where each device has a copy of the parameters, no parameters go down, and no sums up: slices
+    of gradients go from each to the others, and come back as slices of the sum
 
 Counted as on GPUs, also for logical CPU devices: these share one memory, in which nothing moves.
 A send is one tensor, however large; small ones share one (`transfers`).
@@ -9,7 +11,7 @@ A send is one tensor, however large; small ones share one (`transfers`).
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,6 +21,7 @@ from towers.reporting.formats import format_bytes
 from towers.reporting.report import tower_range
 from towers.step import TowerStep
 from towers.step.averaging import Values, partial_sums
+from towers.step.exchange import make_plan, subtrees
 from towers.step.losses import SHARES_SPEC
 from towers.step.sharding import shard_sizes
 from towers.step.state import is_seed
@@ -33,6 +36,7 @@ class Traffic(NamedTuple):
     """Bytes that one step moves between the parameters' device and another, by what they are.
 
     towers: the first and the last tower on that device. examples: the shard sizes there.
+    parameters: and state that come in; where devices have copies, slices and state.
     sends_in, sends_out: the number of tensors that they travel as.
     """
 
@@ -74,31 +78,32 @@ def traffic(step: TowerStep, batch_size: int, x: Any, y: Any) -> list[Traffic]:
         y: of its label, likewise; None where there is none.
     """
     model, sizes = step.model, shard_sizes(batch_size, step.num_towers)
-    sums_out = _sums_out(step.tower_devices, step.home)
     statistics = statistics_of(model) if step.batch_norm == "average" else []
     summed = _specs([*model.trainable_variables, *statistics])
     known = set(map(id, statistics))
+    exchanged = (_slices if step.strategy.num_copies else _sums)(step, [_LOSS, *summed])
     kept = _specs([v for v in model.non_trainable_variables if id(v) not in known])
     example = [spec for spec in tf.nest.flatten((x, y)) if spec is not None]
     outputs = _outputs(model, x)
+    down = model.non_trainable_variables if step.strategy.num_copies else model.variables
     rows = []
     for device in dict.fromkeys(step.tower_devices):
         towers = [t for t, other in enumerate(step.tower_devices) if other == device]
         examples = sum(sizes[t] for t in towers)
         from_home = step.home != device  # what the parameters' device need not send itself
         own = kept if from_home and towers[0] == 0 else []
+        bytes_in, bytes_out, sends_in, sends_out = exchanged[device]
         rows.append(
             Traffic(
                 device,
                 (towers[0], towers[-1]),
                 [sizes[t] for t in towers],
-                _num_bytes(_specs(model.variables)) if from_home else 0,
+                bytes_in + (_num_bytes(_specs(down)) if from_home else 0),
                 examples * _num_bytes(example) if device != HOST else 0,
-                sums_out[device] * _num_bytes(summed) + _num_bytes(own),
+                bytes_out + _num_bytes(own),
                 examples * _num_bytes(outputs) if from_home else 0,
-                _sends_in(step, towers, example) if from_home else 0,
-                sums_out[device] * _num_sends(step, [_LOSS, *summed]) + _num_sends(step, own)
-                + from_home * len(towers) * len(outputs),
+                sends_in + (_sends_in(step, down, towers, example) if from_home else 0),
+                sends_out + _num_sends(step, own) + from_home * len(towers) * len(outputs),
             )
         )
     return rows
@@ -138,11 +143,17 @@ def _moved(count: int) -> str:
     return format_bytes(count) if count else "-"
 
 
-def _sums_out(tower_devices: Sequence[str], home: str) -> dict[str, int]:
-    """The number of sums that leave each device, for another one or home.
+# (bytes in, bytes out, sends in, sends out) of each device.
+_Exchanged: TypeAlias = dict[str, tuple[int, int, int, int]]
 
-    Adds nothing instead of gradients: the tree that a step of GPUs has.
+
+def _sums(step: TowerStep, values: Sequence[tf.TensorSpec]) -> _Exchanged:
+    """The sums that leave each device, for another one or home; `values`: loss, gradients ...
+
+    Adds nothing instead of gradients: the tree that a step of GPUs has. The loss' bytes are not
+    counted.
     """
+    tower_devices, home = step.tower_devices, step.home
     counts = dict.fromkeys(tower_devices, 0)
 
     def move(sums: Values, source: str, target: str | None) -> Values:
@@ -151,12 +162,39 @@ def _sums_out(tower_devices: Sequence[str], home: str) -> dict[str, int]:
 
     partial_sums([[]] * len(tower_devices), tower_devices, add_on_devices=True, home=home,
                  move=move)
-    return counts
+    size, sends = _num_bytes(values[1:]), _num_sends(step, values)
+    return {device: (0, count * size, 0, count * sends) for device, count in counts.items()}
 
 
-def _sends_in(step: TowerStep, towers: Sequence[int], example: Sequence[tf.TensorSpec]) -> int:
+def _slices(step: TowerStep, values: Sequence[tf.TensorSpec]) -> _Exchanged:
+    """The slices that devices with copies hand each other: of each subtree's sum, and of the sum.
+
+    Each of D devices gets its slice of the others' subtrees, and hands what they add up to on to
+    all others: 1 + (D - 2) / D models in and out, where each has one tower.
+    """
+    places = list(dict.fromkeys(step.tower_devices))
+    others = len(places) - 1
+    owners = [s.owner for s in subtrees(make_plan([places.index(d) for d in step.tower_devices]))]
+    chosen = list(packages(values))
+    size = sum(
+        values[own[0]].dtype.size * -(-sum(map(math.prod, shapes)) // len(places))
+        for own, shapes in chosen
+    )
+    found = {}
+    for index, device in enumerate(places):
+        own = owners.count(index)
+        arriving, leaving = len(owners) - own + others, (own + 1) * others
+        found[device] = (
+            arriving * size, leaving * size, arriving * len(chosen), leaving * len(chosen)
+        )
+    return found
+
+
+def _sends_in(
+    step: TowerStep, variables: Sequence[keras.Variable], towers: Sequence[int],
+    example: Sequence[tf.TensorSpec],
+) -> int:
     """The tensors that a device of these towers receives from home; one is the loss scale."""
-    variables = step.model.variables
     shared = _num_sends(step, _specs([v for v in variables if not is_seed(v)]))
     seeds = _num_sends(step, _specs([v for v in variables if is_seed(v)]))  # each tower's own
     return shared + 1 + len(towers) * (seeds + len(example) + len(SHARES_SPEC))

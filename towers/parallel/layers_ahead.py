@@ -16,14 +16,16 @@ class Base(NamedTuple):
     """The model that a parallel one is of.
 
     model: the same layers and variables. unbuilt: its attributes as they were when it was taken.
+    home: the device to build it on.
     """
 
     model: keras.Model
     unbuilt: Mapping[str, Any]
+    home: str
 
 
 def build(model: keras.Model, base: Base, x: Any) -> None:
-    """Builds a model that is not built yet, on the CPU.
+    """Builds a model that is not built yet, at home.
 
     Layers count, too: `build` of a subclassed model may leave its layers without variables.
 
@@ -33,7 +35,7 @@ def build(model: keras.Model, base: Base, x: Any) -> None:
         x: specs of its inputs.
     """
     if not _is_built(base.model):
-        with tf.device("/cpu:0"):
+        with tf.device(base.home):
             base.model(tf.nest.map_structure(symbolic, x))
     if not model.built:
         take_over(model, base)
@@ -46,7 +48,7 @@ def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
         model, base: as for `build`.
         batch: specs of x, y and sample_weight.
     """
-    with tf.init_scope(), tf.device("/cpu:0"):
+    with tf.init_scope(), tf.device(base.home):
         build(model, base, batch[0])
         if overrides(model, "compute_loss") and not _is_built(model):
 

@@ -22,9 +22,11 @@ import tensorflow as tf
 from towers.levels.repeatable import UNSAVED_NOISE
 from towers.machine import keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
+from towers.machine.policy import policy_of
 from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.own_step import OwnStep
+from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.layers_ahead import Base, build, build_loss, take_over, track_outputs
 from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
@@ -43,6 +45,7 @@ def make_parallel(
     *,
     num_towers: int | None = None,
     batch_norm: str = "average",
+    strategy: str = "parameter_server",
 ) -> keras.Model:
     """The model as one whose fit, evaluate and predict run on towers.
 
@@ -69,31 +72,36 @@ def make_parallel(
             logical CPU devices, which `logical_cpus` makes. Other GPUs are hidden from TensorFlow,
             which would take their memory; where it has started already, a warning says so.
         num_towers: of all workers together; None means one tower per device.
-        batch_norm: as for `TowerStep`.
+        batch_norm, strategy: as for `TowerStep`.
 
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
     """
     check_model(model)
     checks.check_batch_norm(batch_norm)
+    checks.check_strategy(strategy)
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
     devices = gpu_devices(gpus, count)
     towers = len(devices) * join_workers().num_workers if count is None else count
-    return parallel_on(model, devices, towers, batch_norm)
+    return parallel_on(model, devices, towers, batch_norm, strategy)
 
 
 def parallel_on(
-    model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average"
+    model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average",
+    strategy: str = "parameter_server",
 ) -> keras.Model:
     """`make_parallel`, given the names of the devices and the number of towers."""
     given = model._towers.base.model if isinstance(model, ParallelModel) else model
-    base = Base(given, {} if model.built else dict(vars(given)))
+    is_mirrored = strategy == "mirrored" and not policy_of(devices).shares_memory
+    home = devices[0] if is_mirrored else "/cpu:0"
+    base = Base(given, {} if model.built else dict(vars(given)), home)
     parallel = _share(
-        model, _Towers(base, devices, towers, batch_norm, Workers(join_workers()))
+        model, _Towers(base, devices, towers, batch_norm, strategy, Workers(join_workers()))
     )
-    hint_gpu_variables(_home(model))
+    if not is_mirrored:
+        hint_gpu_variables(_home(parallel))
     if isinstance(model, ParallelModel):
         parallel.jit_compile = model._towers.jit_compile
     _forget_functions(parallel)
@@ -116,6 +124,7 @@ class _Towers:
     devices: list[str]
     num_towers: int
     batch_norm: str
+    strategy: str
     workers: Workers
     wants_eager: bool = False
     jit_compile: bool = False
@@ -142,18 +151,23 @@ class ParallelModel(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
+        fit = super().fit
+        if self._towers.strategy != "parameter_server":
+            fit = with_fresh_copies(fit, lambda: getattr(self._towers.step, "strategy", None))
         try:
             if is_resumed(args, kwargs):
                 made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
                 return resumed_fit(
-                    self, super().fit, fit_arguments(*args, **kwargs), identity=made,
+                    self, fit, fit_arguments(*args, **kwargs), identity=made,
                     prepare=functools.partial(_prepare_training, self),
                 )
-            history = super().fit(*args, **kwargs)
+            history = fit(*args, **kwargs)
             self._towers.workers.barrier()
             return history
         finally:
             let_go(self.train_function)
+            if self._towers.step is not None:
+                self._towers.step.strategy.trust(False)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`."""
@@ -365,6 +379,12 @@ def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
 
 def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     towers = model._towers
+    if towers.strategy != "parameter_server":
+        raise ValueError(
+            f"strategy={towers.strategy}: model {model.name!r} has a {name}_step of its own, or "
+            "gathers rows, and its class's code reads the parameters where they are. Use "
+            "strategy='parameter_server'."
+        )
     where = towers.devices, towers.num_towers, towers.batch_norm
     return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
 
@@ -379,6 +399,7 @@ def _make_step(model: ParallelModel, name: str) -> TowerStep:
         devices=model._towers.devices,
         num_towers=model._towers.num_towers,
         batch_norm=model._towers.batch_norm,
+        strategy=model._towers.strategy,
         jit_compile=model._towers.jit_compile,
     )
 
@@ -386,8 +407,8 @@ def _make_step(model: ParallelModel, name: str) -> TowerStep:
 # What a step is made of beside the towers.
 
 
-def _home(model: keras.Model) -> str:
-    return state_lib.variables_device(model) if model.built else "/cpu:0"
+def _home(model: ParallelModel) -> str:
+    return state_lib.variables_device(model) if model.built else model._towers.base.home
 
 
 def _forget_functions(model: ParallelModel) -> None:

@@ -215,15 +215,19 @@ def title_line(versions: dict[str, str], what: str) -> Text:
     )
 
 
-def devices_line(home: str, tower_devices: Sequence[str], first: int = 0) -> Text:
+def devices_line(
+    home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0
+) -> Text:
     """A line with the parameters' device, and the towers of each device.
 
     Args:
         home: the parameters' device.
         tower_devices: each tower's device, towers on one device side by side.
         first: the first of these towers.
+        num_copies: of the parameters, on other devices.
     """
-    return labelled("Devices", f"parameters on {home}; {_placement(tower_devices, first)}")
+    copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
+    return labelled("Devices", f"parameters on {home}{copies}; {_placement(tower_devices, first)}")
 
 
 def workers_line(cluster: Cluster, num_towers: int) -> Text:

@@ -8,6 +8,7 @@ from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
+STRATEGIES = ("parameter_server", "mirrored")
 NONFINITE_CHOICES = ("apply", "stop", "skip")
 
 
@@ -48,6 +49,12 @@ def check_batch_norm(batch_norm: str) -> None:
         raise ValueError(
             f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
         )
+
+
+def check_strategy(strategy: str) -> None:
+    """Raises ValueError for an unknown place of the parameters."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(STRATEGIES)}.")
 
 
 def compiles(model: keras.Model, devices: Sequence[str], jit_compile: bool | str) -> bool:

@@ -30,12 +30,12 @@ from towers.step.transfers import pack, packages, unpack
 
 
 class Subtree(NamedTuple):
-    """A largest subtree of the tree of additions whose towers all run on one worker.
+    """A largest subtree of the tree of additions whose towers all have one owner.
 
-    worker: the worker's index. slot: the subtree's among that worker's. towers: their indices.
+    owner: a worker's or device's index. slot: the subtree's among its owner's. towers: the indices.
     """
 
-    worker: int
+    owner: int
     slot: int
     towers: range
 
@@ -49,20 +49,19 @@ def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
     return range(begin, end)
 
 
-def make_plan(num_workers: int, num_towers: int) -> Plan:
-    """The tree over T towers, down to the subtrees that lie on one worker."""
-    owners = [w for w in range(num_workers) for _ in towers_of(w, num_workers, num_towers)]
-    used = [0] * num_workers
+def make_plan(owners: Sequence[int]) -> Plan:
+    """The tree over T towers, down to the subtrees of one owner; `owners`: of each, ascending."""
+    used = [0] * (max(owners) + 1)
 
     def plan(towers: range) -> Plan:
-        worker = owners[towers[0]]
-        if owners[towers[-1]] == worker:
-            used[worker] += 1
-            return Subtree(worker, used[worker] - 1, towers)
+        owner = owners[towers[0]]
+        if owners[towers[-1]] == owner:
+            used[owner] += 1
+            return Subtree(owner, used[owner] - 1, towers)
         half_way = middle(len(towers))
         return plan(towers[:half_way]), plan(towers[half_way:])
 
-    return plan(range(num_towers))
+    return plan(range(len(owners)))
 
 
 def subtrees(plan: Plan) -> list[Subtree]:
@@ -143,9 +142,10 @@ class WorkersExchange(Exchange):
         """Args: cluster: at least 2 workers. num_towers: T, at least one for each worker."""
         self._num_workers = cluster.num_workers
         self._num_towers = num_towers
-        self._plan = make_plan(cluster.num_workers, num_towers)
+        workers = range(cluster.num_workers)
+        self._plan = make_plan([w for w in workers for _ in self._towers_of(w)])
         self.mine = self._towers_of(cluster.index)
-        self._mine = [s.towers for s in subtrees(self._plan) if s.worker == cluster.index]
+        self._mine = [s.towers for s in subtrees(self._plan) if s.owner == cluster.index]
         self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
@@ -209,7 +209,7 @@ class WorkersExchange(Exchange):
         padded = tf.pad(packed, [[0, most - packed.shape[0]], [0, 0]])
         slices = tf.reshape(padded, [most, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
-        total = _add_plan(self._plan, lambda subtree: received[subtree.worker, subtree.slot])
+        total = add_plan(self._plan, lambda subtree: received[subtree.owner, subtree.slot])
         return tf.reshape(self._collectives.all_gather(total), [-1])
 
     def _add_slices(self, values: Sequence[Any]) -> Any:
@@ -226,7 +226,7 @@ class WorkersExchange(Exchange):
         most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
         padded = tf.stack([*values, *[tf.zeros_like(values[0])] * (most - len(values))])
         gathered = self._collectives.all_gather(padded, varies=tf.shape(values[0])[0])
-        return _add_plan(self._plan, lambda subtree: gathered[subtree.worker, subtree.slot])
+        return add_plan(self._plan, lambda subtree: gathered[subtree.owner, subtree.slot])
 
     def _join_slices(self, values: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
         """The slices of all workers, joined in the order of the towers."""
@@ -278,8 +278,9 @@ def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(numbers * weights)
 
 
-def _add_plan(plan: Plan, value: Callable[[Subtree], tf.Tensor]) -> tf.Tensor:
+def add_plan(plan: Plan, value: Callable[[Subtree], tf.Tensor]) -> tf.Tensor:
+    """The sum over a plan of what each of its subtrees has added up."""
     if isinstance(plan, Subtree):
         return value(plan)
     left, right = plan
-    return _add_plan(left, value) + _add_plan(right, value)
+    return add_plan(left, value) + add_plan(right, value)

@@ -29,7 +29,6 @@ from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.copies import Copies
 from towers.step.exchange import make_exchange
 from towers.step.lookups import whole
 from towers.step.losses import Shares, tower_shares
@@ -37,13 +36,13 @@ from towers.step.metrics import BatchMetrics, join_predictions
 from towers.step.nonfinite import checked, nonfinite_error
 from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
+from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
 from towers.step.traced_tower import TracedTower
-from towers.step.transfers import move, spread
-from towers.step.update import update
+from towers.step.transfers import move
 
 
 class _Sums(NamedTuple):
@@ -83,6 +82,7 @@ class TowerStep:
         jit_compile: bool | str = "auto",
         inline_towers: bool = False,
         pack_transfers: bool | str = "auto",
+        strategy: str = "parameter_server",
         policy: Policy | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -110,6 +110,8 @@ class TowerStep:
                 leave a device while the backward pass goes on, but the first step takes longer.
             pack_transfers: move small values between devices as one tensor a dtype; "auto": as
                 the policy has it, on GPUs.
+            strategy: the parameters are on their device alone, "parameter_server", or on every
+                device, "mirrored", see `strategies`: same bits.
             policy: how the devices are used; None means as suits their kind, see `policy_of`.
             cluster: the workers that share the towers; None means all that the environment names,
                 see `towers.machine.cluster`: each makes the same step and calls it on the same
@@ -142,14 +144,16 @@ class TowerStep:
         if not self.optimizer.built:  # LossScaleOptimizer would make its own variables twice
             with tf.device(self.home):
                 self.optimizer.build(model.trainable_variables)
-        self._copies = Copies(self.home)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         self.compiles = checks.compiles(model, self.devices, jit_compile)
         self._nonfinite = nonfinite
         of_policy = pack_transfers == "auto"
         self.packs_transfers = self.policy.pack_transfers if of_policy else bool(pack_transfers)
-        self._spread = partial(spread, packed=self.packs_transfers)
         self._move = partial(move, packed=self.packs_transfers)
+        self.strategy = make_strategy(
+            strategy, self.optimizer, model.trainable_variables, self.home, self.tower_devices,
+            self.policy, packed=self.packs_transfers, is_alone=self.cluster.num_workers == 1,
+        )
         self._tower = Tower(
             model,
             loss,
@@ -224,17 +228,15 @@ class TowerStep:
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """3. The inputs of each tower of this worker.
 
-        Every variable is read once, here; TensorFlow sends a value once to each device that needs
-        it, however many of the device's towers do.
+        TensorFlow sends a value once to each device, however many of its towers need it.
         """
         with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
-            parameters = [tf.convert_to_tensor(v.value) for v in self._tower.trainable]
-            state = [tf.convert_to_tensor(v.value) for v in self._tower.state]
-            arrived = self._spread([*parameters, *state], self.home, self.devices)
-            seeds = {i: state[i] for i in self._tower.seeds}
+            arrived = self.strategy.spread(self._tower.state, [self.home, *self.devices])
+            first = len(self.trainable_variables)
+            seeds = {i: arrived[self.home][first + i] for i in self._tower.seeds}
             inputs = []
             for tower, device in zip(self.mine, self.tower_devices, strict=True):
-                of_model, own = arrived[device][:len(parameters)], arrived[device][len(parameters):]
+                of_model, own = arrived[device][:first], arrived[device][first:]
                 folded = state_lib.tower_seeds(list(seeds.values()), tower)
                 for i, seed in zip(seeds, self._move(folded, self.home, device), strict=True):
                     own[i] = seed
@@ -279,7 +281,7 @@ class TowerStep:
             kept = self._move(list(assigned.same.values()), self.tower_devices[0], self.home)
             same = self._exchange.of_tower_0(kept)
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
-            tree = self.reduce(values)
+            tree = self.strategy.add_up(values, self.tower_devices, self.reduce)
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
 
     def _update(self, sums: _Sums) -> tf.Tensor:
@@ -288,10 +290,9 @@ class TowerStep:
         with tf.name_scope(scopes.UPDATE), tf.device(self.home):
             parameters = {i: v for i, v in sums.same.items() if i < len(variables)}
             leave(variables, parameters, {})  # the update is of what was assigned
-            with self._copies.used(self.optimizer, variables):
-                loss, added = update(
-                    sums.tree, self.optimizer, variables
-                )
+            if parameters:
+                self.strategy.refresh()
+            loss, added = self.strategy.update(sums.tree)
             self._leave(sums, added)
         return loss
 

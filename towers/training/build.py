@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from towers.checkpointing.best import Monitor, find_monitor
-from towers.config import TrainConfig
+from towers.config import AUTO, TrainConfig
 from towers.datasets.batches import Examples, load_examples
 from towers.datasets.dataset import Dataset
 from towers.datasets.image_folder import shown
@@ -17,7 +17,7 @@ from towers.datasets.source import InputOptions, num_steps
 from towers.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
 from towers.machine import places
-from towers.machine.devices import has_started
+from towers.machine.devices import has_started, is_gpu
 from towers.machine.gpus import use_only
 from towers.machine.logical import divide_gpus, logical_cpus
 from towers.machine.policy import policy_of
@@ -48,8 +48,8 @@ class Run(NamedTuple):
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
-    make_step: of a number of towers, and whether those of one device take turns in any case,
-        makes the same step of as many.
+    make_step: of a number of towers, whether those of one device take turns in any case, and a
+        strategy, makes the same step of these.
     metrics: "loss" and the names of the metrics.
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
@@ -66,7 +66,7 @@ class Run(NamedTuple):
     batch_size: int
     steps_an_epoch: int
     workers: Workers
-    make_step: Callable[[int, bool], TowerStep]
+    make_step: Callable[..., TowerStep]
     metrics: Sequence[str]
     monitor: Monitor
     own_task: bool
@@ -96,7 +96,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     begun = places.here()  # a function that makes the data may move the process
     _check_towers(config)
     devices = find_devices(config)
-    home = _variable_device(config.variable_device)
+    may_copy = config.strategy != "parameter_server" and not policy_of(devices).shares_memory
+    home = devices[0] if may_copy else _variable_device(config.variable_device)
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, home)
     train_examples, test_examples = _load(dataset, config)
@@ -128,6 +129,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         batch_size=batch_size,
         batch_size_per_gpu=None,
         image_size=_image_size(config, dataset),
+        variable_device="gpu" if is_gpu(home) else "cpu",
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
@@ -209,11 +211,13 @@ def _give_optimizer(
 
 def _step_maker(
     config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
-) -> Callable[[int, bool], TowerStep]:
+) -> Callable[..., TowerStep]:
     """Makes `Run.make_step`."""
     loss, loss_weights = training_loss(model, config)
 
-    def make_step(num_towers: int, take_turns: bool) -> TowerStep:
+    def make_step(
+        num_towers: int, take_turns: bool, strategy: str = config.strategy
+    ) -> TowerStep:
         policy = policy_of(devices)
         return TowerStep(
             model,
@@ -228,6 +232,7 @@ def _step_maker(
             jit_compile=config.jit_compile,
             inline_towers=config.inline_towers,
             pack_transfers=config.pack_transfers,
+            strategy="mirrored" if strategy == AUTO else strategy,
             policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
         )
 

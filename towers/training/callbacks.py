@@ -1,5 +1,6 @@
 """The user's Keras callbacks, told what Keras' own loop would tell them."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,39 @@ def check(callbacks: Sequence[Any], what: str) -> None:
             )
 
 
+_BATCH_HOOKS = (
+    "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",
+    "on_test_batch_begin", "on_test_batch_end",
+)
+_OURS = ("keras.", "towers.")  # whose hooks assign to no parameter between two steps
+
+
+def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
+    """Whether no callback may assign to parameters between two steps of an epoch.
+
+    Warns where one may, of what it costs: the devices' copies are made anew before each step.
+
+    Args:
+        callbacks: the user's.
+        strategy: the step's, see `towers.step.strategies`.
+    """
+    found = [
+        type(callback).__name__ for callback in callbacks
+        if not all(
+            (getattr(getattr(callback, hook), "__module__", None) or "").startswith(_OURS)
+            for hook in _BATCH_HOOKS
+        )
+    ]
+    if found and strategy.num_copies:
+        warnings.warn(
+            f"strategy=mirrored: {', '.join(dict.fromkeys(found))} may assign to parameters in "
+            f"between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to each of "
+            f"{strategy.num_copies} devices before every step. Use a callback without hooks of "
+            "batches, or strategy=parameter_server.", stacklevel=2,
+        )
+    return not found
+
+
 class Callbacks(Listener):
     """Keras' CallbackList, which keeps Keras' History as well.
 
@@ -54,6 +88,7 @@ class Callbacks(Listener):
         self._callbacks, self._run, self._train_state = list(callbacks), run, train_state
         self._logs: dict[str, float] = {}
         self._hooks: Any = None
+        self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
 
     def begin(self) -> None:
         """Begins callbacks, with the history so far of a run that goes on.
@@ -77,6 +112,7 @@ class Callbacks(Listener):
             self._hooks.on_epoch_begin(train_state.epoch)
 
     def begin_epoch(self) -> None:
+        self._run.step.strategy.trust(False)
         if self._train_state.epoch_step == 0:
             self._hooks.on_epoch_begin(self._train_state.epoch)
 
@@ -87,9 +123,11 @@ class Callbacks(Listener):
     def end_step(self) -> None:
         if self._callbacks:
             self._hooks.on_train_batch_end(self._train_state.epoch_step - 1, self._train_state.logs)
+        self._run.step.strategy.trust(self._are_trusted)
 
     def begin_validation(self) -> None:
         """Notes whether callbacks have stopped a run that ends in mid-epoch, for its checkpoint."""
+        self._run.step.strategy.trust(False)
         if self._train_state.epoch_step < self._run.steps_an_epoch:
             self._note_stop()
 

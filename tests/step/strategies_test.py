@@ -1,0 +1,244 @@
+"""A copy of the parameters on every device: the bits of one set of them, and never a stale one."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.machine.policy import CPU, GPU, REHEARSAL
+from towers.step.strategies import ParameterServer
+
+L = keras.layers
+LOSS = "sparse_categorical_crossentropy"
+
+
+def dense():
+    return [keras.Input((6,)), L.Dense(33, activation="relu"), L.BatchNormalization(),
+            L.Dropout(0.3), L.Dense(3, activation="softmax")]
+
+
+def embedded():
+    return [keras.Input((6,), dtype="int32"), L.Embedding(20, 5), L.Flatten(),
+            L.Dense(3, activation="softmax")]
+
+
+def make_step(strategy="mirrored", num_devices=3, layers=dense, optimizer="adam", **options):
+    keras.utils.set_random_seed(0)
+    with tf.device("/cpu:0"):
+        model = keras.Sequential(layers())
+        return towers.TowerStep(
+            model, optimizer, LOSS, metrics=["accuracy"], strategy=strategy, num_towers=8,
+            **{"policy": GPU, "devices": [f"/cpu:{i}" for i in range(num_devices)], **options},
+        )
+
+
+def batch(count, poisoned=False):
+    generator = np.random.default_rng(count)
+    x = generator.integers(0, 20, (count, 6)).astype("float32")
+    return np.where(poisoned, np.nan, x), generator.integers(0, 3, count)
+
+
+def bits(step):
+    values = [v.numpy() for v in [*step.model.variables, *step.optimizer.variables]]
+    return b"".join(value.tobytes() for value in values)
+
+
+def trained(step, poisoned=False):
+    logs = [step.train_batch(*batch(40)), step.train_batch(*batch(9, poisoned))]
+    logs += [step.train_batch(*batch(3)), step.test_batch(*batch(7))]
+    loss, gradients = step.gradients(*batch(11))
+    found = [logs, loss, [tf.convert_to_tensor(g) for g in gradients]]
+    return [bits(step), *(v.numpy().tobytes() for v in tf.nest.flatten(found))]
+
+
+def decaying():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return keras.optimizers.Adam(schedule, use_ema=True, weight_decay=0.1)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+OPTIONS = {
+    "clipped": {"optimizer": lambda: keras.optimizers.Adam(global_clipnorm=0.1)},
+    "decaying": {"optimizer": decaying},
+    "accumulated": {"optimizer": lambda: keras.optimizers.AdamW(gradient_accumulation_steps=2)},
+    "scaled": {"optimizer": scaled},
+    "skip": {"nonfinite": "skip"},
+    "synchronized": {"batch_norm": "synchronized"},
+    "embedded": {"layers": embedded},
+    "unpacked": {"pack_transfers": False},
+    "on 8 devices": {"num_devices": 8},
+}
+
+
+@pytest.mark.telling("decaying", "embedded", "skip")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_copies_have_the_bits_of_one_set_of_parameters(name):
+    """Of 8 towers on 3 devices, among these partial batches, and one that is skipped."""
+    options = dict(OPTIONS[name])
+    make = options.pop("optimizer", lambda: "adam")
+    found = [
+        trained(make_step(strategy, optimizer=make(), **options), name == "skip")
+        for strategy in ("parameter_server", "mirrored")
+    ]
+    assert found[0] == found[1]
+
+
+def test_each_device_adds_a_slice_and_updates_its_own_copy():
+    """The graph: 8 updates, one on each device, and no sum of all gradients travels whole."""
+    step = make_step(num_devices=8, layers=lambda: [keras.Input((6,)), L.Dense(800)])
+    step.train_batch(*batch(8))
+    nodes = step.update_graph().node
+    updates = [n for n in nodes if "update_program" in n.attr["f"].func.name]
+    devices = [f"/device:CPU:{i}" for i in range(8)]
+    assert [n.device[-13:].lower() for n in updates] == [d.lower() for d in devices]
+    assert len({n.attr["f"].func.name for n in updates}) == 1  # traced once
+    cuts = [n.device[-13:].lower() for n in nodes if n.op in ("Split", "SplitV")
+            and n.attr["num_split"].i == 8]
+    assert sorted(set(cuts)) == [d.lower() for d in devices]
+
+
+def test_what_others_assign_is_seen_by_the_next_call():
+    ours, theirs = make_step(), make_step("parameter_server")
+    for step in (ours, theirs):
+        step.train_batch(*batch(16))
+        for variable in step.model.trainable_variables:
+            variable.assign(0.5 * variable)
+        step.optimizer.learning_rate = 0.5
+        step.test_batch(*batch(7))
+        step.train_batch(*batch(16))
+    assert bits(ours) == bits(theirs)
+
+
+def test_a_step_that_was_told_so_trusts_its_copies():
+    """Or the test above could not fail."""
+    ours, theirs = make_step(), make_step("parameter_server")
+    for step in (ours, theirs):
+        step.train_batch(*batch(16))
+        step.strategy.trust(True)
+        step.train_batch(*batch(16))
+    assert bits(ours) == bits(theirs)
+    for step in (ours, theirs):
+        variable = step.model.trainable_variables[0]
+        variable.assign(0.5 * variable)
+        step.train_batch(*batch(16))
+    assert bits(ours) != bits(theirs)
+
+
+def test_in_one_memory_there_is_nothing_to_copy_to():
+    with pytest.warns(UserWarning, match="share one memory: the parameters stay where they are"):
+        step = make_step(policy=CPU)
+    assert type(step.strategy) is ParameterServer and step.strategy.num_copies == 0
+
+
+@pytest.mark.parametrize("act, said", [
+    (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirrored"),
+    (lambda: make_step(devices=["/cpu:1", "/cpu:2"]), r"is on /cpu:0, .* tf.device\('/cpu:1'\)"),
+])
+def test_what_cannot_be_mirrored_is_refused(act, said):
+    with pytest.raises(ValueError, match=said):
+        act()
+
+
+def test_an_optimizer_that_hides_a_variable_is_refused():
+    class Hides(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.hidden = [tf.Variable(0.1)]
+
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient, variable, self.hidden[0])
+
+    with pytest.raises(ValueError, match="uses a variable that is not among its `variables`"):
+        make_step(optimizer=Hides()).train_batch(*batch(8))
+
+
+def make_parallel(strategy, model=None, count=4):
+    keras.utils.set_random_seed(0)
+    with tf.device("/cpu:0"):
+        model = keras.Sequential(dense()) if model is None else model
+    parallel = towers.make_parallel(model, count, strategy=strategy)
+    parallel.compile(
+        keras.optimizers.Adam(0.1, use_ema=True), LOSS, metrics=["accuracy"]
+    )
+    return parallel
+
+
+class Shrinks(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        variable = self.model.trainable_variables[0]
+        variable.assign(0.9 * variable)
+
+
+class ShrinksEachStep(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        Shrinks.on_epoch_end(self, 0)
+
+
+@pytest.mark.parametrize("callback", [
+    Shrinks, ShrinksEachStep, partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
+], ids=["epochs", "steps", "SwapEMAWeights"])
+def test_a_fit_sees_what_callbacks_assign(callback, monkeypatch, recwarn):
+    """SwapEMAWeights assigns past Keras' variables, before and after each evaluation."""
+    monkeypatch.setenv(REHEARSAL, "1")
+    found = []
+    for strategy in ("parameter_server", "mirrored"):
+        parallel = make_parallel(strategy)
+        data = {"validation_data": batch(11), "callbacks": [callback()]}
+        history = parallel.fit(*batch(43), batch_size=10, epochs=3, verbose=0, **data).history
+        values = parallel.evaluate(*batch(11), verbose=0), parallel.predict(batch(5)[0], verbose=0)
+        weights = [v.numpy().tobytes() for v in parallel.variables]
+        found.append([history, *map(str, values), weights])
+    assert found[0] == found[1]
+    warned = [str(w.message) for w in recwarn if "strategy=mirrored" in str(w.message)]
+    assert len(warned) == (callback is ShrinksEachStep)
+    if warned:
+        assert "ShrinksEachStep may assign" in warned[0] and "each of 3 devices" in warned[0]
+
+
+def test_a_model_that_builds_itself_is_built_on_the_first_device(monkeypatch):
+    monkeypatch.setenv(REHEARSAL, "1")
+    parallel = make_parallel("mirrored", keras.Sequential(dense()[1:]), [1, 2])
+    parallel.fit(*batch(16), verbose=0)
+    assert parallel.trainable_variables[0].value.device.endswith("CPU:1")
+
+
+def test_a_train_step_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setenv(REHEARSAL, "1")
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with tf.device("/cpu:0"):
+        parallel = make_parallel("mirrored", Own(dense()))
+    with pytest.raises(ValueError, match="has a train_step of its own, .*'parameter_server'"):
+        parallel.fit(*batch(16), verbose=0)
+
+
+def run(tmp_path, name, **options):
+    config = towers.TrainConfig(
+        model="mlp", dataset="synthetic", run_dir=str(tmp_path / name), num_towers=4, num_gpus=4,
+        device="cpu", max_steps=options.pop("max_steps", 8), checkpoint_every=4, **options,
+    )
+    towers.train(config)
+
+
+def test_a_run_goes_on_under_another_strategy_and_its_files_hold_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv(REHEARSAL, "1")
+    run(tmp_path, "whole")
+    run(tmp_path, "parts", strategy="mirrored", max_steps=5)
+    towers.train(towers.TrainConfig(
+        resume=str(tmp_path / "parts"), strategy="parameter_server", max_steps=8
+    ))
+    whole, parts = (keras.saving.load_model(tmp_path / name / "final.keras")
+                    for name in ("whole", "parts"))
+    for a, b in zip(whole.variables, parts.variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(whole.optimizer.variables, parts.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a, b)

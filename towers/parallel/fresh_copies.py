@@ -1,0 +1,72 @@
+"""A fit with copies of the parameters on devices: they are made anew when others may have assigned.
+
+    begin   epoch: step 1  step 2  step 3 ...   evaluation: batch 1  batch 2 ...   epoch ...
+              refresh: ^                          refresh: ^               refresh: ^
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from towers.parallel.resumed_fit import fit_arguments
+from towers.step.strategies import ParameterServer
+from towers.training.callbacks import are_trusted
+
+
+def with_fresh_copies(
+    fit: Callable[..., Any], find: Callable[[], ParameterServer | None]
+) -> Callable[..., Any]:
+    """Keras' `fit`, with one more callback; a CallbackList stays as it is, and all is refreshed.
+
+    Args:
+        fit: takes what `keras.Model.fit` takes.
+        find: returns the strategy of the step that trains; None before there is one.
+    """
+    def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
+        arguments = fit_arguments(*args, **kwargs)
+        given = arguments["callbacks"]
+        if not isinstance(given, keras.callbacks.CallbackList):
+            others = [callback for callback in keras.tree.flatten(given) if callback is not None]
+            arguments["callbacks"] = [_FreshCopies(find, others), *others]
+        return fit(**arguments)
+
+    return fit_with_one_more
+
+
+class _FreshCopies(keras.callbacks.Callback):
+    """Tells a fit's strategy where others may have assigned to parameters.
+
+    The first of the callbacks: what another one assigns is seen by what that one calls.
+    """
+
+    def __init__(self, find: Callable[[], ParameterServer | None], others: list[Any]) -> None:
+        super().__init__()
+        self._find, self._others = find, others
+        self._are_trusted: bool | None = None
+
+    def _trust(self, is_trusted: bool) -> None:
+        strategy = self._find()
+        if strategy is None:
+            return
+        if self._are_trusted is None:
+            self._are_trusted = are_trusted(self._others, strategy)
+        strategy.trust(is_trusted and self._are_trusted)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._trust(False)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._trust(True)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._trust(False)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._trust(True)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._trust(False)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._trust(False)
