@@ -50,6 +50,7 @@ def test_a_read_only_directory_is_refused_before_step_1(mount, tmp_path):
     )
 
 
+@pytest.mark.matrix
 def test_a_run_outlives_a_full_disk_and_goes_on_from_what_was_saved_before(mount, tmp_path):
     """It is full from the fifth step on; when there is room again, the last epoch is repeated."""
     fault = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"

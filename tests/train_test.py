@@ -193,7 +193,7 @@ def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
 
 
-@pytest.mark.telling("15-*")
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
@@ -233,7 +233,7 @@ def callbacks():
 """
 
 
-@pytest.mark.telling("--model*")
+@pytest.mark.matrix
 @pytest.mark.parametrize("flag, line, traceback", [
     ("--model=users:build", "users.py:5: no model today", "is shown with --verbosity=1"),
     ("--callbacks=users:callbacks", "users.py:9: invalid literal for int() with base 10: 'one'",
@@ -262,6 +262,7 @@ def model(input_shape, num_classes):
 """
 
 
+@pytest.mark.matrix
 def test_what_towers_warn_of_stands_on_the_terminal(tmp_path):
     (tmp_path / "users.py").write_text(MIXES)
     done = run_train(

@@ -256,6 +256,7 @@ def worker_processes(run_dir):
     return found
 
 
+@pytest.mark.matrix
 def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_path):
     hold = Hold(3, tmp_path)
     launcher = launch(tmp_path / "run", hold)

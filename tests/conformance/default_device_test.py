@@ -137,7 +137,7 @@ def assert_same_bits(here, there):
     assert here[1:] == there[1:]
 
 
-@pytest.mark.telling("accumulated gradients", "a loss scale on GPUs")
+@pytest.mark.telling("accumulated gradients")
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypatch):
     on_gpus, options = FITS[name]
@@ -145,7 +145,7 @@ def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypa
     assert_same_bits(*(fitted(device, **options) for device in (None, ELSEWHERE)))
 
 
-@pytest.mark.telling("parameters")
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", [
     {"make": on_two_devices, "optimizer": FITS["a loss scale on GPUs"][1]["optimizer"]},
     {"optimizer": of_a_variable},

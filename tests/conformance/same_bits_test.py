@@ -41,7 +41,7 @@ def image_batches():
     ]
 
 
-@pytest.mark.telling("cnn", "notebook_cnn")
+@pytest.mark.telling("cnn")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     """Adam, dropout, BatchNormalization and a partial last batch."""
@@ -65,7 +65,7 @@ def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers
     assert len(digests) == 1
 
 
-@pytest.mark.telling("embedding", "ragged_output", "two_outputs_dict", "fan_out")
+@pytest.mark.telling("embedding", "two_outputs_dict", "fan_out")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name != "ignore_class"], ids=str)
 def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     assert len(digests) == 1
 
 
-@pytest.mark.telling("mapped", "in_branch")
+@pytest.mark.telling("in_branch")
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_of_tf_random_is_the_same_bits_on_any_number_of_devices(name):
     batches = [rows(n, np.random.default_rng(n)) for n in (9, 4)]

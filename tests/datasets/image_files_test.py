@@ -195,7 +195,7 @@ def weights(directory):
     return [v.numpy().tobytes() for v in keras.saving.load_model(directory / "final.keras").weights]
 
 
-@pytest.mark.telling("train-7")
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_streamed")
 @pytest.mark.parametrize("part, saved_at", [("train", 7), ("val", 5)])
 def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(

@@ -153,6 +153,7 @@ def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
     assert f"saved at step {step}. Resume: python train.py" in out
 
 
+@pytest.mark.matrix
 def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
     towers.train(config(tmp_path / "one", **flags))

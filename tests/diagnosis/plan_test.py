@@ -119,6 +119,7 @@ def test_with_copies_the_sends_are_those_of_slices(num_towers, count, packs):
         assert [row.parameters for row in rows[1:]] == [6 * -(-numbers // 4) * 4 + state] * 3
 
 
+@pytest.mark.matrix
 def test_resnet50_sends_fewer_than_100_tensors_a_device():
     with tf.device("/cpu:0"):
         model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)

@@ -112,6 +112,7 @@ sys.exit(3)
     assert "error:" not in stderr
 
 
+@pytest.mark.matrix
 def test_who_does_not_obey_is_killed(tmp_path):
     text = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -264,6 +265,7 @@ def started(tmp_path, seconds=1.0, text=SAVES, **options):
     return process, [int(text) for text in texts]
 
 
+@pytest.mark.telling("15-*")
 @pytest.mark.parametrize("number, code, stderr", [
     (signal.SIGINT, 130, "stopped by Ctrl-C\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
     (signal.SIGHUP, 129, "stopped by SIGHUP\n"),

@@ -33,6 +33,7 @@ def test_a_killed_worker_is_named_by_all_others_at_once(lost):
     assert time.monotonic() - killed_at < 10
 
 
+@pytest.mark.matrix
 def test_a_stopped_worker_is_named_after_the_timeout():
     processes = begin(2, "steps", TIMEOUT="4")
     processes[1].send_signal(signal.SIGSTOP)
@@ -80,7 +81,7 @@ def test_nobody_ends_while_nobody_waits_as_long_or_a_worker_writes_a_file():
     assert [(code, said) for code, said, _ in ended] == [(0, '"came"\n')] * 2, ended
 
 
-@pytest.mark.telling("0")
+@pytest.mark.matrix
 @pytest.mark.parametrize("present", [0, 1])
 def test_a_worker_that_never_starts_is_named_after_the_timeout(present):
     hosts = started.addresses(2)

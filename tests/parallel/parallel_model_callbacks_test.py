@@ -201,6 +201,7 @@ def half_precision_model():
     ])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_learns_what_keras_learns(policy):
     keras.config.set_floatx("float32")

@@ -149,7 +149,7 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
-@pytest.mark.telling("masked_gru", "two_outputs_dict", "adds_loss")
+@pytest.mark.telling("masked_gru", "adds_loss")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
     "adds_loss", "adds_sums", "activity", "l2", "sum",

@@ -180,6 +180,7 @@ class ShrinksEachStep(keras.callbacks.Callback):
         Shrinks.on_epoch_end(self, 0)
 
 
+@pytest.mark.telling("steps", "SwapEMAWeights")
 @pytest.mark.parametrize("callback", [
     Shrinks, ShrinksEachStep, partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
 ], ids=["epochs", "steps", "SwapEMAWeights"])

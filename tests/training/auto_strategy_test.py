@@ -54,6 +54,7 @@ def test_copies_are_taken_where_they_are_5_percent_faster(server, mirrored, chos
     assert all(not np.any(v.numpy()) for v in run.step.metrics_variables)
 
 
+@pytest.mark.matrix
 def test_a_run_says_both_times_and_keeps_its_choice(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv(REHEARSAL, "1")
     found, given = (str(tmp_path / name) for name in ("found", "given"))

@@ -45,6 +45,7 @@ def insatiable_model(input_shape, num_classes):
     ])
 
 
+@pytest.mark.matrix
 def test_towers_double_until_the_first_step_fits_and_the_state_is_that_of_the_beginning():
     """16 examples on 2 devices: 8 a tower, then 4."""
     run = build_with_auto_towers(config(model=MODEL, num_towers=AUTO))

@@ -72,7 +72,7 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
     assert code == 0 and "towers' forward and backward" in stdout, stdout + stderr
 
 
-@pytest.mark.telling("noise-*", "pool-*")
+@pytest.mark.telling("noise-*")
 @pytest.mark.parametrize("model, num_gpus, words", [
     ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
     ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
