@@ -15,7 +15,7 @@ from tests.workers import run_all
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule", "ragged_output")
-SMALL = ("ragged", "synchronized", "mirrored")
+SMALL = ("synchronized", "mirrored")
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 
@@ -39,7 +39,7 @@ def alone(num_towers, kinds):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, workers, kinds", [
     (6, [3], SMALL),  # worker 1 has two towers of two subtrees
-    pytest.param(6, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
+    pytest.param(6, [3], ("embedding", "two_outputs_dict", "ragged"), marks=pytest.mark.matrix),
     pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
     pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
     pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),

@@ -230,6 +230,7 @@ def run(tmp_path, name, **options):
     towers.train(config)
 
 
+@pytest.mark.matrix
 def test_a_run_goes_on_under_another_strategy_and_its_files_hold_no_copy(tmp_path, monkeypatch):
     monkeypatch.setenv(REHEARSAL, "1")
     run(tmp_path, "whole")
