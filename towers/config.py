@@ -97,6 +97,14 @@ class TrainConfig:
         "the optimizer's, and all make the same update, with the bits of `variable_device`=gpu; "
         "auto: of these two the one whose first steps are faster. Default: the CPU is as near to "
         "each GPU as to any other.", Role.FREE)
+    gpus_per_tower: int = count(
+        1, "GPUs that share the layers of each tower, in as many stages: for a model that is too "
+        "large for one. With `accumulate`=8 they work on 8 towers in a pipeline. Default: one GPU "
+        "holds all layers.", Role.FREE | Role.BEGINNING, at_most=_MOST_DEVICES)
+    stages: str | None = text(
+        None, "With `gpus_per_tower`, the layers that begin the second stage and those after it, "
+        "NAME,NAME; `plan` shows them. Default: balanced by the bytes of parameters and outputs.",
+        Role.FREE | Role.BEGINNING)
     batch_size: int | None = count(
         None, "Global batch: examples of one update, over all towers, so that the number of GPUs "
         "never changes the mathematics. Default: 128, the Keras convnet's.",
@@ -259,13 +267,18 @@ class TrainConfig:
         return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
 
     @property
+    def stage_names(self) -> list[str] | None:
+        """`stages`, apart."""
+        return None if self.stages is None else [name.strip() for name in self.stages.split(",")]
+
+    @property
     def fixed_towers(self) -> int | None:
         """`num_towers`, where it is a number."""
         return self.num_towers if isinstance(self.num_towers, int) else None
 
     def num_towers_on(self, num_devices: int) -> int:
         """The towers, given how many devices run them; of "auto" the fewest."""
-        return self.fixed_towers or num_devices * (self.accumulate or 1)
+        return self.fixed_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:

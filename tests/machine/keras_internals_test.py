@@ -1,5 +1,7 @@
 """One canary for each part of Keras' insides: where it fails, Keras has changed."""
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -32,6 +34,41 @@ def test_all_layers():
         assert {"each", "deep", "both", "forward_gru", "backward_gru"} <= names
         assert sum(isinstance(layer, L.GRUCell) for layer in layers) == 2
         assert len(layers) == len(set(map(id, layers)))
+
+
+def test_calls_in_order():
+    with keeps("calls_in_order", "keeps the calls of a model's graph by depth"):
+        inner = keras.Sequential([keras.Input((3,)), L.Dense(3, name="deep"), L.ReLU(name="relu")])
+        shared = L.Dense(3, name="shared")
+        x = keras.Input((3,))
+        model = keras.Model(x, L.Add(name="sum")([shared(inner(shared(x))), x]))
+        calls = keras_internals.calls_in_order(model)
+        assert [c.operation.name for c in calls] == ["shared", "deep", "relu", "shared", "sum"]
+        assert [v.shape for v in calls[0].outputs] == [(None, 3)]
+        assert keras_internals.calls_in_order(inner)[0].operation is inner.layers[0]
+
+        class Own(keras.Sequential):
+            def call(self, x):
+                return x
+
+        for other in (Own([keras.Input((3,))]), keras.Sequential([L.Dense(3)])):
+            assert keras_internals.calls_in_order(other) is None
+
+
+def test_calls_wrapped():
+    with keeps("calls_wrapped", "calls `call`, whatever surrounds it"):
+        layer = L.Dense(3)
+        model = keras.Sequential([keras.Input((3,)), layer, keras.layers.ReLU(), layer])
+        called = []
+
+        def scope(operation, index):
+            called.append((operation, index))
+            return contextlib.nullcontext()
+
+        with keras_internals.calls_wrapped([layer], scope):
+            model(np.ones([2, 3]))
+        model(np.ones([2, 3]))
+        assert called == [(layer, 0), (layer, 1)]
 
 
 def test_give_seed_generator():

@@ -237,6 +237,28 @@ def test_gpu_streams_and_copies(planes):
         assert {"H2D", "D2H", None} <= directions
 
 
+def test_custom_gradients_in_scope():
+    @tf.function
+    def inner(x):
+        return tf.nn.silu(x)
+
+    with keeps("custom_gradients_in_scope", "records operations on its tapes by these functions"):
+        with tf.Graph().as_default() as graph, tf.GradientTape() as tape:
+            x = tf.compat.v1.placeholder(tf.float32, [3])
+            tape.watch(x)
+            with tensorflow_internals.custom_gradients_in_scope():
+                with tf.name_scope("first"):
+                    y = tf.nn.silu(x)
+                with tf.name_scope("second"):
+                    y = inner(y)
+            known = {op.name for op in graph.get_operations()}
+            gradient = tape.gradient(y, x)
+    new = [op.name for op in graph.get_operations() if op.name not in known]
+    scopes = {re.match(r"gradient_tape/(\w+)/", n) for n in new if "ones" not in n.lower()}
+    assert {m and m[1] for m in scopes} - {None} == {"first", "second"}
+    assert gradient.op.name.startswith("gradient_tape/first/")
+
+
 def test_custom_gradients_are_forgotten_with_the_graphs_that_they_keep():
     def traced(forgotten):
         @tf.custom_gradient

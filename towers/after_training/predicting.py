@@ -107,8 +107,8 @@ def _prepare(
     with tf.device(_HOME):
         model = load(file, argument, compile)
     examples, dataset = _test_examples(config, model, file, argument)
-    num_towers = config.num_towers_on(len(devices))
-    out.line(devices_line(_HOME, place_towers(num_towers, devices)))
+    num_towers, each = config.num_towers_on(len(devices)), config.gpus_per_tower
+    out.line(devices_line(_HOME, place_towers(num_towers, devices[::each]), stages=each))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
     for note in dataset.notes:
@@ -116,7 +116,10 @@ def _prepare(
     for warning in dataset.warnings:
         out.warn(warning)
     batch_size = config.global_batch_size(len(devices))
-    return parallel_on(model, devices, num_towers), examples, dataset.test_names, batch_size
+    parallel = parallel_on(
+        model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
+    )
+    return parallel, examples, dataset.test_names, batch_size
 
 
 def _test_examples(

@@ -74,6 +74,8 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
     if "device" in changed:  # the old numbers were of other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
+    if "gpus_per_tower" in changed:  # the old stages were of as many GPUs
+        changed = {"stages": None, **changed}
     defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
     return dataclasses.replace(
         saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}

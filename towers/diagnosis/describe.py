@@ -6,7 +6,7 @@ import tensorflow as tf
 from towers import __version__
 from towers.config import WARN
 from towers.datasets.batches import ordered_batches, shuffled_batches
-from towers.diagnosis import plan
+from towers.diagnosis import plan, stage_plan
 from towers.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus, undivided_cpu
@@ -25,7 +25,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     if step.cluster.num_workers > 1:
         out.line(report.workers_line(step.cluster, step.num_towers))
     copies = step.strategy.num_copies
-    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start, copies))
+    stages = config.gpus_per_tower
+    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start, copies, stages))
     if not has_gpus():
         out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():
@@ -67,6 +68,11 @@ def describe(run: Run, out: Report, what: str) -> None:
 def show_plan(run: Run, out: Report) -> None:
     """--plan: the transfers of a step."""
     batches = ordered_batches(run.train, run.batch_size)
+    if run.step.stages:
+        stages = stage_plan.stage_traffic(run.step, run.batch_size, batches.element_spec)
+        for line in stage_plan.table(stages):
+            out.line(line)
+        return
     rows = plan.traffic(run.step, run.batch_size, *plan.one_example(batches.element_spec))
     for line in plan.table(rows, run.step.policy.shares_memory):
         out.line(line)

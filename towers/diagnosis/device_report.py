@@ -73,10 +73,11 @@ def _versions() -> list[Text]:
 def _towers(config: TrainConfig) -> list[Text]:
     try:
         devices = find_devices(config)
-        towers = place_towers(config.num_towers_on(len(devices)), devices)
+        each = config.gpus_per_tower
+        towers = place_towers(config.num_towers_on(len(devices)), devices[::each])
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         return [labelled("Devices", f"none: {as_flags(str(error))}")]
-    lines = [devices_line(f"/{config.variable_device}:0", towers)]
+    lines = [devices_line(f"/{config.variable_device}:0", towers, stages=each)]
     sharing = shared_gpus()
     if sharing is not None:
         lines.append(labelled("", sharing))

@@ -12,17 +12,20 @@ after it need.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
 from towers.levels.repeatable import draws_noise, repeatable, with_noise_of
+from towers.levels.stage_levels import StageLevels
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 
 # What must run although nobody reads its result; a condition may hold an assertion or a print.
 _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _WHOLE = {"experimental_attributes": KEEP_WHOLE}
+
+Levels: TypeAlias = Dependence | StageLevels
 
 
 class Segment(NamedTuple):
@@ -49,14 +52,14 @@ class _Level(NamedTuple):
 
 
 def cut(
-    function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
+    function: Any, dependence: Levels, wanted: Iterable[tf.Tensor], *,
     effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Segment]:
     """The segments that compute `wanted`, by level; a level with nothing to do has none.
 
     Args:
         function: the traced function.
-        dependence: of its tensors.
+        dependence: the levels of its tensors.
         wanted: symbolic tensors of it.
         effects: operations that must run, too.
         options: of `tf.function`, for each segment.
@@ -98,7 +101,7 @@ def effects_of(function: Any) -> list[tf.Operation]:
 
 
 def _reach(
-    dependence: Dependence, level: _Level, index: int
+    dependence: Levels, level: _Level, index: int
 ) -> tuple[list[tf.Tensor], set[str]]:
     """Finds a level's inputs, and the names of its operations.
 
@@ -110,19 +113,13 @@ def _reach(
     while stack:
         tensor = stack.pop()
         operation = tensor.op
-        is_before = dependence.level(tensor) < index and not _is_constant(operation)
+        is_before = dependence.level(tensor) < index and not dependence.is_anew(tensor)
         if dependence.is_fed(tensor) or is_before or operation.type == "Placeholder":
             inputs[tensor.name] = tensor
         elif operation.name not in operations:
             operations.add(operation.name)
             stack.extend(operation.inputs)
     return list(inputs.values()), operations
-
-
-def _is_constant(operation: tf.Operation) -> bool:
-    """Whether every level may make it anew."""
-    is_source = not operation.inputs and operation.type != "Placeholder"
-    return is_source and not operation.op_def.is_stateful
 
 
 class _Graph:

@@ -69,6 +69,12 @@ class Dependence:
         """The collectives and updates before it."""
         return self._fact(tensor).level
 
+    def is_anew(self, tensor: tf.Tensor) -> bool:
+        """Whether each level makes the tensor for itself: a constant."""
+        operation = tensor.op
+        is_source = not operation.inputs and operation.type != "Placeholder"
+        return is_source and not operation.op_def.is_stateful
+
     def operation_level(self, operation: tf.Operation) -> int:
         """The collectives and updates before it."""
         return self._operation(operation).level

@@ -126,12 +126,11 @@ def has_started() -> bool:
 def set_graph_optimizer(is_on: bool) -> None:
     """Sets grappler, TensorFlow's graph optimizer, up for towers.
 
-    Its arithmetic optimization rewrites additions that share a device: with it, the bits of a sum
-    would depend on how towers share devices.
+    Off are those that change bits by what shares a device or a function: the arithmetic
+    optimization rewrites additions, the remapper fuses, constant folding moves factors.
     """
-    tf.config.optimizer.set_experimental_options(
-        {"arithmetic_optimization": False, "disable_meta_optimizer": not is_on}
-    )
+    off = dict.fromkeys(("arithmetic_optimization", "remapping", "constant_folding"), False)
+    tf.config.optimizer.set_experimental_options({**off, "disable_meta_optimizer": not is_on})
 
 
 def _device_kind(device: str) -> str:

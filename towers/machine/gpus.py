@@ -18,13 +18,15 @@ from towers.machine.workers import join_workers
 _TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
-def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
+def gpu_devices(
+    gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1
+) -> list[str]:
     """The devices that `gpus` stands for; logical CPU devices on a machine without GPUs.
 
     Args:
         gpus: a count, or a list of distinct device indices such as [0, 2, 4].
         num_towers: of all workers, which logical CPU devices get their threads by; None means one
-            for each device.
+            for each `gpus_per_tower` devices.
 
     Returns:
         Device names such as ["/gpu:0", "/gpu:2"], in the order asked for; where the GPUs between
@@ -36,7 +38,8 @@ def gpu_devices(gpus: Any, num_towers: int | None = None) -> list[str]:
     indices = _indices(gpus)
     kind = "gpu" if has_gpus() else "cpu"
     if kind == "cpu":
-        towers = num_towers or len(indices) * join_workers().num_workers
+        groups = max(1, len(indices) // gpus_per_tower)
+        towers = num_towers or groups * join_workers().num_workers
         _make_logical_cpus(max(indices) + 1, towers)
     else:
         use_only(indices)

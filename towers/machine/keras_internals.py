@@ -5,8 +5,10 @@ Keras that it was found in, among the sources of 3.0.5, 3.4.1, 3.10 and 3.15; Te
 for 3.10 or newer. The tests of this module name the part that a new version breaks.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -22,6 +24,78 @@ def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     RNN, MultiHeadAttention) has no such attribute. Since 3.0.5.
     """
     return layer._flatten_layers()
+
+
+class Call(NamedTuple):
+    """One call of a layer or operation.
+
+    operation: the layer. outputs: Keras' symbolic tensors.
+    """
+
+    operation: Any
+    outputs: list[Any]
+
+
+def calls_in_order(model: keras.Model) -> list[Call] | None:
+    """The calls of a Sequential or functional model in the order in which it makes them.
+
+    Those of models inside of it are in their place. None for a model whose `call` is its class's
+    own. A graph's order is public nowhere. Since 3.0.5.
+    """
+    calls: list[Call] = []
+
+    def has_graph(operation: Any) -> bool:
+        if type(operation).call is keras.Sequential.call:
+            return getattr(operation, "_functional", None) is not None
+        return type(operation).call is _FUNCTIONAL_CALL and hasattr(operation, "_nodes_by_depth")
+
+    def add(graph: Any) -> None:
+        graph = getattr(graph, "_functional", None) or graph
+        for depth in sorted(graph._nodes_by_depth, reverse=True):
+            for node in graph._nodes_by_depth[depth]:
+                if node.operation and not node.is_input:
+                    if has_graph(node.operation):
+                        add(node.operation)
+                        continue
+                    calls.append(Call(node.operation, node.output_tensors))
+
+    if not has_graph(model):
+        return None
+    add(model)
+    return calls
+
+
+_FUNCTIONAL_CALL = type(keras.Model(*[keras.Input((1,))] * 2)).call
+
+
+@contextmanager
+def calls_wrapped(
+    operations: Sequence[Any], scope_of: Callable[[Any, int], AbstractContextManager]
+) -> Iterator[None]:
+    """Within, each call of these operations is made in a context.
+
+    Keras has no hook around `call`, in which all that a layer computes is. Since 3.0.5.
+
+    Args:
+        operations: layers or operations.
+        scope_of: (operation, the number of its calls before) -> the context.
+    """
+    for operation in operations:
+        counter = itertools.count()
+
+        def call(
+            *args: Any, _operation: Any = operation, _call: Callable = operation.call,
+            _counter: Iterator[int] = counter, **kwargs: Any,
+        ) -> Any:
+            with scope_of(_operation, next(_counter)):
+                return _call(*args, **kwargs)
+
+        vars(operation)["call"] = functools.wraps(operation.call)(call)
+    try:
+        yield
+    finally:
+        for operation in operations:
+            vars(operation).pop("call", None)
 
 
 def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:

@@ -5,7 +5,7 @@ Each part says which need it serves and why no public way does; all hold in Tens
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +98,45 @@ def custom_gradients_forgotten() -> Iterator[None]:
         for name in set(registry) - before:
             if name.startswith("CustomGradient-"):
                 del registry[name]
+
+
+@contextmanager
+def custom_gradients_in_scope() -> Iterator[None]:
+    """Within, gradients of one's own are traced in the scope that their forward pass's name says.
+
+    A tape puts the gradient of each of TensorFlow's operations into "gradient_tape/SCOPE/", from
+    which its layer is known; that of a `tf.custom_gradient` (`tf.nn.silu`), or of a `tf.function`
+    within the function, it leaves in none. The tape has no hook.
+    """
+    from tensorflow.python.eager import record
+
+    names = "record_operation", "record_operation_backprop_only"
+    originals = {name: getattr(record, name) for name in names}
+
+    def recording(original: Callable) -> Callable:
+        def record_in_scope(
+            op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Callable,
+            *others: Any, **more: Any,
+        ) -> Any:
+            scope = tf.get_current_name_scope()
+
+            def backward_in_scope(*gradients: Any) -> Any:
+                with tf.name_scope(f"gradient_tape/{scope}/"):
+                    return backward_function(*gradients)
+
+            return original(
+                op_type, output_tensors, input_tensors, backward_in_scope, *others, **more
+            )
+
+        return record_in_scope
+
+    try:
+        for name, original in originals.items():
+            setattr(record, name, recording(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(record, name, original)
 
 
 # Workers.

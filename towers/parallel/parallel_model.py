@@ -12,7 +12,7 @@ import functools
 import itertools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.row_counts import readable
+from towers.step.stages import check_groups, check_stages
 from towers.step.structures import batch_specs
 
 
@@ -46,6 +47,8 @@ def make_parallel(
     num_towers: int | None = None,
     batch_norm: str = "average",
     strategy: str = "parameter_server",
+    gpus_per_tower: int = 1,
+    stages: Sequence[str] | None = None,
 ) -> keras.Model:
     """The model as one whose fit, evaluate and predict run on towers.
 
@@ -71,8 +74,8 @@ def make_parallel(
         gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
             logical CPU devices, which `logical_cpus` makes. Other GPUs are hidden from TensorFlow,
             which would take their memory; where it has started already, a warning says so.
-        num_towers: of all workers together; None means one tower per device.
-        batch_norm, strategy: as for `TowerStep`.
+        num_towers: of all workers together; None means one tower for each `gpus_per_tower` devices.
+        batch_norm, strategy, gpus_per_tower, stages: as for `TowerStep`.
 
     Raises:
         ValueError: the model cannot be computed in towers, or an argument makes no sense.
@@ -83,14 +86,20 @@ def make_parallel(
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
-    devices = gpu_devices(gpus, count)
-    towers = len(devices) * join_workers().num_workers if count is None else count
-    return parallel_on(model, devices, towers, batch_norm, strategy)
+    options = {"batch_norm": batch_norm, "strategy": strategy}
+    check_stages(gpus_per_tower, stages, **options)
+    devices = gpu_devices(gpus, count, gpus_per_tower)
+    check_groups(len(devices), gpus_per_tower)
+    towers = len(devices) // gpus_per_tower * join_workers().num_workers if count is None else count
+    return parallel_on(
+        model, devices, towers, gpus_per_tower=gpus_per_tower, stages=stages, **options
+    )
 
 
 def parallel_on(
-    model: keras.Model, devices: list[str], towers: int, batch_norm: str = "average",
-    strategy: str = "parameter_server",
+    model: keras.Model, devices: list[str], towers: int, *, batch_norm: str = "average",
+    strategy: str = "parameter_server", gpus_per_tower: int = 1,
+    stages: Sequence[str] | None = None,
 ) -> keras.Model:
     """`make_parallel`, given the names of the devices and the number of towers."""
     given = model._towers.base.model if isinstance(model, ParallelModel) else model
@@ -98,7 +107,10 @@ def parallel_on(
     home = devices[0] if is_mirrored else "/cpu:0"
     base = Base(given, {} if model.built else dict(vars(given)), home)
     parallel = _share(
-        model, _Towers(base, devices, towers, batch_norm, strategy, Workers(join_workers()))
+        model, _Towers(
+            base, devices, towers, batch_norm, strategy, gpus_per_tower, stages,
+            Workers(join_workers()),
+        )
     )
     if not is_mirrored:
         hint_gpu_variables(_home(parallel))
@@ -125,6 +137,8 @@ class _Towers:
     num_towers: int
     batch_norm: str
     strategy: str
+    gpus_per_tower: int
+    stages: Sequence[str] | None
     workers: Workers
     wants_eager: bool = False
     jit_compile: bool = False
@@ -379,11 +393,11 @@ def _own_step(model: ParallelModel, name: str) -> OwnStep | None:
 
 def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     towers = model._towers
-    if towers.strategy != "parameter_server":
+    if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
         raise ValueError(
-            f"strategy={towers.strategy}: model {model.name!r} has a {name}_step of its own, or "
-            "gathers rows, and its class's code reads the parameters where they are. Use "
-            "strategy='parameter_server'."
+            f"model {model.name!r} has a {name}_step of its own, or gathers rows, and its class's "
+            "code runs on one device a tower, which reads the parameters where they are. Use "
+            "strategy='parameter_server' and gpus_per_tower=1."
         )
     where = towers.devices, towers.num_towers, towers.batch_norm
     return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
@@ -400,7 +414,9 @@ def _make_step(model: ParallelModel, name: str) -> TowerStep:
         num_towers=model._towers.num_towers,
         batch_norm=model._towers.batch_norm,
         strategy=model._towers.strategy,
-        jit_compile=model._towers.jit_compile,
+        gpus_per_tower=model._towers.gpus_per_tower,
+        stages=model._towers.stages,
+        jit_compile=model._towers.jit_compile and model._towers.gpus_per_tower == 1,
     )
 
 

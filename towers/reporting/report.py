@@ -216,7 +216,7 @@ def title_line(versions: dict[str, str], what: str) -> Text:
 
 
 def devices_line(
-    home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0
+    home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0, stages: int = 1
 ) -> Text:
     """A line with the parameters' device, and the towers of each device.
 
@@ -225,9 +225,13 @@ def devices_line(
         tower_devices: each tower's device, towers on one device side by side.
         first: the first of these towers.
         num_copies: of the parameters, on other devices.
+        stages: of each tower's layers, on as many devices, of which `tower_devices` has the first.
     """
+    towers = _placement(tower_devices, first)
+    if stages > 1:
+        towers += f"; each in {stages} stages, on as many devices"
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
-    return labelled("Devices", f"parameters on {home}{copies}; {_placement(tower_devices, first)}")
+    return labelled("Devices", f"parameters on {home}{copies}; {towers}")
 
 
 def workers_line(cluster: Cluster, num_towers: int) -> Text:

@@ -21,4 +21,4 @@ def keep_biases_apart(graph: tf.Graph) -> None:
     """
     for op in graph.get_operations():
         if op.type == "BiasAddGrad":
-            replace_input(op, 0, tf.identity(op.inputs[0]))
+            replace_input(op, 0, tf.identity(op.inputs[0], f"{op.name}_apart"))

@@ -75,14 +75,14 @@ def call_on_devices(
     for device, first, rest in zip(devices, held, others, strict=True):
         with tf.name_scope(scopes.tower(len(results))), tf.device(device):
             if device in ends:
-                first = _after(ends[device], first)
+                first = held_back(ends[device], first)
             results.append(function(first, *rest))
             if take_turns:
-                ends[device] = _end(results[-1])
+                ends[device] = end_of(results[-1])
     return results
 
 
-def _after(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def held_back(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The values, held back until another tower has ended.
 
     The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
@@ -91,7 +91,7 @@ def _after(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.identity(value) for value in values]
 
 
-def _end(result: Any) -> tf.Operation:
+def end_of(result: Any) -> tf.Operation:
     """Ends after all floats of a result, as an operation: inlining forgets who waits for a call."""
     tensors = [v for v in tf.nest.flatten(result, expand_composites=True) if v is not None]
     return tf.group([tf.identity(tensor) for tensor in tensors if tensor.dtype.is_floating])

@@ -12,6 +12,13 @@ STRATEGIES = ("parameter_server", "mirrored")
 NONFINITE_CHOICES = ("apply", "stop", "skip")
 
 
+def check_step(model: keras.Model, batch_norm: str, nonfinite: str) -> None:
+    """Raises ValueError where a step cannot be made of these."""
+    check_model(model)
+    check_batch_norm(batch_norm)
+    check_nonfinite(nonfinite)
+
+
 def check_model(model: keras.Model) -> None:
     """Raises ValueError for a model that towers cannot compute."""
     if not model.built:

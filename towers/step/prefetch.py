@@ -53,7 +53,8 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
         tensors = map_tensors(as_tensor, batch)
     check_rows(*tensors)
     specs = map_tensors(any_rows, tensors)
-    key = f"{specs} {step.num_towers} {step.mine} {step.tower_devices}"
+    groups = step.stages and step.stages.groups
+    key = f"{specs} {step.num_towers} {step.mine} {step.tower_devices} {groups}"
     if key not in _placing:
         _placing[key] = _traced_placing(step, specs)
     placed = iter(_placing[key](*components(tensors)))
@@ -70,14 +71,17 @@ def _traced_placing(step: TowerStep, specs: BatchValues) -> Callable[..., list[t
     what it returns back to the CPU first: it adds an operation without a device to each result.
     """
     num_towers, towers, devices = step.num_towers, step.mine, list(step.tower_devices)
+    last = {first: group[-1] for first, group in step.stages.groups.items()} if step.stages else {}
 
     def place_all(*tensors: tf.Tensor) -> list[tf.Tensor]:
         with tf.device(HOST):
             shards = shard_batch(packed(specs, iter(tensors)), num_towers)
         placed: list[tf.Tensor] = []
         for tower, device in zip(towers, devices, strict=True):
-            with tf.device(device):
-                placed += map(tf.identity, components(shards[tower].values))
+            x, *others = shards[tower].values
+            for values, place in ((x, device), (others, last.get(device, device))):
+                with tf.device(place):
+                    placed += map(tf.identity, components(values))
         return placed
 
     return tf.compat.v1.wrap_function(place_all, components(specs))

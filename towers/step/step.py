@@ -36,6 +36,8 @@ from towers.step.metrics import BatchMetrics, join_predictions
 from towers.step.nonfinite import checked, nonfinite_error
 from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
+from towers.step.staged import TowerInStages
+from towers.step.stages import make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.synchronized import synchronized_layers
@@ -83,6 +85,8 @@ class TowerStep:
         inline_towers: bool = False,
         pack_transfers: bool | str = "auto",
         strategy: str = "parameter_server",
+        gpus_per_tower: int = 1,
+        stages: Sequence[str] | None = None,
         policy: Policy | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -104,35 +108,37 @@ class TowerStep:
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
                 With `LossScaleOptimizer` gradients are its own to check.
-            jit_compile: compile each tower with XLA, anew for each shard size; "auto": as Keras
-                compiles the model, see `checks.compiles`.
-            inline_towers: hand all towers to the graph optimizer as one graph: gradients may then
-                leave a device while the backward pass goes on, but the first step takes longer.
-            pack_transfers: move small values between devices as one tensor a dtype; "auto": as
-                the policy has it, on GPUs.
+            jit_compile: compile each tower with XLA; "auto": as Keras does, see `checks.compiles`.
+            inline_towers: hand all towers to the graph optimizer as one graph: gradients may leave
+                a device while the backward pass goes on, but the first step takes longer.
+            pack_transfers: small values travel as one tensor a dtype; "auto": on GPUs.
             strategy: the parameters are on their device alone, "parameter_server", or on every
-                device, "mirrored", see `strategies`: same bits.
+                one, "mirrored", see `strategies`: same bits.
+            gpus_per_tower: S: the layers are in stages on S devices, see `stages`: same bits.
+            stages: the layers that begin the stages 1 ... S - 1; None: balanced by bytes.
             policy: how the devices are used; None means as suits their kind, see `policy_of`.
-            cluster: the workers that share the towers; None means all that the environment names,
-                see `towers.machine.cluster`: each makes the same step and calls it on the same
-                global batches.
+            cluster: the workers that share the towers, each with the same step and the same global
+                batches; None means all that the environment names, see `towers.machine.cluster`.
 
         Raises:
             ValueError: an argument makes no sense, a device is absent, the model is not built.
         """
-        checks.check_model(model)
-        checks.check_batch_norm(batch_norm)
-        checks.check_nonfinite(nonfinite)
+        checks.check_step(model, batch_norm, nonfinite)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
+        self.stages = make_stages(
+            model, self.devices, gpus_per_tower, stages, strategy=strategy, batch_norm=batch_norm,
+            jit_compile=jit_compile,
+        )
+        firsts = list(self.stages.groups) if self.stages else self.devices
         self.cluster = workers.join_workers() if cluster is None else cluster
         if num_towers is None:
-            num_towers = self.cluster.num_workers * len(self.devices)
+            num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
         self.num_towers = num_towers
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
-        self.tower_devices = devices_lib.place_towers(len(self.mine), self.devices)
+        self.tower_devices = devices_lib.place_towers(len(self.mine), firsts)
         if devices is None and (shared := undivided_cpu(len(self.mine))):
             warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
@@ -145,25 +151,21 @@ class TowerStep:
             with tf.device(self.home):
                 self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        self.compiles = checks.compiles(model, self.devices, jit_compile)
+        self.compiles = not self.stages and checks.compiles(model, self.devices, jit_compile)
         self._nonfinite = nonfinite
-        of_policy = pack_transfers == "auto"
-        self.packs_transfers = self.policy.pack_transfers if of_policy else bool(pack_transfers)
-        self._move = partial(move, packed=self.packs_transfers)
+        of_policy = self.policy.pack_transfers
+        self.packs_transfers = of_policy if pack_transfers == "auto" else bool(pack_transfers)
+        self._move = partial(move, packed=self.packs_transfers and not self.stages)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.home, self.tower_devices,
-            self.policy, packed=self.packs_transfers, is_alone=self.cluster.num_workers == 1,
+            self.policy, self.stages, packed=self.packs_transfers,
+            is_alone=self.cluster.num_workers == 1,
         )
-        self._tower = Tower(
-            model,
-            loss,
-            loss_weights,
-            synchronized_layers=synchronized,
-            batch_norm=batch_norm,
-            is_alone=self.num_towers == 1,
-            checked=checked(nonfinite, self.optimizer),
-            jit_compile=self.compiles,
-            inline=inline_towers,
+        make_tower = partial(TowerInStages, self.stages) if self.stages else Tower
+        self.tower = make_tower(
+            model, loss, loss_weights, synchronized_layers=synchronized, batch_norm=batch_norm,
+            is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
+            jit_compile=self.compiles, inline=inline_towers,
         )
         if not isinstance(metrics, BatchMetrics):
             metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
@@ -220,7 +222,7 @@ class TowerStep:
 
     def _run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
-        tower, weigh = self._tower.trace(name, shards[self.mine.start].values)
+        tower, weigh = self.tower.trace(name, shards[self.mine.start].values)
         inputs = self._inputs(shards)
         shares = self._shares(weigh, inputs, shards)
         return self._on_devices(tower, inputs, [(shares[t], *options) for t in self.mine])
@@ -231,9 +233,9 @@ class TowerStep:
         TensorFlow sends a value once to each device, however many of its towers need it.
         """
         with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
-            arrived = self.strategy.spread(self._tower.state, [self.home, *self.devices])
+            arrived = self.strategy.spread(self.tower.state, [self.home, *self.devices])
             first = len(self.trainable_variables)
-            seeds = {i: arrived[self.home][first + i] for i in self._tower.seeds}
+            seeds = {i: arrived[self.home][first + i] for i in self.tower.seeds}
             inputs = []
             for tower, device in zip(self.mine, self.tower_devices, strict=True):
                 of_model, own = arrived[device][:first], arrived[device][first:]
@@ -247,7 +249,7 @@ class TowerStep:
         self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
     ) -> list[Shares]:
         """3. The shares of the T towers' losses; `weigh`: traced `Tower.weigh_masked`, or None."""
-        losses = self._tower.losses
+        losses = self.tower.losses
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
             if weigh is not None:
                 own = self._on_devices(weigh, inputs, [(shards[t].size,) for t in self.mine])
@@ -266,11 +268,11 @@ class TowerStep:
             take_turns=self.policy.take_turns, first=self.mine.start,
         )
 
-    def reduce(self, values: list[Values]) -> Tree:
+    def reduce(self, values: list[Values], devices: Sequence[str] | None = None) -> Tree:
         """4. The tree of additions over all towers that are left; `values`: this worker's x V."""
         with tf.device(self.home):
             return self._exchange.reduce(
-                values, self.tower_devices, add_on_devices=self.policy.add_on_devices,
+                values, devices or self.tower_devices, add_on_devices=self.policy.add_on_devices,
                 home=self.home, move=self._move,
             )
 
@@ -315,7 +317,7 @@ class TowerStep:
 
     def _leave(self, sums: _Sums, added: Values) -> None:
         """Assigns to state what towers give it; `added`: sums for `sums.added`."""
-        variables = [*self.trainable_variables, *self._tower.state]
+        variables = [*self.trainable_variables, *self.tower.state]
         first = len(self.trainable_variables)
         same = {i: value for i, value in sums.same.items() if i >= first}
         with tf.device(self.home):
@@ -328,14 +330,13 @@ class TowerStep:
                 [o.predictions for o in outputs], [o.masks for o in outputs],
                 lambda values: self._exchange.rows(values, shards),
             )
-        return tf.nest.pack_sequence_as(self._tower.losses.outputs, joined)
+        return tf.nest.pack_sequence_as(self.tower.losses.outputs, joined)
 
     def _infer(
         self, name: str, batch: BatchValues, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
         """(loss, predictions) of a global batch; what the model assigns is kept, as in Keras."""
-        shards = self._split(batch, placed)
-        outputs = self._run_towers(name, shards)
+        outputs = self._run_towers(name, shards := self._split(batch, placed))
         sums = self._add_up(outputs)
         loss, *added = self._added(sums.tree)
         self._leave(sums, added)
@@ -397,8 +398,8 @@ class TowerStep:
         """
         check_placed(placed, x, self.num_towers, self.mine)
         build = partial(self.build_metrics, "train")
-        batch = x, y, sample_weight
-        logs, finite = self._graphs.call(self._train, *batch, behind=[placed], prepare=build)
+        batch, behind = (x, y, sample_weight), [placed]
+        logs, finite = self._graphs.call(self._train, *batch, behind=behind, prepare=build)
         if self._nonfinite == "stop" and not finite.numpy().all():
             places = self._exchange.places(self.tower_devices)
             raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
@@ -409,8 +410,7 @@ class TowerStep:
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
         check_placed(placed, x, self.num_towers, self.mine)
-        build = partial(self.build_metrics, "test")
-        batch = x, y, sample_weight
+        batch, build = (x, y, sample_weight), partial(self.build_metrics, "test")
         return self._graphs.call(self._test, *batch, behind=[placed], prepare=build)
 
     def predict_batch(self, x: Any) -> Any:
@@ -433,26 +433,25 @@ class TowerStep:
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The V variables that it trains: those that were trainable when it was made."""
-        return self._tower.trainable
+        return self.tower.trainable
 
     @property
     def has_unsaved_noise(self) -> bool:
         """Whether the model, as far as it was traced, draws noise by tf.random."""
-        return self._tower.has_unsaved_noise
+        return self.tower.has_unsaved_noise
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
         """The running sums of the loss and the metrics, and the `met_variables`."""
-        found = [*self._metrics.variables, *self._tower.met]
-        return list({id(variable): variable for variable in found}.values())
+        return list({id(v): v for v in [*self._metrics.variables, *self.tower.met]}.values())
 
     @property
     def met_variables(self) -> list[Any]:
         """Variables that the model uses and Keras does not list; known once a step was traced."""
-        return self._tower.met
+        return self.tower.met
 
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
-        """The graph of one update as it was traced, nodes with their devices; None before that."""
+        """The graph of one update as it was traced; None before that."""
         return self._graphs.find(self._train)
 
     def check_agreement(self) -> None:
@@ -460,6 +459,7 @@ class TowerStep:
         check_agreement(
             self.cluster, self.model, self.optimizer,
             num_towers=self.num_towers, batch_norm=self.batch_norm, nonfinite=self._nonfinite,
+            stages=self.stages.names if self.stages else None,
         )
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
@@ -476,9 +476,8 @@ class TowerStep:
             name: "train" or "test".
             x, y, sample_weight: a batch, or the TensorSpecs of one.
         """
-        tower, _ = self._tower.trace(name, (x, y, sample_weight))
-        predictions = tower.structured_outputs.predictions
-        return tf.nest.pack_sequence_as(self._tower.losses.outputs, predictions)
+        output = self.tower.trace(name, (x, y, sample_weight))[0].structured_outputs
+        return tf.nest.pack_sequence_as(self.tower.losses.outputs, output.predictions)
 
     # What of it is traced.
 

@@ -9,13 +9,15 @@
         \\         /                             |  <-- slices' sums -->   |
       [parameters] <- one update            [parameters] <- update    [copy] <- the same update
 
-Both add in the order of the one tree and make the one update, traced once: same bits.
+Both add in the order of the one tree and make the one update, traced once: same bits. Where the
+layers are in stages, the parameter server sends each device its own stage's parameters.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -28,8 +30,12 @@ from towers.step.checks import check_strategy
 from towers.step.copies import Copies
 from towers.step.exchange import Plan, Subtree, add_plan, make_plan, subtrees
 from towers.step.lookups import whole
+from towers.step.stages import Stages
 from towers.step.transfers import pack, packages, spread, unpack
 from towers.step.update import update
+
+
+Reduce: TypeAlias = Callable[[list[Values], Sequence[str]], Tree]
 
 
 class ParameterServer:
@@ -64,17 +70,16 @@ class ParameterServer:
         return spread(values, self.home, devices, packed=self._packed)
 
     def add_up(
-        self, values: list[Values], devices: Sequence[str], reduce: Callable[[list[Values]], Tree]
+        self, values: list[Values], devices: Sequence[str], reduce: Reduce
     ) -> Tree:
         """What is left of the tree of additions over all towers.
 
         Args:
             values: this worker's towers x [loss, V gradients ..., S statistics ...].
             devices: of each of these.
-            reduce: of values, over all workers, see `TowerStep.reduce`.
+            reduce: of values and devices, over all workers, see `TowerStep.reduce`.
         """
-        del devices
-        return reduce(values)
+        return reduce(values, devices)
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         """Calls the optimizer on what `add_up` has returned; returns (loss, S statistics)."""
@@ -86,6 +91,50 @@ class ParameterServer:
 
     def trust(self, is_trusted: bool) -> None:
         """Whether, until told otherwise, only `update` assigns to parameters and optimizer."""
+
+
+class StageServer(ParameterServer):
+    """The parameters on the home, for towers whose layers are in stages.
+
+    A device receives, and adds up, what its own stage has.
+    """
+
+    def __init__(self, *args: Any, stages: Stages, packed: bool) -> None:
+        """
+        Args:
+            args, packed: as of `ParameterServer`.
+            stages: of the model.
+        """
+        super().__init__(*args, packed=packed)
+        self._stages, self._groups = stages, stages.groups
+
+    def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
+        """The values by the first device of each group, each on its stage's device; and at home."""
+        variables = [*self._parameters, *state]
+        values = [tf.convert_to_tensor(v.value) for v in variables]
+        arrived = {first: list(values) for first in [*self._groups, self.home]}
+        of_variables = self._stages.of(variables)
+        for stage in range(self._stages.num_stages):
+            own = [i for i, other in enumerate(of_variables) if other == stage]
+            places = [group[stage] for group in self._groups.values()]
+            found = spread([values[i] for i in own], self.home, places, packed=self._packed)
+            for first, group in self._groups.items():
+                for i, value in zip(own, found[group[stage]], strict=True):
+                    arrived[first][i] = value
+        return arrived
+
+    def add_up(
+        self, values: list[Values], devices: Sequence[str], reduce: Reduce
+    ) -> Tree:
+        groups = [list(self._groups[first]) for first in devices]
+        chosen: list[list[int]] = [[] for _ in groups[0]]
+        for i, value in enumerate(values[0]):
+            chosen[groups[0].index(_device_of(value)) if value is not None else 0].append(i)
+        trees = [
+            reduce([[of[i] for i in own] for of in values], [group[stage] for group in groups])
+            for stage, own in enumerate(chosen)
+        ]
+        return _joined(trees, [i for own in chosen for i in own])
 
 
 class Sums(list):
@@ -162,10 +211,10 @@ class Mirrored(ParameterServer):
         return found
 
     def add_up(
-        self, values: list[Values], devices: Sequence[str], reduce: Callable[[list[Values]], Tree]
+        self, values: list[Values], devices: Sequence[str], reduce: Reduce
     ) -> Sums:
         if not self._is_alone:  # workers have added in slices already
-            added = add_tree(reduce(values))
+            added = add_tree(reduce(values, devices))
             everywhere = spread(added, self.home, self._devices, packed=self._packed)
             return Sums(self.home, everywhere)
         plan = make_plan([self._devices.index(device) for device in devices])
@@ -265,6 +314,22 @@ class _Program:
         self._function(_flat(values), captured)
 
 
+def _device_of(value: Any) -> str:
+    """The device of a tensor, or of the values of slices as of `lookups`."""
+    while isinstance(value, tf.IndexedSlices | tuple):
+        value = value.values if isinstance(value, tf.IndexedSlices) else value[0]
+    return short_name(value.device)
+
+
+def _joined(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
+    """One tree of trees of one shape; `places`: of their values, one tree's after the other's."""
+    if isinstance(trees[0], tuple):
+        left, right = (_joined(halves, places) for halves in zip(*trees, strict=True))
+        return left, right
+    found = dict(zip(places, itertools.chain.from_iterable(trees), strict=True))
+    return [found[place] for place in range(len(places))]
+
+
 _ONE_MEMORY = (
     "strategy=mirrored: these devices share one memory: the parameters stay where they are, and "
     "no copies are made."
@@ -286,6 +351,7 @@ def make_strategy(
     home: str,
     devices: Sequence[str],
     policy: Policy,
+    stages: Stages | None = None,
     **options: bool,
 ) -> ParameterServer:
     """The strategy of a step.
@@ -295,6 +361,7 @@ def make_strategy(
         optimizer, parameters, home: as of `ParameterServer`.
         devices: of each of this worker's towers.
         policy: how they are used.
+        stages: of the layers; None: each device computes them all.
         options: packed, is_alone, as of `Mirrored`.
 
     Raises:
@@ -304,7 +371,10 @@ def make_strategy(
     places = list(dict.fromkeys(devices))
     if name == "mirrored" and policy.shares_memory:
         warnings.warn(_ONE_MEMORY, stacklevel=3)
-    server = ParameterServer(optimizer, parameters, home, packed=options["packed"])
+    packed = options["packed"]
+    if stages is not None:
+        return StageServer(optimizer, parameters, home, stages=stages, packed=packed)
+    server = ParameterServer(optimizer, parameters, home, packed=packed)
     if name == "parameter_server" or policy.shares_memory:
         return server
     elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]

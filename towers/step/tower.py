@@ -77,7 +77,7 @@ _OPTIONS = {
 class Tower:
     """The computation that every tower repeats on its own shard.
 
-    losses: of the model's outputs, known once a method has been traced.
+    losses: of the model's outputs, known once a method has been traced. options: of `tf.function`.
     trainable, state: the V trainable variables and the others, as they were when this was made:
         what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
         such as a tf.Variable that a layer keeps, joins the state.
@@ -119,7 +119,7 @@ class Tower:
         self._is_alone = is_alone
         self._synchronized_layers = synchronized_layers
         self._checked = checked
-        self._options = {
+        self.options = {
             "jit_compile": jit_compile or None,
             "experimental_attributes": None if inline else KEEP_WHOLE,
         }
@@ -216,11 +216,14 @@ class Tower:
             arguments = [TowerInput(*values, *specs), *_OPTIONS[name]]
             with gathered_by(refuse):
                 meets = name == "train" and bool(self._synchronized_layers)
-                traced = trace_tower(getattr(self, name), arguments, self._options, meets=meets)
+                traced = self._trace_method(getattr(self, name), arguments, meets=meets)
             if known == len(self.state):
                 check_closed(traced.function)
             self._traced[key] = traced
         return self._traced[key]
+
+    def _trace_method(self, method: Any, arguments: Sequence[Any], *, meets: bool) -> TracedTower:
+        return trace_tower(method, arguments, self.options, meets=meets)
 
     @property
     def has_unsaved_noise(self) -> bool:

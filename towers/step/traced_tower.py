@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from towers.levels.cut import Segment, captures, cut, effects_of
+from towers.levels.cut import Levels, Segment, captures, cut, effects_of
 from towers.levels.repeatable import (
     draws_noise,
     has_unsaved_noise,
@@ -21,7 +21,7 @@ from towers.levels.repeatable import (
     sums_in_order,
     warn_of_unordered_sums,
 )
-from towers.levels.tower_collectives import TowerCollectives
+from towers.levels.tower_collectives import TowerCollective, TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import WholeTower, call_on_devices
@@ -31,35 +31,35 @@ class CutTower:
     """A traced function of a tower, in segments.
 
     function: the concrete function. structured_outputs: the function's.
+    segments: by level.
     has_unsaved_noise: whether it draws noise by tf.random.
     """
 
     def __init__(
-        self, function: Any, arguments: Sequence[tf.Tensor], collectives: TowerCollectives,
-        options: Mapping[str, Any],
+        self, function: Any, arguments: Sequence[tf.Tensor], levels: Levels,
+        options: Mapping[str, Any], collectives: Sequence[TowerCollective] = (),
     ) -> None:
         """
         Args:
             function: a concrete function; it is cut up and never called.
             arguments: its flat symbolic arguments.
-            collectives: the sums over all towers in it.
+            levels: of its tensors.
             options: of `tf.function`, for each segment.
+            collectives: the sums over all towers in it.
         """
         self.structured_outputs = function.structured_outputs
         self.function = function
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
         self._captured = {inside.name: outside for outside, inside in captures(function)}
-        for _, inside in captures(function):
-            collectives.dependence.feed(inside, local=False, level=0)
-        self._collectives = collectives.events
+        self._collectives = collectives
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
         wanted = [v for v in self._results if v is not None]
-        wanted += [v for collective in collectives.events for v in collective.inputs]
-        self._segments = cut(
-            function, collectives.dependence, wanted, effects=effects_of(function), options=options
+        wanted += [v for collective in collectives for v in collective.inputs]
+        self.segments = cut(
+            function, levels, wanted, effects=effects_of(function), options=options
         )
-        self._num_levels = 1 + max([*self._segments, *(m.level for m in collectives.events)])
+        self._num_levels = 1 + max([*self.segments, *(m.level for m in collectives)])
 
     def run(
         self,
@@ -71,17 +71,17 @@ class CutTower:
         first: int = 0,
     ) -> list[Any]:
         """Runs the function for each tower; Args and Returns as of `WholeTower.run`."""
-        towers = [{**self._captured, **self._named(fed)} for fed in arguments]
+        towers = [self.begun(fed) for fed in arguments]
         run_levels(
-            self._segments, self._num_levels, towers, devices,
+            self.segments, self._num_levels, towers, devices,
             lambda level: self._add_up(level, towers, sum_towers),
             take_turns=take_turns, first=first,
         )
-        return [self._packed(tower) for tower in towers]
+        return [self.packed(tower) for tower in towers]
 
-    def _named(self, arguments: Any) -> dict[str, tf.Tensor]:
-        flat = _flat(arguments)
-        return dict(zip(self._arguments, flat, strict=True))
+    def begun(self, arguments: Any) -> dict[str, tf.Tensor]:
+        """A tower's values as it begins, by their names in the trace."""
+        return {**self._captured, **dict(zip(self._arguments, flat_of(arguments), strict=True))}
 
     def _add_up(
         self, level: int, towers: Sequence[dict[str, tf.Tensor]], sum_towers: Callable
@@ -95,7 +95,7 @@ class CutTower:
             for tower in towers:
                 tower.update(zip(outputs, sums, strict=True))
 
-    def _packed(self, tower: dict[str, tf.Tensor]) -> Any:
+    def packed(self, tower: dict[str, tf.Tensor]) -> Any:
         flat = [None if v is None else tower[v.name] for v in self._results]
         return tf.nest.pack_sequence_as(self.structured_outputs, flat, expand_composites=True)
 
@@ -143,7 +143,8 @@ def run_levels(
         between(level)
 
 
-def _flat(arguments: Any) -> list[tf.Tensor]:
+def flat_of(arguments: Any) -> list[tf.Tensor]:
+    """The tensors of a structure, in order."""
     return [v for v in tf.nest.flatten(arguments, expand_composites=True) if v is not None]
 
 
@@ -164,7 +165,7 @@ def trace_tower(
     traced: list[tuple[list[tf.Tensor], TowerCollectives]] = []
 
     def body(*arguments: Any) -> Any:
-        flat = _flat(arguments)
+        flat = flat_of(arguments)
         collectives = TowerCollectives(flat)
         traced.append((flat, collectives))
         if meets:  # its collectives know their tensors: the sums are put in order as it is cut
@@ -181,4 +182,7 @@ def trace_tower(
             return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         if not meets and is_repeatable(definition):
             return WholeTower(function)
-        return CutTower(function, *traced[-1], options)
+        flat, collectives = traced[-1]
+        for _, inside in captures(function):
+            collectives.dependence.feed(inside, local=False, level=0)
+        return CutTower(function, flat, collectives.dependence, options, collectives.events)

@@ -56,7 +56,7 @@ def build_with_auto_towers(config: TrainConfig, objects: UserObjects = UserObjec
 
 def _with_towers(run: Run, num_towers: int) -> Run:
     """The run with another number of towers."""
-    each = num_towers // len(run.step.devices)
+    each = num_towers * run.config.gpus_per_tower // len(run.step.devices)
     config = dataclasses.replace(run.config, num_towers=num_towers, accumulate=each)
     gc.collect()  # what is left of a step before
     return run._replace(config=config, step=run.make_step(num_towers, True))

@@ -31,6 +31,7 @@ from towers.recipe.optimizer import make_optimizer, with_given
 from towers.recipe.schedules import Length, schedule_notes
 from towers.recipe.starting_values import take_values
 from towers.step import TowerStep
+from towers.step.stages import check_groups, check_stages
 from towers.training.task import build_layers, build_metrics, find_source, make_model_and_data
 from towers.training.user_objects import UserObjects
 
@@ -233,6 +234,8 @@ def _step_maker(
             inline_towers=config.inline_towers,
             pack_transfers=config.pack_transfers,
             strategy="mirrored" if strategy == AUTO else strategy,
+            gpus_per_tower=config.gpus_per_tower,
+            stages=config.stage_names,
             policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
         )
 
@@ -247,28 +250,32 @@ def find_devices(config: TrainConfig) -> list[str]:
     already.
 
     Raises:
-        ValueError: there are fewer than asked for.
+        ValueError: there are fewer than asked for, or no whole groups of `gpus_per_tower`.
     """
+    check_stages(
+        config.gpus_per_tower, config.stage_names, strategy=config.strategy,
+        batch_norm=config.batch_norm, jit_compile=config.jit_compile,
+    )
     if config.logical_gpus is not None:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
     if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
-        _split_cpu(config.num_gpus, config.fixed_towers, config.cpu_threads)
+        _split_cpu(config)
     elif config.num_gpus is not None:
         use_only(range(config.num_gpus))
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
+    check_groups(len(devices), config.gpus_per_tower)
     if config.fixed_towers is None:
         return devices
-    return devices[: join_workers().most_towers(config.fixed_towers)]
+    return devices[: join_workers().most_towers(config.fixed_towers) * config.gpus_per_tower]
 
 
-def _split_cpu(
-    num_devices: int | None, num_towers: int | None, threads: int | None
-) -> None:
-    """One logical device for each tower, at most one a core unless more are asked for.
+def _split_cpu(config: TrainConfig) -> None:
+    """One logical device for each tower's stage, at most one a core unless more are asked for.
 
     Raises:
         ValueError: TensorFlow has started with other threads than asked for.
     """
+    num_towers, threads, each = config.fixed_towers, config.cpu_threads, config.gpus_per_tower
     cpu = tf.config.list_physical_devices("CPU")[0]
     if not has_started():  # else tower_devices knows whether its devices suffice
         if threads is not None:
@@ -276,7 +283,9 @@ def _split_cpu(
         if tf.config.get_logical_device_configuration(cpu) is None:
             cores = devices_lib.count_cores()
             towers = cores if num_towers is None else join_workers().most_towers(num_towers)
-            logical_cpus(num_devices or min(cores, towers), num_towers=num_towers)
+            count = config.num_gpus or each * max(1, min(cores // each, towers))
+            of_devices = count // each * join_workers().num_workers
+            logical_cpus(count, num_towers=num_towers or max(1, of_devices))
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"cpu_threads ({threads}): TensorFlow has already started with "

@@ -1,0 +1,167 @@
+"""Which stage each layer is in, and which stages are refused."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.step.stage_models import nested
+from towers.machine.policy import GPU
+from towers.step.stages import Stages, balanced, check_groups, check_stages
+
+L = keras.layers
+
+
+def chain(*units):
+    return keras.Sequential(
+        [keras.Input((4,)), *(L.Dense(n, name=f"dense_{i}") for i, n in enumerate(units))]
+    )
+
+
+def devices(count):
+    return [f"/cpu:{i}" for i in range(count)]
+
+
+def stages_of(model, count=2, begun_at=None):
+    return Stages(model, devices(2 * count), count, begun_at)
+
+
+def test_the_largest_part_is_as_small_as_can_be():
+    """Beside all ways to cut."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes = rng.integers(0, 9, rng.integers(1, 8)).tolist()
+        count = int(rng.integers(1, len(sizes) + 1))
+
+        def largest(begins, sizes=sizes):
+            return max(sum(sizes[i:j]) for i, j in itertools.pairwise([*begins, len(sizes)]))
+
+        found = balanced(sizes, count)
+        assert found[0] == 0 and len(set(found)) == count and found == sorted(found)
+        ways = itertools.combinations(range(1, len(sizes)), count - 1)
+        assert largest(found) == min(largest([0, *way]) for way in ways)
+
+
+def test_stages_are_balanced_by_parameters_and_outputs():
+    stages = stages_of(chain(4, 4, 400, 4))
+    assert stages.names == [["dense_0", "dense_1", "dense_2"], ["dense_3"]] or (
+        stages.names == [["dense_0", "dense_1"], ["dense_2", "dense_3"]]
+    )
+    bytes_of = [4 * (4 * 4 + 4) + 4 * 32 * 4] * 2
+    bytes_of += [4 * (4 * 400 + 400) + 4 * 32 * 400, 4 * (400 * 4 + 4) + 4 * 32 * 4]
+    middle = [sum(bytes_of[:2]), sum(bytes_of[2:])]
+    late = [sum(bytes_of[:3]), sum(bytes_of[3:])]
+    assert len(stages.names[0]) == (3 if max(late) < max(middle) else 2)
+
+
+def test_stages_begin_at_the_layers_that_are_named():
+    model = chain(4, 4, 4, 4)
+    stages = stages_of(model, 3, ["dense_1", "dense_3"])
+    assert stages.names == [["dense_0"], ["dense_1", "dense_2"], ["dense_3"]]
+    assert stages.of(model.trainable_variables) == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert stages.of([tf.Variable(0.0)]) == [2]
+    assert stages.groups == {"/cpu:0": devices(3), "/cpu:3": ["/cpu:3", "/cpu:4", "/cpu:5"]}
+
+
+def test_models_inside_of_a_model_are_cut_too_and_a_layer_may_be_in_two_stages():
+    model = nested()
+    stages = stages_of(model, 4)
+    calls = [name for names in stages.names for name in names]
+    assert len(set(calls)) < len(calls)
+    variables = model.layers[-1].variables
+    assert stages.of(variables) == [3] * len(variables)
+
+
+@pytest.mark.parametrize(("names", "error"), [
+    (["dense_1"], "names the layers that begin 1 further stages.*has 2.*gpus_per_tower=2"),
+    (["dense_1", "dens_3"], "calls no layer 'dens_3'; nearest are dense_3"),
+    (["dense_3", "dense_1"], "'dense_1' does not come after 'dense_3'"),
+    (["dense_0", "dense_1"], "'dense_0' does not come after 'dense_0'"),
+])
+def test_names_that_make_no_sense_are_refused(names, error):
+    with pytest.raises(ValueError, match=error):
+        towers.TowerStep(chain(4, 4, 4, 4), "sgd", "mse", devices=devices(3), gpus_per_tower=3,
+                         stages=names)
+
+
+class OwnCall(keras.Model):
+    """A model without a graph."""
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(("options", "error"), [
+    ({"gpus_per_tower": 0}, "at least 1"),
+    ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
+    ({"gpus_per_tower": 1, "stages": ["dense_1"]}, "gpus_per_tower=2"),
+    ({"stages": "dense_1"}, "a list of layers' names"),
+    ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
+    ({"batch_norm": "synchronized"}, "does not go with batch_norm=synchronized"),
+])
+def test_options_that_contradict_each_other_are_refused(options, error):
+    """By TowerStep and by make_parallel alike."""
+    options = {"gpus_per_tower": 2, **options}
+    with pytest.raises(ValueError, match=error):
+        towers.TowerStep(chain(4, 4), "sgd", "mse", devices=devices(4), **options)
+    with pytest.raises(ValueError, match=error):
+        towers.make_parallel(chain(4, 4), 4, **options)
+
+
+@pytest.mark.parametrize(("model", "error"), [
+    (lambda: chain(4), "more than the 1 layers"),
+    (OwnCall, "has a `call` of its own.*gpus_per_tower=1"),
+    (lambda: keras.Sequential([keras.Input((4,)), L.Dense(4),
+                               L.BatchNormalization(synchronized=True)]), "synchronized=True"),
+])
+def test_models_without_stages_are_refused(model, error):
+    model = model()
+    model.build((None, 4))
+    with pytest.raises(ValueError, match=error):
+        towers.TowerStep(model, "sgd", "mse", devices=devices(4), gpus_per_tower=2)
+
+
+def test_xla_does_not_compile_stages_nor_are_there_copies():
+    for refused in ({"jit_compile": True}, {"strategy": "auto"}):  # the latter is train.py's
+        with pytest.raises(ValueError, match="does not go with"):
+            check_stages(2, None, **refused)
+    model = chain(4, 4)
+    model.compile("sgd", "mse", jit_compile=True)
+    assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).compiles
+
+
+def test_a_groups_devices_are_counted():
+    check_groups(4, 2)
+    with pytest.raises(ValueError, match="use 2 devices"):
+        check_groups(1, 2)
+
+
+def test_a_step_of_the_models_own_is_refused():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return {}
+
+    model = Own([keras.Input((4,)), L.Dense(4), L.Dense(3)])
+    model.compile("sgd", "mse")
+    parallel = towers.make_parallel(model, 2, gpus_per_tower=2)
+    with pytest.raises(ValueError, match="gpus_per_tower=1"):
+        parallel.fit(np.ones([4, 4]), np.ones([4, 3]), verbose=0)
+
+
+def test_each_device_receives_and_adds_its_own_stages_parameters_alone():
+    """The graph: of each variable's gradient, the additions are on its stage's device."""
+    step = towers.TowerStep(
+        chain(5, 6, 7), "sgd", "mse", devices=devices(4), gpus_per_tower=2, num_towers=4,
+        policy=GPU, stages=["dense_1"], pack_transfers=False,
+    )
+    step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
+    nodes = [n for n in step.update_graph().node if n.op == "AddV2" and n.name.startswith("sum")]
+    counts = {}
+    for node in nodes:
+        device = node.device.rpartition("/device:")[2]
+        counts[device] = counts.get(device, 0) + 1
+    # ((0 1) (2 3)): of dense_0's two gradients three additions; of the loss and the other four
+    assert counts == {"CPU:0": 2 * 2, "CPU:2": 2, "CPU:1": 5 * 2, "CPU:3": 5}

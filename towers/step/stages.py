@@ -1,0 +1,202 @@
+"""The layers of a tower in stages: each GPU of a device group computes some of them.
+
+    gpus_per_tower=2      /gpu:0             /gpu:1               /gpu:2             /gpu:3
+                          [tower 0, 2: stage 0]-->[stage 1]       [tower 1, 3: stage 0]-->[stage 1]
+                           conv ... pool      flatten ... loss     a second device group
+
+The stages are contiguous in the order of the layers' calls. A stage says where an operation runs,
+never what is computed.
+"""
+
+import bisect
+import difflib
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.levels.stage_levels import stage_scope
+from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
+
+_ROWS = 32  # that an axis of unknown size counts as
+
+
+class Stages:
+    """The stage of each call, and of each variable, of a model.
+
+    num_stages: S. names: of the layers that each stage calls, in order.
+    groups: the device groups: by its first, the S devices of each.
+    """
+
+    def __init__(
+        self, model: keras.Model, devices: Sequence[str], num_stages: int,
+        begun_at: Sequence[str] | None = None,
+    ) -> None:
+        """
+        Args:
+            model: built, Sequential or functional.
+            devices: S for each group.
+            num_stages: S.
+            begun_at: the names of the layers that begin the stages 1 ... S - 1; None: the largest
+                stage is as small as can be, by the bytes of its parameters and outputs.
+
+        Raises:
+            ValueError: the model has no graph, or fewer layers, or not these.
+        """
+        calls = calls_in_order(model)
+        if calls is None:
+            raise ValueError(
+                f"gpus_per_tower ({num_stages}): model {model.name!r} has a `call` of its own, and "
+                "only a Sequential or functional model says which layer follows which. Use "
+                "gpus_per_tower=1."
+            )
+        if len(calls) < num_stages:
+            raise ValueError(
+                f"gpus_per_tower ({num_stages}) is more than the {len(calls)} layers of model "
+                f"{model.name!r}: each stage needs one."
+            )
+        begins = balanced(_sizes(calls), num_stages) if begun_at is None else _found(
+            begun_at, [call.operation.name for call in calls]
+        )
+        self.num_stages = num_stages
+        self.groups = {
+            devices[i]: list(devices[i:i + num_stages]) for i in range(0, len(devices), num_stages)
+        }
+        parts = [calls[i:j] for i, j in itertools.pairwise([*begins, len(calls)])]
+        self.names = [list(dict.fromkeys(c.operation.name for c in part)) for part in parts]
+        self._operations = list({id(c.operation): c.operation for c in calls}.values())
+        self._of_calls: dict[int, list[int]] = {}  # by operation, the stage of each of its calls
+        self._of_variables: dict[int, int] = {}
+        for stage, part in enumerate(parts):
+            for call in part:
+                self._of_calls.setdefault(id(call.operation), []).append(stage)
+                for variable in getattr(call.operation, "variables", ()):
+                    self._of_variables.setdefault(id(variable), stage)
+
+    def of(self, variables: Iterable[Any]) -> list[int]:
+        """The stage of each variable: the first that uses it; the last for one of no layer."""
+        return [self._of_variables.get(id(v), self.num_stages - 1) for v in variables]
+
+    def scopes(self) -> AbstractContextManager:
+        """Within, what a layer traces is in the scope of its stage."""
+        return calls_wrapped(self._operations, self._scope)
+
+    def _scope(self, operation: Any, index: int) -> AbstractContextManager:
+        stages = self._of_calls[id(operation)]
+        return tf.name_scope(stage_scope(stages[index % len(stages)]))
+
+
+def make_stages(
+    model: keras.Model, devices: Sequence[str], gpus_per_tower: int, stages: Sequence[str] | None,
+    **others: Any,
+) -> Stages | None:
+    """The stages of a step, None for one; Args and Raises as of `check_stages` and `Stages`."""
+    check_stages(gpus_per_tower, stages, **others)
+    check_groups(len(devices), gpus_per_tower)
+    return None if gpus_per_tower == 1 else Stages(model, devices, gpus_per_tower, stages)
+
+
+def check_groups(num_devices: int, gpus_per_tower: int) -> None:
+    """Raises ValueError where a worker's devices are no whole groups."""
+    if num_devices % gpus_per_tower:
+        whole = num_devices - num_devices % gpus_per_tower
+        raise ValueError(
+            f"gpus_per_tower ({gpus_per_tower}) must divide the number of devices, which is "
+            f"{num_devices}: use {whole or gpus_per_tower} devices."
+        )
+
+
+def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: Any) -> None:
+    """Raises ValueError where stages make no sense, whatever the model and devices.
+
+    Args:
+        gpus_per_tower: S.
+        stages: the names of layers that begin stages, or None.
+        others: strategy, batch_norm, jit_compile, as of `TowerStep`.
+    """
+    if not isinstance(gpus_per_tower, int) or gpus_per_tower < 1:
+        raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
+    if isinstance(stages, str):
+        raise ValueError(f"stages ({stages!r}) must be a list of layers' names.")
+    if stages is not None and len(stages) != gpus_per_tower - 1:
+        raise ValueError(
+            f"stages ({', '.join(stages)}) names the layers that begin {len(stages)} further "
+            f"stages, and gpus_per_tower ({gpus_per_tower}) has {gpus_per_tower - 1} of these: "
+            f"give gpus_per_tower={len(stages) + 1}, or other names."
+        )
+    if gpus_per_tower == 1:
+        return
+    for name, refused in _REFUSED.items():
+        if name in others and others[name] in refused:
+            raise ValueError(
+                f"gpus_per_tower ({gpus_per_tower}) does not go with {name}={others[name]}: "
+                f"{refused[others[name]]}"
+            )
+
+
+_COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
+_REFUSED: dict[str, dict[Any, str]] = {
+    "strategy": {"mirrored": _COPIES, "auto": _COPIES},
+    "batch_norm": {"synchronized": "towers would wait for each other within a stage. Use "
+                   "batch_norm=average, or fewer and larger towers."},
+    "jit_compile": {True: "XLA would compile each stage by itself, with other bits. Use "
+                    "jit_compile=False."},
+}
+
+
+def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
+    """The calls that begin stages, the first one included."""
+    begins = [0]
+    for name in names:
+        if name not in of_calls:
+            near = difflib.get_close_matches(name, of_calls, n=3, cutoff=0)
+            raise ValueError(
+                f"stages: the model calls no layer {name!r}; nearest are {', '.join(near)}."
+            )
+        after = [i for i, other in enumerate(of_calls) if other == name and i > begins[-1]]
+        if not after:
+            raise ValueError(
+                f"stages: {name!r} does not come after {of_calls[begins[-1]]!r}, with which the "
+                "stage before it begins: name the layers in their order, and not the first one."
+            )
+        begins.append(after[0])
+    return begins
+
+
+def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
+    """Where contiguous parts begin whose largest sum is as small as can be; none is empty."""
+
+    def begins(limit: int) -> list[int]:
+        found, total = [0], 0
+        for i, size in enumerate(sizes):
+            is_last_chance = len(sizes) - i == num_parts - len(found)
+            if i > found[-1] and (total + size > limit or is_last_chance):
+                found.append(i)
+                total = 0
+            total += size
+        return found
+
+    smallest = max(sizes)
+    limits = range(smallest, sum(sizes) + 1)
+    limit = bisect.bisect_left(limits, True, key=lambda n: len(begins(n)) <= num_parts)
+    return begins(smallest + limit)
+
+
+def _sizes(calls: Sequence[Call]) -> list[int]:
+    """The bytes of each call's outputs, and, where it is its layer's first, parameters."""
+    known: set[int] = set()
+    sizes = []
+    for call in calls:
+        variables = {id(v): v for v in getattr(call.operation, "variables", ())}
+        new = [v for key, v in variables.items() if key not in known]
+        known |= set(variables)
+        sizes.append(sum(map(_num_bytes, [*call.outputs, *new])))
+    return sizes
+
+
+def _num_bytes(tensor: Any) -> int:
+    return tf.as_dtype(tensor.dtype).size * math.prod(n or _ROWS for n in tensor.shape)
