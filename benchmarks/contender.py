@@ -33,6 +33,9 @@ TOWERS: dict[str, dict[str, Any]] = {
     "checked": {"nonfinite": "stop"},
     "unplaced": {},  # shards go to GPUs in the step, not ahead of it
     "on_gpu": {},  # the parameters on /gpu:0
+    "copies": {"strategy": "mirrored"},  # and a copy of them on each other GPU
+    "stages_2": {"gpus_per_tower": 2},  # these: as many towers as devices, whatever the groups
+    "stages_4": {"gpus_per_tower": 4},
     "limit": {},  # LimitStep
 }
 FITS = ("fit", "fit_no_jit")  # Keras' fit on one device: as it is; never compiled by XLA
@@ -79,17 +82,22 @@ class LimitStep(towers.TowerStep):
 
 
 def tower_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:
-    """One tower a device; the parameters on the CPU, or on the first GPU for "on_gpu"."""
+    """A tower for each device; the parameters on the CPU, or on the first GPU."""
     keras.utils.set_random_seed(0)  # the same parameters in every worker
     step_class = LimitStep if contender == "limit" else towers.TowerStep
     home = "/cpu:0"
-    if contender == "on_gpu":
+    if contender in ("on_gpu", "copies"):
         (home,) = towers.tower_devices(1, "auto" if is_rehearsal() else "gpu")
     with tf.device(home):
         return step_class(
             workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
-            devices=towers.tower_devices(num_devices), **TOWERS.get(contender, {}),
+            devices=towers.tower_devices(num_devices), **_with_towers(contender, num_devices),
         )
+
+
+def _with_towers(contender: str, num_devices: int) -> dict[str, Any]:
+    options = TOWERS.get(contender, {})
+    return {**options, "num_towers": num_devices} if "gpus_per_tower" in options else options
 
 
 def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
@@ -240,8 +248,10 @@ def main(argv: list[str]) -> None:
     if steps:
         train(dataset, Clock())
         clock = Clock()  # times between steps of one pass: its end waits for tf.data's threads
+        began = time.process_time()
         train(dataset, clock)
         times = clock.times
+        result["cpu_seconds_per_step"] = (time.process_time() - began) / len(times)
         examples = (len(times) - 1) * workload.batch_size
         result["examples_per_second"] = examples / (times[-1] - times[0])
         result["timed_seconds"] = times[-1] - times[0]

@@ -20,6 +20,7 @@ from towers.machine import devices
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 
+ON_GPUS = {"on_gpu", "copies", "stages_2", "stages_4"}  # or where these are rehearsed
 INPUT_SHAPE, NUM_CLASSES = (4,), 2  # of `linear`, for train.py's synthetic examples
 
 
@@ -52,7 +53,7 @@ def make_rows(num_devices=2, peer_speed=50.0):
 
 
 @pytest.mark.telling("towers", "fit", "mirrored")
-@pytest.mark.parametrize("name", [c for c in contender.CONTENDERS if c != "on_gpu"])
+@pytest.mark.parametrize("name", sorted({*contender.CONTENDERS} - ON_GPUS))
 def test_a_contender_notes_when_each_step_ends(name):
     clock = Clock()
     contender.trainer(name, WORKLOADS["tiny"](), 2).train(tiny_batches(2, passes=2), clock)
@@ -244,3 +245,19 @@ def test_readmes_figures_are_those_of_the_results():
     assert readme.written(text, readme.Results()) == text, "run python benchmarks/readme.py"
     with pytest.raises(ValueError, match="0 places for the figures of 'dcgan'"):
         readme.written(text.replace("figures: dcgan", "figures: gan"), readme.Results())
+
+
+@pytest.mark.matrix
+def test_placements_are_compared_by_time_memory_and_cpu(tmp_path):
+    out = tmp_path / "placements.csv"
+    compared = "--compared=copies:towers,stages_2:towers"
+    run = [sys.executable, ROOT / "benchmarks/placements.py", "--workload=mlp", "--num_devices=2"]
+    subprocess.run([*run, "--steps=1", "--rounds=1", compared, f"--out={out}"], check=True)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["contender"], row["measure"]) for row in rows] == [
+        ("copies", "first_step_seconds"), ("copies", "examples_per_second"),
+        ("copies", "peak_memory_mb"), ("stages_2", "first_step_seconds"),
+        ("stages_2", "cpu_seconds_per_step"),
+    ]
+    assert all(float(row["value"]) > 0 for row in rows)

@@ -451,3 +451,12 @@ def test_a_run_interrupted_in_its_validation_goes_on_with_it(monkeypatch):
             towers.train(config(run_dir="run"))
     assert [p.name for p in checkpoints.find(RUN / "checkpoints")][0] == "epoch-0-step-4"
     assert towers.train(TrainConfig(resume="run")) == whole
+
+
+@pytest.mark.matrix
+def test_a_run_may_go_on_with_other_stages():
+    options = {"num_towers": 2, "epochs": 3, "model": "mlp", "dataset": "mnist", "max_steps": 4,
+               "batch_size": 64}
+    whole = towers.train(config(run_dir="whole", **options))
+    interrupted(step=2, gpus_per_tower=2, **{**options, "num_gpus": 4})
+    assert towers.train(TrainConfig(resume="run", num_gpus=8, gpus_per_tower=4)) == whole

@@ -9,10 +9,12 @@ import pytest
 from tests.conformance.cases import BUILDERS, NOISE, ODD, Noise, noisy, rows
 from towers import models
 from towers.machine import devices
+from towers.machine.policy import GPU
 from towers.step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10
 BATCHES = [24, 13, 5]  # a partial last batch, and one smaller than the tower count
+WITHOUT_STAGES = ("ignore_class", "ragged_output", "subclassed")  # of one layer, of no graph
 DEVICES = {"cnn": (1, 2, 3, 4, 8)}  # the others: one tower a device, and an uneven share of them
 
 
@@ -71,6 +73,28 @@ def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     rng = np.random.default_rng(0)
     batches = [case.batch(n, rng) for n in (9, 4)]
     digests = {train(case.build, batches, 5, n, **case.compile) for n in (2, 5)}
+    assert len(digests) == 1
+
+
+@pytest.mark.telling("two_outputs_dict")
+@pytest.mark.parametrize("case", [c for c in ODD if c.name not in WITHOUT_STAGES], ids=str)
+def test_odd_models_give_the_same_bits_in_stages(case, float64):
+    rng = np.random.default_rng(0)
+    batches = [case.batch(n, rng) for n in (9, 4)]
+    digests = {train(case.build, batches, 4, 2 * n, gpus_per_tower=n, **case.compile)
+               for n in (1, 2)}
+    assert len(digests) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_built_in_models_give_the_same_bits_in_stages(name, count):
+    digests = {
+        train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 4, 2 * n, gpus_per_tower=n,
+              policy=GPU, loss="sparse_categorical_crossentropy")
+        for n in (1, count)
+    }
     assert len(digests) == 1
 
 

@@ -53,6 +53,7 @@ def kinds(num_towers):
     found["skip"] = partial(found["cnn"], nonfinite="skip", poisoned=1)
     found["packed"] = partial(found["cnn"], pack_transfers=True)
     found["mirrored"] = partial(found["resnet20"], strategy="mirrored", policy=GPU)
+    found["stages"] = partial(found["resnet20"], gpus_per_tower=2, policy=GPU)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")

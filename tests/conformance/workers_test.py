@@ -15,7 +15,7 @@ from tests.workers import run_all
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule", "ragged_output")
-SMALL = ("synchronized", "mirrored")
+SMALL = ("synchronized", "mirrored", "stages")
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(name="devices_of")
 def _devices_of(monkeypatch):
     """(devices, number of towers) of the arguments of make_parallel."""
-    monkeypatch.setattr(parallel_model, "parallel_on", lambda model, *where: where[:2])
+    monkeypatch.setattr(parallel_model, "parallel_on", lambda model, *where, **options: where[:2])
     return towers.make_parallel
 
 

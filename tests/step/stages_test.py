@@ -77,9 +77,9 @@ def test_models_inside_of_a_model_are_cut_too_and_a_layer_may_be_in_two_stages()
 
 @pytest.mark.parametrize(("names", "error"), [
     (["dense_1"], "names the layers that begin 1 further stages.*has 2.*gpus_per_tower=2"),
-    (["dense_1", "dens_3"], "calls no layer 'dens_3'; nearest are dense_3"),
-    (["dense_3", "dense_1"], "'dense_1' does not come after 'dense_3'"),
-    (["dense_0", "dense_1"], "'dense_0' does not come after 'dense_0'"),
+    (["dense_1", "dens_3"], "(dens_3).*no such layer; nearest are dense_3"),
+    (["dense_3", "dense_1"], "(dense_1).*not come after 'dense_3'"),
+    (["dense_0", "dense_1"], "(dense_0).*not come after 'dense_0'"),
 ])
 def test_names_that_make_no_sense_are_refused(names, error):
     with pytest.raises(ValueError, match=error):

@@ -155,12 +155,12 @@ def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
         if name not in of_calls:
             near = difflib.get_close_matches(name, of_calls, n=3, cutoff=0)
             raise ValueError(
-                f"stages: the model calls no layer {name!r}; nearest are {', '.join(near)}."
+                f"stages ({name}): the model calls no such layer; nearest are {', '.join(near)}."
             )
         after = [i for i, other in enumerate(of_calls) if other == name and i > begins[-1]]
         if not after:
             raise ValueError(
-                f"stages: {name!r} does not come after {of_calls[begins[-1]]!r}, with which the "
+                f"stages ({name}): it does not come after {of_calls[begins[-1]]!r}, with which the "
                 "stage before it begins: name the layers in their order, and not the first one."
             )
         begins.append(after[0])
