@@ -88,6 +88,7 @@ CROSS_CUTTING = {
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
     "machines_benchmark_test": "benchmarks/",
     "examples_test": "examples/", "experiments_test": "experiments/",
+    "experiments_staleness_test": "experiments/staleness.py",
     "experiments_text_test": "experiments/text.py",
     "sweep_test": "sweep.py", "train_test": "train.py",
     "continue_test": "loop and saving: a run that goes on where it was interrupted",
