@@ -1,4 +1,4 @@
-"""Finds the best batch and number of GPUs: the command of towers/sweep/__main__.py, from a checkout.
+"""Finds the best batch and GPU count: the command of towers/sweep/__main__.py, from a checkout.
 
     python sweep.py --batch_sizes=64,128,256 --gpu_counts=1,2,4,8 --model=cnn --max_steps=100
 """

@@ -1,4 +1,4 @@
-"""Every flagfile in towers/experiments/ says what it is, and is a run that train.py or sweep.py takes."""
+"""Every packaged flagfile says what it is, and is a run that train.py or sweep.py takes."""
 
 import json
 import re

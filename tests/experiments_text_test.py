@@ -2,7 +2,6 @@
 
 import random
 import zipfile
-from pathlib import Path
 
 import keras
 import numpy as np

@@ -224,12 +224,21 @@ def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
         raise ValueError(f"{text}. The whole traceback {where}.") from error
 
 
+def train_command() -> str:
+    """The words that start train.py as this process was started, for a text to be typed."""
+    started = Path(sys.argv[0])
+    if started == Path(__file__).with_name("__main__.py"):
+        return "python -m towers"
+    return started.name if started.name == "towers-train" else "python train.py"
+
+
 def as_flags(text: str) -> str:
-    """A library's error text, its arguments named as the command line's flags.
+    """A library's error text, with the command as it was started and arguments as its flags.
 
     "num_gpus (8) is too many, use num_gpus=2" -> "--num_gpus (8) is too many, use --num_gpus=2".
     An argument without a value stands in backquotes: "leave `plan` out" -> "leave --plan out".
     """
+    text = text.replace("python train.py", train_command())
     names = "|".join(map(re.escape, flags.FLAGS))
     text = re.sub(rf"`({names})`", r"--\1", text)
     return re.sub(rf"(?<!\S)({names})(?= \(|=)", r"--\1", text)

@@ -83,7 +83,7 @@ def print_tf_config(hosts: list[str], words: list[str]) -> None:
     addresses = worker_environment.checked_hosts(hosts)
     for index, address in enumerate(addresses):
         text = worker_environment.tf_config(addresses, index)
-        start = f"TF_CONFIG='{text}' python {command.shown(words)}" if words else (
+        start = f"TF_CONFIG='{text}' {command.typed(words)}" if words else (
             f"export TF_CONFIG='{text}'"
         )
         print(f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}")

@@ -26,14 +26,13 @@ def main(script: str, run_dir: str, flags: list[str]) -> None:
         SystemExit: the script's, where it failed.
     """
     sys.argv = [script, f"--run_dir={run_dir}", *flags]
-    if script.endswith(".py"):
-        sys.path[0] = str(Path(script).resolve().parent)
-        start = runpy.run_path
-    else:
-        del sys.path[0]  # the current directory, which a model's module is looked for in last
-        start = runpy.run_module
     try:
-        start(script, run_name="__main__")
+        if script.endswith(".py"):
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
+        else:
+            del sys.path[0]  # the current directory, which a model's module is looked for in last
+            runpy.run_module(script, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
