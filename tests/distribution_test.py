@@ -1,7 +1,10 @@
-"""What is installed under which name: every hint names the distribution of setup.cfg."""
+"""What is installed under which name: the commands, and every hint's distribution of setup.cfg."""
 
 import configparser
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,61 @@ def test_every_hint_installs_this_project_and_extras_that_it_has():
     found = list(hints())
     assert sum(bool(ours(given)) for _, given in found) > 10
     assert [(path, given, problem(given)) for path, given in found if problem(given)] == []
+
+
+def run_installed(name, *flags, cwd):
+    """A command of setup.cfg, as its script in an environment's bin/ starts it."""
+    lines = SETUP["options.entry_points"]["console_scripts"].split("\n")
+    module, _, function = dict(line.split(" = ") for line in lines if line)[name].partition(":")
+    script = cwd / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    return subprocess.run(
+        [sys.executable, script, *flags], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100,
+    )
+
+
+@pytest.mark.parametrize("name, script", [
+    ("towers-train", ["train.py"]), ("towers-sweep", ["sweep.py"]),
+    ("towers-launch", ["-m", "towers.launch"]),
+])
+def test_an_installed_command_says_what_the_checkouts_says(name, script, tmp_path):
+    ours = run_installed(name, "--help", cwd=tmp_path)
+    theirs = subprocess.run([sys.executable, *script, "--help"], cwd=ROOT, capture_output=True,
+                            text=True, timeout=100)
+    assert (ours.returncode, ours.stderr) == (theirs.returncode, theirs.stderr) == (0, "")
+    (said, flags), (expected, their_flags) = (
+        re.split(r"\nflags:\n\n.*:\n", done.stdout) for done in (ours, theirs)
+    )
+    assert (said, flags) == (expected, their_flags) and name in said
+
+
+@pytest.mark.parametrize("name", ["wide_mlp", "experiments/wide_mlp.flags"])
+def test_an_experiment_is_found_where_there_is_no_checkout(name, tmp_path):
+    done = run_installed("towers-train", f"--flagfile={name}", "--batch_size_per_gpu=8", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--batch_size (1024) is the global batch" in done.stderr  # 1024: the experiment's
+
+
+def test_a_flagfile_that_is_neither_file_nor_experiment_is_one_line_with_their_names(tmp_path):
+    (tmp_path / "wide_mlp").write_text("--batch_size=0\n")  # a file comes first
+    done = run_installed("towers-train", "--flagfile", "wide_mlp", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: --batch_size (0) must be at least 1.\n")
+    done = run_installed("towers-train", "--flagfile=elsewhere/wide_mlp.flags", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "('elsewhere/wide_mlp.flags') is neither a file nor" in done.stderr
+    assert "rnn_benchmark, " in done.stderr
+
+
+def test_the_page_of_a_package_index_has_no_link_into_the_checkout():
+    page = (ROOT / SETUP["metadata"]["long_description"].removeprefix("file: ")).read_text("utf-8")
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert all(link.startswith("https://") for link in links)
+    assert "train.py" not in page and f"pip install {NAME}" in page
+
+
+def test_what_the_package_brings_is_there():
+    for package, patterns in SETUP["options.package_data"].items():
+        folder = ROOT / package.replace(".", "/")
+        assert all(list(folder.glob(pattern)) for pattern in patterns.split(", "))

@@ -1,4 +1,4 @@
-"""Every flagfile in experiments/ says what it is, and is a run that train.py or sweep.py takes."""
+"""Every packaged flagfile says what it is, and is a run that train.py or sweep.py takes."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 from towers import TrainConfig, datasets, models
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "experiments").glob("*.flags"))
+FILES = sorted((ROOT / "towers" / "experiments").glob("*.flags"))
 SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]
 RUNS = [path for path in FILES if path not in SWEEPS]
 
@@ -19,7 +19,7 @@ RUNS = [path for path in FILES if path not in SWEEPS]
 PARSE_RUNS = """
 import json, sys
 from absl import flags
-import train
+from towers import __main__ as train
 
 train.define_flags()
 for path in sys.argv[1:]:
@@ -29,8 +29,8 @@ for path in sys.argv[1:]:
 PARSE_SWEEPS = """
 import json, sys
 from absl import flags
-import sweep
 from towers import command_line
+from towers.sweep import __main__ as sweep
 from towers.sweep.cells import make_cells
 
 sweep.define_flags()

@@ -2,7 +2,6 @@
 
 import random
 import zipfile
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from towers.command_line import EXPERIMENTS
 from towers.config import TrainConfig
 
 pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
@@ -56,7 +56,7 @@ def corpus(tmp_path):
 
 
 def test_the_flagfile_trains_this_model_on_these_stories():
-    lines = Path(text.__file__).with_name("text_transformer.flags").read_text().splitlines()
+    lines = (EXPERIMENTS / "text_transformer.flags").read_text().splitlines()
     assert {"--model=experiments.text:build", "--dataset=experiments.text:load"} <= set(lines)
 
 

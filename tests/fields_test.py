@@ -16,7 +16,8 @@ FIELDS = dataclasses.fields(TrainConfig)
 def another(field):
     """A value that is neither the default nor one that is refused."""
     says = fields.declared(field)
-    special = {"schedule": "cosine", "class_weight": "0:1,1:5", "image_size": "8x8x1"}
+    special = {"schedule": "cosine", "class_weight": "0:1,1:5", "image_size": "8x8x1",
+               "strategy": "mirrored"}
     return special.get(field.name) or {
         "text": "other", "count": 7, "number": 0.5, "switch": not field.default,
         "choice": says.words and says.words[-1],

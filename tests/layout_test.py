@@ -10,7 +10,8 @@ PACKAGE = ROOT / "towers"
 ORDER = (
     "machine", "named", "class_weight", "fields", "config", "command_line", "models", "reading",
     "datasets", "levels", "rows", "step", "own_step", "recipe", "checkpointing", "training",
-    "parallel", "reporting", "diagnosis", "after_training", "loop", "sweep", "launch",
+    "parallel", "reporting", "diagnosis", "after_training", "loop", "__main__", "sweep",
+    "launch",
 )
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -70,6 +70,7 @@ def eight(tmp_path_factory):
         (["--predict=x.keras"], "--predict (x.keras) needs --out, a new file"),
         (["--evaluate=x.keras", "--resume=run"], "--evaluate and --resume: give only one of them."),
         (["--evaluate=x.keras"], "--evaluate (x.keras) is neither a .keras file nor the directory"),
+        (["--strategy=async"], "older parameters are another computation. `python -m experiments."),
         (["--device=tpu"], "flag --device=tpu: value should be one of <auto|gpu|cpu>"),
         (["8"], "'8' is not a flag."),
         (["--plan", "true"], "'true' is not a flag."),

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -23,25 +24,29 @@ from towers.machine.user_lines import line_of_error
 
 flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
 
+EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles, which the package brings
+
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
 
 
-def parse_flags(argv: list[str]) -> bool:
+def parse_flags(argv: list[str], says: str | None = None) -> bool:
     """Fills flags.FLAGS; False where it was --help, which is now printed.
 
     Args:
         argv: the command and its arguments; its flags are defined already.
+        says: what the help begins with; None: the main module's docstring.
 
     Raises:
-        ValueError: a flag is unknown, a value has another type, something is no flag, or the help
-            cannot be written.
+        ValueError: a flag is unknown, a value has another type, something is no flag, a flagfile
+            cannot be read, or the help cannot be written.
     """
     app.define_help_flags()
+    sys.modules["__main__"].__doc__ = says or sys.modules["__main__"].__doc__  # absl prints that
     help = io.StringIO()
     try:
         with redirect_stdout(help):
-            rest = flags.FLAGS(argv)[1:]
+            rest = flags.FLAGS(_with_experiments(argv))[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except SystemExit:  # absl's way to end a --help, with 1
@@ -50,6 +55,37 @@ def parse_flags(argv: list[str]) -> bool:
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     return True
+
+
+def _with_experiments(argv: list[str]) -> list[str]:
+    """The arguments, with the package's own files in the place of flagfiles that are none here."""
+    found = list(argv)
+    for i, word in enumerate(argv):
+        flag, is_assigned, name = word.partition("=")
+        if flag in ("--flagfile", "-flagfile"):
+            if is_assigned:
+                found[i] = f"{flag}={_flagfile(name)}"
+            elif argv[i + 1:]:
+                found[i + 1] = _flagfile(argv[i + 1])
+    return found
+
+
+def _flagfile(name: str) -> str:
+    """The path of a flagfile: as it is; or of an experiment: "mnist_notebook_small".
+
+    Raises:
+        ValueError: there is neither.
+    """
+    known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
+    if not name or Path(name).expanduser().exists():
+        return name
+    stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
+    if stem in known:
+        return known[stem]
+    raise ValueError(
+        f"--flagfile ({fields.shown(name)}) is neither a file nor one of the experiments: "
+        f"{', '.join(sorted(known))}."
+    )
 
 
 def _print_help(text: str) -> None:
@@ -169,17 +205,16 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 @contextmanager
-def users_lines_named(captured: CapturedStderr | None, script: str) -> Iterator[None]:
+def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
     """Adds to a ValueError that came through the user's own code where, and where to read more.
 
     Args:
         captured: what is held back of libraries' messages; it gets the traceback. None: nothing is.
-        script: the command's own file.
     """
     try:
         yield
     except ValueError as error:
-        line = line_of_error(error, script)
+        line = line_of_error(error)
         text = str(error).rstrip(". ") or type(error).__name__
         if line is None or captured is None:
             raise
@@ -189,12 +224,21 @@ def users_lines_named(captured: CapturedStderr | None, script: str) -> Iterator[
         raise ValueError(f"{text}. The whole traceback {where}.") from error
 
 
+def train_command() -> str:
+    """The words that start train.py as this process was started, for a text to be typed."""
+    started = Path(sys.argv[0])
+    if started == Path(__file__).with_name("__main__.py"):
+        return "python -m towers"
+    return started.name if started.name == "towers-train" else "python train.py"
+
+
 def as_flags(text: str) -> str:
-    """A library's error text, its arguments named as the command line's flags.
+    """A library's error text, with the command as it was started and arguments as its flags.
 
     "num_gpus (8) is too many, use num_gpus=2" -> "--num_gpus (8) is too many, use --num_gpus=2".
     An argument without a value stands in backquotes: "leave `plan` out" -> "leave --plan out".
     """
+    text = text.replace("python train.py", train_command())
     names = "|".join(map(re.escape, flags.FLAGS))
     text = re.sub(rf"`({names})`", r"--\1", text)
     return re.sub(rf"(?<!\S)({names})(?= \(|=)", r"--\1", text)

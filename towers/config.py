@@ -16,6 +16,12 @@ _MOST_DEVICES, _MOST_TOWERS, _MOST_EXAMPLES = 1024, 65_536, 2**31 - 1
 _LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
 WARN = "warn"
+ASYNC = "async"
+ASYNC_REFUSED = (
+    "strategy=async: towers is synchronous; updates with gradients of older parameters are another "
+    "computation. `python -m experiments.staleness`, in a checkout, shows what they cost. Use "
+    "strategy=parameter_server or strategy=mirrored."
+)
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
@@ -92,11 +98,11 @@ class TrainConfig:
         "cpu", ("cpu", "gpu"), "Where the parameters live and are updated, /cpu:0 or /gpu:0. "
         "Default: the CPU, which is as near to each GPU as to any other.")
     strategy: str = choice(
-        "parameter_server", ("parameter_server", "mirrored", AUTO), "parameter_server: the "
+        "parameter_server", ("parameter_server", "mirrored", AUTO, ASYNC), "parameter_server: the "
         "parameters are on `variable_device` alone; mirrored: each GPU has a copy of them and of "
         "the optimizer's, and all make the same update, with the bits of `variable_device`=gpu; "
-        "auto: of these two the one whose first steps are faster. Default: the CPU is as near to "
-        "each GPU as to any other.", Role.FREE)
+        "auto: of these two the one whose first steps are faster; async is refused. Default: the "
+        "CPU is as near to each GPU as to any other.", Role.FREE)
     gpus_per_tower: int = count(
         1, "GPUs that share the layers of each tower, in as many stages: for a model that is too "
         "large for one. With `accumulate`=8 they work on 8 towers in a pipeline. Default: one GPU "
@@ -340,6 +346,8 @@ class TrainConfig:
                 f"accumulate ({self.accumulate}) is a number of towers a device, and "
                 f"num_towers={AUTO} finds one: give only one of them."
             )
+        if self.strategy == ASYNC:
+            raise ValueError(ASYNC_REFUSED)
         if self.strategy == AUTO and self.num_towers == AUTO:
             raise ValueError(
                 f"num_towers={AUTO} and strategy={AUTO} are both found with first steps: let only "

@@ -245,7 +245,7 @@ STREAMED = """
 import sys
 from towers.datasets import image_folder
 image_folder.MEMORY_SHARE = 0
-import train
+from towers import __main__ as train
 sys.exit(train.main(["train.py", *sys.argv[1:]]))
 """
 

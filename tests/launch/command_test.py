@@ -28,6 +28,13 @@ def test_a_script_or_a_module_is_run_by_this_python(words):
     assert command.python(words) == [sys.executable, *words]
 
 
+def test_the_installed_command_is_run_by_this_python_too_and_typed_without_it():
+    words = ["towers-train", "--epochs=3"]
+    command.check(words)
+    assert command.python(words) == [sys.executable, "-m", "towers", "--epochs=3"]
+    assert command.typed(words) == "towers-train --epochs=3"
+
+
 @pytest.mark.parametrize("words, message", [
     ([], "there is nothing to run: give the command behind --, as in python -m towers.launch"),
     (["python", "train.py"], "'python' comes by itself: begin the command with the script"),
@@ -47,6 +54,7 @@ def test_what_python_could_not_run_is_refused(words, message):
     (["train.py", "--epochs=3"], "run", ["train.py", "--resume=run"]),
     # the one that the command names, in any of absl's ways; the last one counts
     (["train.py", "--run_dir=run", "--epochs=3"], None, ["train.py", "--resume=run"]),
+    (["towers-train", "--run_dir=run"], None, ["towers-train", "--resume=run"]),
     (["train.py", "--epochs=3", "--run_dir", "run"], None, ["train.py", "--resume=run"]),
     (["train.py", "-run_dir=run"], None, ["train.py", "--resume=run"]),
     (["train.py", "--run_dir=empty", "--run_dir=run"], None, ["train.py", "--resume=run"]),

@@ -59,7 +59,6 @@ def test_an_error_of_a_library_names_the_line_of_its_cause_or_none():
     except KeyError as cause:
         error.__cause__, line = cause, cause.__traceback__.tb_lineno
     assert line_of_error(error) == f"{HERE}:{line}"
-    assert line_of_error(error, script=__file__) is None
 
 
 def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():

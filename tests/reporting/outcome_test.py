@@ -35,6 +35,11 @@ def test_a_stopped_run_says_how_to_go_on():
     )
 
 
+def test_the_words_that_continue_a_run_are_those_that_began_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/environment/bin/towers-train", "--epochs=3"])
+    assert outcome.resume_words(Path("run")) == "towers-train --resume=run"
+
+
 @pytest.mark.parametrize(
     ("count", "scale", "expected"),
     [

@@ -138,6 +138,8 @@ def test_in_one_memory_there_is_nothing_to_copy_to():
 
 @pytest.mark.parametrize("act, said", [
     (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirrored"),
+    (lambda: make_step("async"), "strategy=async: towers is synchronous.* experiments.staleness"),
+    (lambda: make_parallel("async"), "strategy=async: .* strategy=parameter_server"),
     (lambda: make_step(devices=["/cpu:1", "/cpu:2"]), r"is on /cpu:0, .* tf.device\('/cpu:1'\)"),
 ])
 def test_what_cannot_be_mirrored_is_refused(act, said):

@@ -4,6 +4,7 @@
 
 What stands behind -- is a Python script and its arguments, the same for every worker: train.py, or
 one of your own. When a worker is lost, the run goes on at its last checkpoint with the others.
+Where the package is installed, `towers-launch` is this command, and `towers-train` is train.py.
 """
 
 import os
@@ -15,6 +16,9 @@ from towers import command_line
 from towers.launch import command, worker_environment
 from towers.launch.launcher import launch
 from towers.machine import nvidia
+
+if __name__ != "__main__":
+    flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
 
 
 def define_flags() -> None:
@@ -40,7 +44,7 @@ def run(argv: list[str]) -> int:
         ValueError: it makes no sense.
     """
     own, words = command.split(argv)
-    if not command_line.parse_flags(own):
+    if not command_line.parse_flags(own, __doc__):
         return 0
     given = flags.FLAGS
     if given.print_tf_config:
@@ -79,17 +83,17 @@ def print_tf_config(hosts: list[str], words: list[str]) -> None:
     addresses = worker_environment.checked_hosts(hosts)
     for index, address in enumerate(addresses):
         text = worker_environment.tf_config(addresses, index)
-        start = f"TF_CONFIG='{text}' python {command.shown(words)}" if words else (
+        start = f"TF_CONFIG='{text}' {command.typed(words)}" if words else (
             f"export TF_CONFIG='{text}'"
         )
         print(f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}")
 
 
-def main(argv: list[str]) -> int:
-    """The exit code."""
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of the command line; None: the process' own."""
     define_flags()
-    return command_line.exit_code(lambda: sys.exit(run(argv)))
+    return command_line.exit_code(lambda: sys.exit(run(argv or sys.argv)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -11,6 +11,7 @@ from towers.checkpointing.run_dir import CONFIG
 from towers.launch.screen import without_escapes
 
 _TRAIN = "train.py"
+_INSTALLED = "towers-train"
 _EXAMPLE = "python -m towers.launch --workers=2 -- train.py --num_towers=8"
 _INTERPRETER = re.compile(r"python[\d.]*(\.exe)?")
 _TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `report.title_line`
@@ -49,21 +50,27 @@ def check(words: Sequence[str]) -> None:
         raise ValueError(
             f"{script!r} comes by itself: begin the command with the script, as in {_EXAMPLE}"
         )
-    if not Path(script).is_file():
+    if not Path(script).is_file() and script != _INSTALLED:
         raise ValueError(
-            f"{script!r} is no file in {Path.cwd()}. Begin the command with the path of a script, "
-            f"as in {_EXAMPLE}"
+            f"{script!r} is no file in {Path.cwd()}. Begin the command with {_INSTALLED}, or with "
+            f"the path of a script, as in {_EXAMPLE}"
         )
 
 
 def python(words: Sequence[str]) -> list[str]:
     """The whole command of a worker."""
-    return [sys.executable, *words]
+    start = ["-m", "towers"] if words[0] == _INSTALLED else [words[0]]
+    return [sys.executable, *start, *words[1:]]
 
 
 def shown(words: Sequence[str]) -> str:
     """The command as one would type it."""
     return shlex.join(words)
+
+
+def typed(words: Sequence[str]) -> str:
+    """The command as a shell starts it, without a launcher."""
+    return shown(words if words[0] == _INSTALLED else ["python", *words])
 
 
 def title(words: Sequence[str]) -> str:
@@ -89,7 +96,7 @@ def again(words: Sequence[str], announced: str | None) -> list[str]:
         words: the command that has run.
         announced: the directory that the chief has named, if it has.
     """
-    if Path(words[0]).name != _TRAIN or resumes(words):
+    if Path(words[0]).name not in (_TRAIN, _INSTALLED) or resumes(words):
         return list(words)
     directory = announced or _flag(words, "run_dir")
     if directory is None or not (Path(directory) / CONFIG).exists():

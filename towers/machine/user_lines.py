@@ -33,19 +33,18 @@ def line_of(operation: Any) -> str:
     return _first_of_the_users(reversed(frames))
 
 
-def line_of_error(error: BaseException | None, script: str | None = None) -> str | None:
+def line_of_error(error: BaseException | None) -> str | None:
     """The innermost line of the user's that an error, or its cause, came through; None: no line.
 
     Args:
-        error: it has been raised.
-        script: a file that is not the user's, such as train.py. Nor is what pip has installed.
+        error: it has been raised. What pip has installed is not the user's.
     """
     while error is not None:
         walked = traceback.walk_tb(error.__traceback__)
         frames = [(frame.f_code.co_filename, line) for frame, line in walked]
         line = _first_of_the_users(
             (name, number) for name, number in reversed(frames)
-            if name != script and "site-packages" not in name
+            if "site-packages" not in name
         )
         if line != _UNKNOWN:
             return line

@@ -9,6 +9,7 @@ from rich.text import Text
 from towers.checkpointing.best import Monitor
 from towers.checkpointing.run_dir import BEST, FINAL
 from towers.checkpointing.train_state import TrainState
+from towers.command_line import train_command
 from towers.datasets.source import num_steps
 from towers.machine.words import plural
 from towers.reporting.formats import format_loss, format_seconds
@@ -84,8 +85,8 @@ def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None
         return f"the same script, with towers.TrainConfig({given})"
     name = shlex.quote(str(directory))
     if nonfinite:
-        return f"python train.py --resume={name} --nonfinite={nonfinite}"
-    return f"python train.py --resume={name}"
+        return f"{train_command()} --resume={name} --nonfinite={nonfinite}"
+    return f"{train_command()} --resume={name}"
 
 
 def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> Text:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from towers.config import ASYNC, ASYNC_REFUSED
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 
@@ -59,7 +60,9 @@ def check_batch_norm(batch_norm: str) -> None:
 
 
 def check_strategy(strategy: str) -> None:
-    """Raises ValueError for an unknown place of the parameters."""
+    """Raises ValueError for an unknown place of the parameters, and for asynchronous updates."""
+    if strategy == ASYNC:
+        raise ValueError(ASYNC_REFUSED)
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(STRATEGIES)}.")
 

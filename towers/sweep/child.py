@@ -1,4 +1,4 @@
-"""python -m towers.sweep.child PARENT train.py --flags: that train.py, then what memory it took.
+"""python -m towers.sweep.child PARENT TRAIN RUN_DIR --flags: that run, then what memory it took.
 
 The memory goes to cell.json in the run's directory; only the process itself can ask TensorFlow.
 """
@@ -18,7 +18,7 @@ def main(script: str, run_dir: str, flags: list[str]) -> None:
     """Runs the script as Python itself would.
 
     Args:
-        script: path of train.py.
+        script: a path, or the name of a module.
         run_dir: its --run_dir.
         flags: its other flags.
 
@@ -26,9 +26,13 @@ def main(script: str, run_dir: str, flags: list[str]) -> None:
         SystemExit: the script's, where it failed.
     """
     sys.argv = [script, f"--run_dir={run_dir}", *flags]
-    sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        if script.endswith(".py"):
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
+        else:
+            del sys.path[0]  # the current directory, which a model's module is looked for in last
+            runpy.run_module(script, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise

@@ -30,7 +30,7 @@ def run_sweep(
     cells: Sequence[Cell],
     shared: TrainConfig,
     out_dir: Path,
-    train: Path,
+    train: Path | str = "towers",
     retry_failed: bool = False,
 ) -> list[Row]:
     """Runs the cells that `out_dir` has no row for; see `directory` for what it leaves there.
@@ -39,7 +39,7 @@ def run_sweep(
         cells: from `make_cells`.
         shared: what all cells have in common.
         out_dir: new, empty, or of the same sweep.
-        train: path of train.py.
+        train: the module, or the path, of train.py.
         retry_failed: run those cells, too, whose row is an error.
 
     Returns:
@@ -68,7 +68,7 @@ def _run_cells(
     cells: Sequence[Cell],
     shared: TrainConfig,
     out_dir: Path,
-    train: Path,
+    train: Path | str,
     rows: dict[Key, Row],
 ) -> None:
     """Adds a row for each cell, and writes sweep.csv after each."""
@@ -90,14 +90,14 @@ def _write_table(path: Path, rows: dict[Key, Row]) -> None:
         show(f"Warning   {path} cannot be written ({error.strerror}); the sweep goes on.")
 
 
-def run_cell(cell: Cell, shared: TrainConfig, path: Path, train: Path) -> Row:
+def run_cell(cell: Cell, shared: TrainConfig, path: Path, train: Path | str) -> Row:
     """The cell's row, from a run of train.py in a process of its own; a failure is a row, too.
 
     Args:
         cell: the cell.
         shared: what all cells have in common.
         path: the cell's run directory; what an earlier try left there is removed.
-        train: path of train.py.
+        train: the module, or the path, of train.py.
     """
     shutil.rmtree(path, ignore_errors=True)
     row = table.empty_row(cell, shared.fixed_towers)

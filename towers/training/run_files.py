@@ -12,6 +12,7 @@ from towers.checkpointing import run_dir
 from towers.checkpointing.checkpoints import is_finite
 from towers.checkpointing.run_dir import Result
 from towers.checkpointing.train_state import TrainState
+from towers.command_line import train_command
 from towers.machine import watch
 from towers.recipe.schedules import plain_schedule
 from towers.training.listener import Listener
@@ -90,7 +91,7 @@ def unreadable(model: keras.Model) -> str | None:
         return None
     return (
         f"{run_dir.BEST} and {run_dir.FINAL} cannot be read back as they are, as Keras does not "
-        f"know {', '.join(names)}: python train.py --evaluate, --predict and --model would refuse "
+        f"know {', '.join(names)}: {train_command()} --evaluate, --predict and --model would refuse "
         "them. Use a named function or class in place of a lambda, and decorate it with "
         "@keras.saving.register_keras_serializable()."
     )
