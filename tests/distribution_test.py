@@ -91,7 +91,8 @@ def test_an_installed_command_says_what_the_checkouts_says(name, script, tmp_pat
 
 @pytest.mark.parametrize("name", ["wide_mlp", "experiments/wide_mlp.flags"])
 def test_an_experiment_is_found_where_there_is_no_checkout(name, tmp_path):
-    done = run_installed("towers-train", f"--flagfile={name}", "--batch_size_per_gpu=8", cwd=tmp_path)
+    flags = [f"--flagfile={name}", "--batch_size_per_gpu=8"]
+    done = run_installed("towers-train", *flags, cwd=tmp_path)
     assert done.returncode == 2
     assert "--batch_size (1024) is the global batch" in done.stderr  # 1024: the experiment's
 

@@ -91,8 +91,8 @@ def unreadable(model: keras.Model) -> str | None:
         return None
     return (
         f"{run_dir.BEST} and {run_dir.FINAL} cannot be read back as they are, as Keras does not "
-        f"know {', '.join(names)}: {train_command()} --evaluate, --predict and --model would refuse "
-        "them. Use a named function or class in place of a lambda, and decorate it with "
+        f"know {', '.join(names)}: {train_command()} --evaluate, --predict and --model would "
+        "refuse them. Use a named function or class in place of a lambda, and decorate it with "
         "@keras.saving.register_keras_serializable()."
     )
 
