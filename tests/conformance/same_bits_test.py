@@ -76,13 +76,15 @@ def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     assert len(digests) == 1
 
 
-@pytest.mark.telling("two_outputs_dict")
+@pytest.mark.telling("fan_out")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name not in WITHOUT_STAGES], ids=str)
 def test_odd_models_give_the_same_bits_in_stages(case, float64):
     rng = np.random.default_rng(0)
     batches = [case.batch(n, rng) for n in (9, 4)]
-    digests = {train(case.build, batches, 4, 2 * n, gpus_per_tower=n, **case.compile)
-               for n in (1, 2)}
+    digests = {
+        train(case.build, batches, 4, 2 * n, gpus_per_tower=n, policy=GPU, **case.compile)
+        for n in (1, 2)
+    }
     assert len(digests) == 1
 
 
