@@ -62,6 +62,7 @@ class _Now:
 
     phase, count, is_patient, computes = BETWEEN, 0, False, False
     known: set[str] = set()
+    watchers = 0
 
 
 def enter(phase: str) -> None:
@@ -106,10 +107,17 @@ def watching(watched: Watched) -> Iterator[None]:
     _Now.known.clear()
     enter(BETWEEN)
     watcher = _Watcher(watched)
+    _Now.watchers += 1
     try:
         yield
     finally:
+        _Now.watchers -= 1
         watcher.end()
+
+
+def is_watching() -> bool:
+    """Whether a run or a fit is watched."""
+    return _Now.watchers > 0
 
 
 def stands_in(thread: int) -> str:

@@ -1,5 +1,6 @@
 """HangTimeout: the callback with which a process that hangs in `make_parallel(...).fit` ends."""
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,8 +10,11 @@ import keras
 from towers import fields
 from towers.config import AUTO, TrainConfig
 from towers.machine import hang
-from towers.machine.devices import placement
-from towers.parallel.resume import among
+from towers.machine.devices import place_towers, placement
+from towers.machine.workers import join_workers
+from towers.parallel.resume import only_one
+
+_FIELD = next(f for f in dataclasses.fields(TrainConfig) if f.name == "hang_timeout")
 
 
 class HangTimeout(keras.callbacks.Callback):
@@ -34,7 +38,7 @@ class HangTimeout(keras.callbacks.Callback):
             ValueError: it is none of these.
         """
         super().__init__()
-        self.seconds = fields.check(TrainConfig, "hang_timeout", seconds, "seconds")
+        self.seconds = fields.declared(_FIELD).check("seconds", seconds)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses any other `fit`, which nobody would watch.
@@ -50,24 +54,24 @@ class HangTimeout(keras.callbacks.Callback):
             )
 
 
-def watching(callbacks: Any, devices: Sequence[str], num_workers: int) -> AbstractContextManager:
+def watching(callbacks: Any, devices: Sequence[str], num_towers: int) -> AbstractContextManager:
     """The watch over a fit, where a HangTimeout is among what it was given as its callbacks.
 
     Args:
         callbacks: as given.
-        devices: of each tower.
-        num_workers: several of them watch each other.
+        devices: those that run the towers, in order.
+        num_towers: of all workers; several of them watch each other.
 
     Raises:
         ValueError: there are two.
     """
-    found = among(callbacks, HangTimeout)
+    found = only_one(HangTimeout, callbacks)
     if found is None:
         return nullcontext()
-    seconds = found.seconds if num_workers == 1 else 0
+    is_alone = join_workers().num_workers == 1
     return hang.watching(hang.Watched(
-        placement(devices, 0),
+        placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
         "Start the script again: with towers.Resume among its callbacks it goes on from its last "
         "checkpoint. If it was at work, give towers.HangTimeout more seconds.",
-        None if seconds == AUTO else seconds,
+        0.0 if not is_alone else None if found.seconds == AUTO else found.seconds,
     ))
