@@ -164,7 +164,7 @@ class _Watcher:
         return before == -1
 
     def _run(self) -> None:
-        tick = min(_TICK, (self._watched.seconds or math.inf) / 4)
+        tick = min(_TICK, (self._watched.seconds or self._watched.least) / 4)
         count, looked = _Now.count, time.monotonic()
         while True:
             heard = self._wait(tick)

@@ -270,7 +270,8 @@ def _own_text(doing: _Doing, seconds: float) -> str:
     """The message of the worker that hangs."""
     return (
         f"the others wait for this worker, which has hung for {seconds:.0f} seconds"
-        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a larger worker_timeout."
+        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a larger "
+        "worker_timeout."
     )
 
 
