@@ -10,6 +10,7 @@ import tensorflow as tf
 import towers
 
 NEVER = threading.Event()
+NUM_CLASSES = 3
 
 
 def data():

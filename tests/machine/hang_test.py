@@ -1,11 +1,7 @@
 """Processes that hang: each says where, leaves its stacks and ends; with its last checkpoint."""
 
-import os
-import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
+import re
 
-import keras
 import pytest
 
 import towers
@@ -16,68 +12,57 @@ from towers.machine import hang
 
 RUN = ("--model=tests.hanging:model", "--dataset=tests.hanging:data", "--num_gpus=2",
        "--device=cpu", "--batch_size=16", "--epochs=2", "--run_dir=run", "--checkpoint_every=1")
-HANGS = {
-    "source": "--dataset=tests.hanging:sleepy_data",
-    "callback": "--callbacks=tests.hanging:deaf_callbacks",
-    "device": "--model=tests.hanging:lost_device",
-    "disk": "--callbacks=tests.hanging:blocked_disk",
-}
 
 
-@pytest.fixture(name="hung", scope="module")
-def _hung(tmp_path_factory):
-    """Of a run for each way to hang: what it says on stderr, its log, its newest checkpoint's step.
-
-    They hang side by side.
-    """
-    def outcome(case):
-        cwd = tmp_path_factory.mktemp(case)
-        code, _, stderr = train(*RUN, HANGS[case], "--hang_timeout=2", cwd=cwd)
-        assert code == hang.HUNG == 4, stderr
-        path, _, wrong = checkpoints.read_newest(cwd / "run" / "checkpoints")
-        assert wrong == []
-        log = (cwd / "run" / "log.txt").read_text()
-        return stderr, log, checkpoints.step_of(path)
-
-    with ThreadPoolExecutor(2) as threads:
-        return dict(zip(HANGS, threads.map(outcome, HANGS), strict=True))
+def hung(tmp_path, *flags):
+    """What a run that hangs says on stderr, its log, and its newest checkpoint's step."""
+    code, _, stderr = train(*RUN, "--hang_timeout=2", *flags, cwd=tmp_path)
+    assert code == hang.HUNG == 4, stderr
+    assert re.fullmatch(
+        r"error: it hangs: no progress after [23] seconds in .*\. The stacks of its threads stand "
+        r"in run/log\.txt\. Resume from the last checkpoint: python train\.py --resume=run\. If it "
+        r"was at work, give it time with a larger --hang_timeout\.\n", stderr
+    )
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert 'File "' in log.partition(stderr)[2]
+    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
+    assert wrong == []
+    return stderr, log, checkpoints.step_of(path)
 
 
-def test_a_run_that_hangs_says_so_in_one_line_with_the_way_out_and_logs_its_stacks(hung):
-    for line, log, _ in hung.values():
-        assert line.startswith("error: it hangs: no progress after 2 seconds in ")
-        assert line.endswith(
-            " The stacks of its threads stand in run/log.txt. Resume from the last checkpoint: "
-            "python train.py --resume=run. If it was at work, give it time with a larger "
-            "--hang_timeout.\n"
-        )
-        assert line.count("\n") == 1 and 'File "' in log.partition(line)[2]
-
-
-def test_a_source_that_hangs_is_named_by_its_phase(hung):
-    line, log, _ = hung["source"]
-    assert " seconds in reading data, in " in line
-    assert " in read_from_a_disk_that_is_gone\n" in log  # of the thread that reads
-
-
-def test_a_callback_that_hangs_is_named_by_its_phase(hung):
-    line, log, step = hung["callback"]
-    assert " seconds in a callback, in wait (" in line
-    assert " in on_epoch_end\n" in log and step == 3
-
-
-def test_a_device_that_never_answers_is_named_with_its_towers(hung):
-    line, log, step = hung["device"]
+def test_a_device_that_never_answers_is_named_with_its_towers(tmp_path):
+    line, log, step = hung(tmp_path, "--model=tests.hanging:lost_device")
     assert " step (towers 0-1 on /cpu:0, /cpu:1). " in line
     assert " in answer\n" in log and step > 0
 
 
-def test_a_disk_that_blocks_leaves_the_checkpoint_before(hung):
-    line, log, step = hung["disk"]
+def test_a_disk_that_blocks_leaves_the_checkpoint_before(tmp_path):
+    line, log, step = hung(tmp_path, "--callbacks=tests.hanging:blocked_disk")
     assert " seconds in writing a checkpoint, in " in line
     assert " in block\n" in log and step == 0
 
 
+@pytest.mark.matrix
+def test_a_source_that_hangs_is_named_by_its_phase(tmp_path):
+    line, log, _ = hung(tmp_path, "--dataset=tests.hanging:sleepy_data")
+    assert " seconds in reading data, in " in line
+    assert " in read_from_a_disk_that_is_gone\n" in log  # of the thread that reads
+
+
+@pytest.mark.matrix
+def test_a_callback_that_hangs_is_named_by_its_phase_and_another_timeout_goes_on(tmp_path):
+    line, log, step = hung(tmp_path, "--callbacks=tests.hanging:deaf_callbacks")
+    assert " seconds in a callback, in wait (" in line
+    assert " in on_epoch_end\n" in log and step == 3
+    code, _, stderr = train(
+        "--resume=run", "--hang_timeout=1", cwd=tmp_path, fault="kill('USR1')"
+    )
+    assert code == hang.HUNG and "after 1 seconds in a callback" in stderr
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "SIGUSR1 after 0 seconds in " in log
+
+
+@pytest.mark.matrix
 def test_a_fit_that_hangs_ends_with_the_stacks_on_stderr():
     done = forked.run("-m", "tests.hanging", cwd=ROOT)
     assert done.returncode == hang.HUNG
@@ -104,18 +89,18 @@ def test_what_is_no_hang_ends_nothing():
     """The time before the first step, its trace, a pager, a stop by Ctrl-Z, a debugger, the end."""
     assert run("""
 with watching(seconds=0.4):
-    time.sleep(1)
+    time.sleep(0.6)
     with hang.step("a step"):
-        time.sleep(1)
+        time.sleep(0.6)
     with hang.within("writing to the terminal", is_patient=True):
-        time.sleep(1)
-    subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+        time.sleep(0.6)
+    subprocess.Popen(["sh", "-c", f"sleep 0.6; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
-    exec("import time; time.sleep(1)", {"__name__": "pdb"})
+    exec("import time; time.sleep(0.6)", {"__name__": "pdb"})
     for _ in range(5):
-        time.sleep(0.2)
         hang.enter("another phase")
-time.sleep(1)
+        time.sleep(0.15)
+time.sleep(0.6)
 """) == (0, "", "")
 
 
@@ -130,6 +115,7 @@ with watching(seconds=0.4):
     assert "after 0 seconds in a step (tower 0 on /cpu:0). The stacks of its threads follow." in stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("seconds", "code"), [(1.2, 0), (5, hang.HUNG)])
 def test_auto_is_ten_times_the_longest_phase(seconds, code):
     assert run(f"""
@@ -140,6 +126,7 @@ with watching(seconds=None, least=0.4):
 """)[0] == code
 
 
+@pytest.mark.matrix
 def test_0_is_never():
     assert run("""
 with watching(seconds=0.0, least=0.1):

@@ -189,7 +189,9 @@ class _Watcher:
     def _hangs(self) -> bool:
         if not _Now.known or _Now.is_patient or self._waited < self._limit():
             return False
-        return not _is_debugged(sys._current_frames().get(self._main))
+        if _is_debugged(sys._current_frames().get(self._main)):
+            self._waited = 0.0
+        return self._waited > 0
 
     def _limit(self) -> float:
         seconds = self._watched.seconds
