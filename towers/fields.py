@@ -142,7 +142,8 @@ def number(
         if word is not None and (value == word or value == 0 and type(value) is not bool):
             return value  # type: ignore[no-any-return]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} ({shown(value)}) must be a number.")
+            or_else = f", or {word}" if word else ""
+            raise ValueError(f"{name} ({shown(value)}) must be a number{or_else}.")
         if not 0 < value <= sys.float_info.max:
             raise ValueError(
                 f"{name} ({shown(value)}) must be above 0 and finite, such as {example}."
