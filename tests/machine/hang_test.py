@@ -89,19 +89,20 @@ def run(program):
 def test_what_is_no_hang_ends_nothing():
     """The time before the first step, its trace, a pager, a stop by Ctrl-Z, a debugger, the end."""
     assert run("""
-with watching(seconds=0.4):
-    time.sleep(0.6)
+with watching(seconds=0.5):
+    time.sleep(0.7)
     with hang.step("a step"):
-        time.sleep(0.6)
+        time.sleep(0.7)
     with hang.within("writing to the terminal", is_patient=True):
-        time.sleep(0.6)
-    subprocess.Popen(["sh", "-c", f"sleep 0.6; kill -CONT {os.getpid()}"])
+        time.sleep(0.7)
+    subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
-    exec("import time; time.sleep(0.6)", {"__name__": "pdb"})
+    time.sleep(0.2)
+    exec("import time; time.sleep(0.7)", {"__name__": "pdb"})
     for _ in range(5):
         hang.enter("another phase")
         time.sleep(0.15)
-time.sleep(0.6)
+time.sleep(0.7)
 """) == (0, "", "")
 
 
