@@ -96,8 +96,10 @@ with watching(seconds=0.5):
     with hang.within("writing to the terminal", is_patient=True):
         time.sleep(0.7)
     subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -CONT {os.getpid()}"])
+    time.sleep(0.13)  # the watcher has looked
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.2)
+    time.sleep(0.13)
+    hang.enter("another phase")
     exec("import time; time.sleep(0.7)", {"__name__": "pdb"})
     for _ in range(5):
         hang.enter("another phase")
