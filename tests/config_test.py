@@ -71,6 +71,8 @@ from towers.config import TrainConfig, step_epochs
         ({"num_towers": 10**9}, r"num_towers \(1000000000\) must be at most "),
         ({"learning_rate": 10**400}, r"learning_rate \(1000.*\) must be above 0 and finite"),
         ({"epochs": 2**63}, r"epochs \(9223372036854775808\) must be at most "),
+        ({"hang_timeout": -1}, r"hang_timeout \(-1\) must be above 0 and finite, such as 300"),
+        ({"hang_timeout": "soon"}, r"hang_timeout \('soon'\) must be a number, or auto\."),
         ({"data_timeout": 1e300}, r"data_timeout \(1e\+300\) must be at most "),
     ],
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.machine.workers import join_workers
+    from towers.parallel.hang_timeout import HangTimeout
     from towers.parallel.parallel_model import make_parallel
     from towers.parallel.resume import Resume
     from towers.step import TowerStep
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "HangTimeout": "towers.parallel.hang_timeout",
     "Resume": "towers.parallel.resume",
     "TowerStep": "towers.step",
     "TrainConfig": "towers.config",
@@ -41,6 +43,7 @@ _MODULES = {
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 
 __all__ = [
+    "HangTimeout",
     "Resume",
     "TowerStep",
     "TrainConfig",

@@ -116,8 +116,8 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
 def _define_flag(says: fields.Declared, name: str, default: Any, help: str) -> None:
     if says.kind == "choice":
         flags.DEFINE_enum(name, default, says.words, help)
-    elif says.kind == "count" and says.words:
-        flags.DEFINE(_CountOrWord(*says.words), name, default, help)
+    elif says.kind in ("count", "number") and says.words:
+        flags.DEFINE(_NumberOrWord(says.kind, *says.words), name, default, help)
     elif says.kind == "switch" and says.words:
         flags.DEFINE(
             _SwitchOrWord(*says.words), name, default, help, boolean=True, serializer=_AsWritten()
@@ -132,18 +132,18 @@ _DEFINE: dict[str, Callable[..., Any]] = {
 }
 
 
-class _CountOrWord(flags.ArgumentParser):
-    """"8" -> 8, "auto" -> "auto"."""
+class _NumberOrWord(flags.ArgumentParser):
+    """"8" -> 8, "auto" -> "auto"; of a "number" that is no "count" "0.5" -> 0.5."""
 
-    def __init__(self, word: str) -> None:
-        self._word = word
-        self.syntactic_help = f"a whole number, or {word}"
+    def __init__(self, kind: str, word: str) -> None:
+        self._kind, self._word = (int if kind == "count" else float), word
+        self.syntactic_help = f"a {'whole ' if kind == 'count' else ''}number, or {word}"
 
-    def parse(self, argument: Any) -> int | str:
-        if argument == self._word or isinstance(argument, int):
+    def parse(self, argument: Any) -> float | str:
+        if argument == self._word or isinstance(argument, self._kind):
             return argument  # type: ignore[no-any-return]
         try:
-            return int(argument)
+            return self._kind(argument)
         except ValueError:
             raise ValueError(f"it must be {self.syntactic_help}") from None
 

@@ -137,6 +137,12 @@ class TrainConfig:
     worker_timeout: float = number(
         60.0, "Of several workers: seconds after which one is lost that does not answer, or lets "
         "the others wait; all end.", Role.FREE, example="60", most_seconds=_LONGEST_WAIT)
+    hang_timeout: float | str = number(
+        AUTO, "Of a single worker, after its first step: seconds without progress, be it a step, a "
+        "read batch or a written file, after which the run says where it hangs and ends with exit "
+        "code 4. 0: never. auto: 10 times the longest so far, at least 5 minutes and more than "
+        "`data_timeout`.", Role.FREE | Role.LOCAL, example="300", most_seconds=_LONGEST_WAIT,
+        word=AUTO)
 
     # How long, and how the parameters change, and which.
     epochs: int = count(

@@ -134,13 +134,16 @@ def count(
 
 
 def number(
-    default: float | None, help: str, roles: Role = Role.NONE, *, example: str,
-    most_seconds: int | None = None,
+    default: float | str | None, help: str, roles: Role = Role.NONE, *, example: str,
+    most_seconds: int | None = None, word: str | None = None,
 ) -> Any:
-    """A field of a number above 0; `most_seconds`: of a time."""
-    def check(name: str, value: Any) -> float:
+    """A field of a number above 0; `most_seconds`: of a time; of `word`: may be that, or 0."""
+    def check(name: str, value: Any) -> float | str:
+        if word is not None and (value == word or value == 0 and type(value) is not bool):
+            return value  # type: ignore[no-any-return]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} ({shown(value)}) must be a number.")
+            or_else = f", or {word}" if word else ""
+            raise ValueError(f"{name} ({shown(value)}) must be a number{or_else}.")
         if not 0 < value <= sys.float_info.max:
             raise ValueError(
                 f"{name} ({shown(value)}) must be above 0 and finite, such as {example}."
@@ -149,7 +152,7 @@ def number(
             raise ValueError(f"{name} ({shown(value)}) must be at most {most_seconds} seconds.")
         return value
 
-    return _field(default, Declared("number", help, roles, check))
+    return _field(default, Declared("number", help, roles, check, (word,) if word else ()))
 
 
 def part(default: float | None, help: str, roles: Role = Role.NONE, *, example: float) -> Any:

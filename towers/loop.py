@@ -12,14 +12,15 @@ import keras
 from towers.after_training import export
 from towers.checkpointing import run_dir
 from towers.checkpointing.checkpointer import Checkpointer
-from towers.checkpointing.continued import AUTO, continued_config, given_fields, resumed_directory
+from towers.checkpointing.continued import continued_config, given_fields, resumed_directory
 from towers.checkpointing.train_state import TrainState
-from towers.config import TrainConfig
+from towers.config import AUTO, TrainConfig
 from towers.datasets import source
 from towers.diagnosis.anatomy_report import show_anatomy
 from towers.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.diagnosis.verify import Verification
-from towers.machine import environment, places, signals, watch, workers
+from towers.machine import environment, hang, places, signals, watch, workers
+from towers.machine.devices import placement
 from towers.machine.terminal import CapturedStderr
 from towers.recipe import starting_values
 from towers.reporting import outcome, own_warnings, report, tensorboard
@@ -214,12 +215,29 @@ def _train(
             ),
         ),
     ]
-    with signals.deferred() as pending, _nonfinite_explained(run, train_state, directory):
-        Epochs(run, train_state, pace, Listeners(beside), pending).train()
-    if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
-        checkpointer.finish(train_state)
+    with hang.watching(_watched(run, directory, out)):
+        with signals.deferred() as pending, _nonfinite_explained(run, train_state, directory):
+            Epochs(run, train_state, pace, Listeners(beside), pending).train()
+        if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
+            checkpointer.finish(train_state)
     outcome.describe_end(run, train_state, pace.run_seconds, out)
     return model.history.history
+
+
+def _watched(run: Run, directory: Path, out: Report) -> hang.Watched:
+    """The run, as who watches it for a hang needs it; several workers watch each other."""
+    config, cluster = run.config, run.workers.cluster
+    timeout = config.hang_timeout if cluster.num_workers == 1 else 0
+    name = "hang_timeout" if is_python(config) else "--hang_timeout"
+    return hang.Watched(
+        placement(run.step.tower_devices, run.step.mine.start),
+        f"Resume from the last checkpoint: {outcome.resume_words(directory, is_python(config))}. "
+        f"If it was at work, give it time with a larger {name}.",
+        None if timeout == AUTO else float(timeout),
+        max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
+        directory / several_workers.log_name(cluster),
+        out.close,
+    )
 
 
 def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> list[Listener]:

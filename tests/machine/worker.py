@@ -135,7 +135,7 @@ def pause(cluster):
         time.sleep(seconds)
         told.all_reduce_max(0)
     if cluster.index == 1:
-        with watch.at_work():
+        with watch.at_work("a file"):
             time.sleep(6)
     told.all_reduce_max(0)
     say("came")

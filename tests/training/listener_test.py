@@ -7,7 +7,7 @@ from towers.training.listener import Listener, Listeners
 
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 LOGS = {"loss": 0.5}
-MOMENTS = [name for name in vars(Listener) if not name.startswith("_")]
+MOMENTS = [name for name, value in vars(Listener).items() if callable(value)]
 
 
 def tell(listener, moment):

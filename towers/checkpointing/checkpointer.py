@@ -30,6 +30,7 @@ from towers.machine import watch
 from towers.machine.workers import Workers
 
 SECONDS_BETWEEN_SAVES = 600.0
+_WRITING = "writing a checkpoint"
 _COMPLETE = "complete"  # in checkpoints/: the step at which the run has ended
 
 Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
@@ -160,7 +161,7 @@ class Checkpointer:
             "callbacks": callbacks_state(self._callbacks, self.warn),
         }
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
-        with watch.at_work():  # it may wait for the write before it
+        with watch.at_work(_WRITING):  # it may wait for the write before it
             self._writer.write(path, Checkpoint(state, arrays), train_state.best.step)
 
     def save_first(self, train_state: TrainState) -> None:
@@ -170,7 +171,7 @@ class Checkpointer:
             ValueError: it cannot be written.
         """
         self.save(train_state)
-        with watch.at_work():
+        with watch.at_work(_WRITING):
             fault = self._writer.fault()
         if fault is not None:
             raise ValueError(
@@ -185,7 +186,7 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
-        with watch.at_work():
+        with watch.at_work(_WRITING):
             return self._writer.wait()
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from towers.datasets.batches import Examples, shuffled_batches
 from towers.diagnosis import phases, plan
 from towers.diagnosis.phases import Interval, TowerSpan
 from towers.diagnosis.recording import HOST, Event, operations, read_events, write_chrome_trace
+from towers.machine.devices import tower_range
 from towers.machine.logical import logical_gpu_counts
-from towers.reporting.report import tower_range
 from towers.step import TowerStep, scopes
 from towers.step.averaging import add_tree
 from towers.step.prefetch import prefetched

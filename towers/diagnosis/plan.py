@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from towers.machine.devices import HOST
+from towers.machine.devices import HOST, tower_range
 from towers.reporting.formats import format_bytes
-from towers.reporting.report import tower_range
 from towers.step import TowerStep
 from towers.step.averaging import Values, partial_sums
 from towers.step.exchange import make_plan, subtrees

@@ -5,8 +5,11 @@
 
 import os
 from collections.abc import Sequence
+from itertools import groupby
 
 import tensorflow as tf
+
+from towers.machine.words import plural
 
 HOST = "/cpu:0"  # whose memory holds the global batches
 # When devices are made: of a notebook's cells, any that makes a model is too early for another.
@@ -160,3 +163,25 @@ def too_many(num_gpus: int, kind: str, present: list[str]) -> str:
         f"num_gpus ({num_gpus}) is more than {which}: {has}. Use "
         f"num_gpus={len(present)}, or num_gpus={len(present)} num_towers={num_gpus}."
     )
+
+
+def tower_range(first: int, last: int) -> str:
+    """"0-7", or "3" for a single tower."""
+    return f"{first}-{last}" if last > first else f"{first}"
+
+
+def placement(tower_devices: Sequence[str], first: int) -> str:
+    """"towers 0-1 on /gpu:0, /gpu:1"; `first`: the first of these towers."""
+    counts = [(device, len(list(towers))) for device, towers in groupby(tower_devices)]
+    num_towers = len(tower_devices)
+    if len({count for _, count in counts}) == 1:
+        names = [device for device, _ in counts]
+        where = f"{names[0]} ... {names[-1]}" if len(names) > 3 else ", ".join(names)
+        each = f" ({counts[0][1]} each)" if 1 < len(names) < num_towers else ""
+        towers = tower_range(first, first + num_towers - 1)
+        return f"{plural('tower', num_towers)} {towers} on {where}{each}"
+    parts = []
+    for device, count in counts:
+        parts.append(f"{tower_range(first, first + count - 1)} on {device}")
+        first += count
+    return f"towers {', '.join(parts)}"

@@ -96,10 +96,11 @@ def not_ignored() -> list[signal.Signals]:
 def show_stacks_on_request() -> None:
     """From now on SIGUSR1 writes all threads' stacks to stderr, instead of ending the process.
 
-    A handler of somebody else's stays.
+    A handler of somebody else's stays. That of Python does nothing: with one, `hang` hears of it.
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        faulthandler.register(signal.SIGUSR1, file=_STDERR)
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        faulthandler.register(signal.SIGUSR1, file=_STDERR, chain=True)
 
 
 def _before_fork() -> None:

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from towers.machine import hang
 from towers.machine.cluster import LOST_WORKER, Cluster, LostWorkerError
 from towers.machine.devices import HOST
 from towers.machine.tensorflow_internals import answers, is_gone
@@ -54,12 +54,14 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
             `LOST_WORKER` and one line: nothing else ends an operation that waits.
     """
     if cluster.num_workers == 1:
-        yield
+        with hang.step(phase):
+            yield
         return
     watch = _watch(cluster)
     watch.begin(phase)
     try:
-        yield
+        with hang.step(phase):
+            yield
     except tf.errors.InvalidArgumentError as error:
         if ANOTHER_BATCH not in str(error):
             raise
@@ -91,15 +93,17 @@ def timeout() -> float:
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
+def at_work(phase: str) -> Iterator[None]:
     """Within, this process may let others wait for ten times the timeout: it writes a file."""
     watch = _Watch.running
     if watch is None:
-        yield
+        with hang.within(phase):
+            yield
         return
     watch.pause(_PATIENCE)
     try:
-        yield
+        with hang.within(phase):
+            yield
     finally:
         watch.pause()
 
@@ -264,14 +268,10 @@ def _late_text(cluster: Cluster, late: list[int], phase: str, seconds: float) ->
 
 def _own_text(doing: _Doing, seconds: float) -> str:
     """The message of the worker that hangs."""
-    frame = sys._current_frames().get(doing.thread)
-    where = ""
-    if frame is not None:
-        innermost = traceback.extract_stack(frame)[-1]
-        where = f", in {innermost.name} ({innermost.filename}, line {innermost.lineno})"
     return (
-        f"the others wait for this worker, which has hung for {seconds:.0f} seconds{where}. "
-        f"{_GO_ON} If it was at work, give it time with a larger worker_timeout."
+        f"the others wait for this worker, which has hung for {seconds:.0f} seconds"
+        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a larger "
+        "worker_timeout."
     )
 
 

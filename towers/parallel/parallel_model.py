@@ -20,17 +20,18 @@ import keras
 import tensorflow as tf
 
 from towers.levels.repeatable import UNSAVED_NOISE
-from towers.machine import keras_internals
+from towers.machine import hang, keras_internals
 from towers.machine.gpus import as_integer, gpu_devices
 from towers.machine.policy import policy_of
 from towers.machine.watch import watched
 from towers.machine.workers import Workers, join_workers
 from towers.own_step import OwnStep
 from towers.parallel.fresh_copies import with_fresh_copies
+from towers.parallel.hang_timeout import watching
 from towers.parallel.layers_ahead import Base, build, build_loss, take_over, track_outputs
 from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
-from towers.parallel.resumed_fit import fit_arguments, is_resumed, resumed_fit
+from towers.parallel.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
 from towers.recipe.compiled import losses, overrides, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib
@@ -165,18 +166,19 @@ class ParallelModel(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
-        fit = super().fit
-        if self._towers.strategy != "parameter_server":
+        fit, towers = super().fit, self._towers
+        if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, lambda: getattr(self._towers.step, "strategy", None))
         try:
-            if is_resumed(args, kwargs):
-                made = {name: getattr(self._towers, name) for name in ("num_towers", "batch_norm")}
-                return resumed_fit(
-                    self, fit, fit_arguments(*args, **kwargs), identity=made,
-                    prepare=functools.partial(_prepare_training, self),
-                )
-            history = fit(*args, **kwargs)
-            self._towers.workers.barrier()
+            with watching(given_callbacks(args, kwargs), towers.devices, towers.num_towers):
+                if is_resumed(args, kwargs):
+                    made = {name: getattr(towers, name) for name in ("num_towers", "batch_norm")}
+                    return resumed_fit(
+                        self, fit, fit_arguments(*args, **kwargs), identity=made,
+                        prepare=functools.partial(_prepare_training, self),
+                    )
+                history = fit(*args, **kwargs)
+            towers.workers.barrier()
             return history
         finally:
             let_go(self.train_function)
@@ -283,7 +285,8 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
             return function(data)
 
     def first_call(data: Any) -> Any:
-        with explained(model.name, model._towers.wants_eager):
+        preparing = hang.within(f"the first {name} step's making", is_patient=True)
+        with preparing, explained(model.name, model._towers.wants_eager):
             data = _make_variables(model, name, data)
             setattr(model, attribute, call)
             if name == "train" and _own_step(model, name) is None and has_use(

@@ -57,9 +57,18 @@ def resume_among(callbacks: Any) -> Resume | None:
     Raises:
         ValueError: there are two.
     """
+    return only_one(Resume, callbacks)  # type: ignore[no-any-return]
+
+
+def only_one(kind: type, callbacks: Any) -> Any:
+    """The callback of a class of towers among what `fit` was given as its callbacks, if any.
+
+    Raises:
+        ValueError: there are two.
+    """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return None  # it has begun to count what it is told: Keras' own fit refuses the Resume
-    found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, Resume)]
+        return None  # it has begun to count what it is told: Keras' own fit refuses ours
+    found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, kind)]
     if len(found) > 1:
-        raise ValueError("callbacks: only one of them can be a towers.Resume.")
+        raise ValueError(f"callbacks: only one of them can be a towers.{kind.__name__}.")
     return found[0] if found else None

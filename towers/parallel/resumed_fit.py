@@ -23,7 +23,8 @@ from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.train_state import TrainState
 from towers.machine import signals
 from towers.machine.workers import Workers, join_workers
-from towers.parallel.resume import resume_among
+from towers.parallel.hang_timeout import HangTimeout
+from towers.parallel.resume import Resume, resume_among
 from towers.parallel.resumed_callbacks import ResumedCallbacks
 from towers.parallel.resumed_data import Data, Start, are_arrays, make_data, split_arrays
 
@@ -62,8 +63,12 @@ _CALLBACKS = list(inspect.signature(fit_arguments).parameters).index("callbacks"
 
 def is_resumed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of `fit` has a Resume among its callbacks."""
-    given = args[_CALLBACKS] if len(args) > _CALLBACKS else kwargs.get("callbacks")
-    return resume_among(given) is not None
+    return resume_among(given_callbacks(args, kwargs)) is not None
+
+
+def given_callbacks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The callbacks of a call of `fit`."""
+    return args[_CALLBACKS] if len(args) > _CALLBACKS else kwargs.get("callbacks")
 
 
 def resumed_fit(
@@ -92,7 +97,10 @@ def resumed_fit(
     if join_workers().num_workers > 1:
         raise ValueError("towers.Resume goes on with one process; the environment names several.")
     arguments = _with_split(arguments)
-    others = [c for c in keras.tree.flatten(arguments["callbacks"]) if c is not resume]
+    others = [
+        c for c in keras.tree.flatten(arguments["callbacks"])
+        if not isinstance(c, Resume | HangTimeout)  # a fit may go on with another timeout
+    ]
     with run_dir.locked(resume.directory, "directory"), signals.deferred() as pending:
         checkpointer = Checkpointer(
             resume.directory, Workers(join_workers()), _warn, every=resume.every,

@@ -24,6 +24,8 @@ _IN_A_ROW = 3  # charts
 class Curves(Listener):
     """Draws results.png when the run has ended, however it has ended."""
 
+    phase = f"writing {CURVES}"
+
     def __init__(
         self,
         directory: Path,

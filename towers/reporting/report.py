@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -13,8 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from towers.machine import places
+from towers.machine import hang, places
 from towers.machine.cluster import Cluster
+from towers.machine.devices import placement
 from towers.machine.words import plural
 from towers.reporting.formats import format_seconds, format_values, wrapped
 from towers.step.sharding import shard_sizes
@@ -169,9 +169,13 @@ class Report:
 
     @contextmanager
     def _stream_may_end(self) -> Iterator[None]:
-        """A broken pipe, or a stream that was closed, ends the output alone."""
+        """A broken pipe, or a stream that was closed, ends the output alone.
+
+        Who stops the output, as by Ctrl-S or in a pager, is waited for.
+        """
         try:
-            yield
+            with hang.within("writing to the terminal", is_patient=True):
+                yield
         except (OSError, ValueError):
             self._leave_stream()
 
@@ -227,7 +231,7 @@ def devices_line(
         num_copies: of the parameters, on other devices.
         stages: of each tower's layers, on as many devices, of which `tower_devices` has the first.
     """
-    towers = _placement(tower_devices, first)
+    towers = placement(tower_devices, first)
     if stages > 1:
         towers += f"; each in {stages} stages, on as many devices"
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
@@ -358,11 +362,6 @@ def validation_line(values: Mapping[str, float], is_best: bool, indent: int = 0)
     return Text.assemble(" " * indent, format_values(values), best if is_best else "")
 
 
-def tower_range(first: int, last: int) -> str:
-    """"0-7", or "3" for a single tower."""
-    return f"{first}-{last}" if last > first else f"{first}"
-
-
 def _bar(done: int, total: int) -> Text:
     filled = _BAR_WIDTH * done // max(1, total)
     return Text.assemble("  [", ("=" * filled, "green"), " " * (_BAR_WIDTH - filled) + "]")
@@ -376,22 +375,6 @@ def epoch_label(epoch: int, epochs: int) -> str:
 def _sizes(num_examples: int, num_towers: int) -> str:
     sizes = shard_sizes(num_examples, num_towers)
     return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
-
-
-def _placement(tower_devices: Sequence[str], first: int) -> str:
-    counts = [(device, len(list(towers))) for device, towers in groupby(tower_devices)]
-    num_towers = len(tower_devices)
-    if len({count for _, count in counts}) == 1:
-        names = [device for device, _ in counts]
-        where = f"{names[0]} ... {names[-1]}" if len(names) > 3 else ", ".join(names)
-        each = f" ({counts[0][1]} each)" if 1 < len(names) < num_towers else ""
-        towers = tower_range(first, first + num_towers - 1)
-        return f"{plural('tower', num_towers)} {towers} on {where}{each}"
-    parts = []
-    for device, count in counts:
-        parts.append(f"{tower_range(first, first + count - 1)} on {device}")
-        first += count
-    return f"towers {', '.join(parts)}"
 
 
 def report_of(cluster: Cluster) -> Report:

@@ -47,6 +47,8 @@ class TensorBoardLog(Listener):
     whichever checkpoint, shows every epoch once. Each `write` is with the system when it returns.
     """
 
+    phase = f"writing {FOLDER}"
+
     def __init__(
         self,
         directory: Path,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.row_counts import check_rows
 from towers.step.sharding import BatchValues, Placed, shard_batch
@@ -109,7 +110,7 @@ def prefetched(
     if to_devices is None:
         to_devices = step.policy.prefetch_to_devices
     if not to_devices:
-        yield from map(_batch, batches)
+        yield from _reading(map(_batch, batches))
         return
     iterator = iter(batches)
 
@@ -121,9 +122,19 @@ def prefetched(
 
     with ThreadPoolExecutor(1) as thread:
         ahead = thread.submit(place_next)
-        while (batch := ahead.result()) is not None:
+        for batch in _reading(iter(lambda: ahead.result(), None)):
             ahead = thread.submit(place_next)
             yield batch
+
+
+def _reading(batches: Iterator[Any]) -> Iterator[Any]:
+    """Each batch, waited for in a phase that may hang."""
+    while True:
+        with hang.within(hang.READING):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _batch(element: Any) -> Batch | WeightedBatch:

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.machine import hang
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
@@ -54,16 +55,18 @@ class TracedGraphs:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
         key = f"{method.__name__} {specs} {[value is None for value in behind]}"
+        phase = f"a {method.__name__.strip('_')} step"
         if not self._functions:
             self._before_first()
         if key not in self._functions:
-            if prepare:
-                prepare(*specs)
-            function = tf.function(method, autograph=False)
-            traced = function.get_concrete_function(*specs, *map_tensors(any_rows, behind))
+            with hang.within(f"the trace of {phase}", is_patient=True):
+                if prepare:
+                    prepare(*specs)
+                function = tf.function(method, autograph=False)
+                traced = function.get_concrete_function(*specs, *map_tensors(any_rows, behind))
             self._functions[key] = traced
             self.traces.append(traced)
-        with watched(self._cluster, f"a {method.__name__.strip('_')} step"):
+        with watched(self._cluster, phase):
             return self._functions[key](*tensors, *behind)
 
     def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:

@@ -82,6 +82,8 @@ class Callbacks(Listener):
     Callbacks may set `model.stop_training` and the learning rate, and add to the history.
     """
 
+    phase = "a callback"
+
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], run: Run, train_state: TrainState
     ) -> None:

@@ -10,16 +10,21 @@
     end                                             or, wherever an exception ends the run: stop
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from towers.checkpointing.run_dir import Result
+from towers.machine import hang
 
 
 class Listener:
     """Is told where a run stands; overrides the moments that matter to it.
 
     Where the run stands is in its `TrainState`, which the listeners that need it hold.
+
+    phase: what it does, as who looks for a hang reads it.
     """
+
+    phase = hang.BETWEEN
 
     def begin(self) -> None:
         """Called before the first epoch of this process."""
@@ -65,37 +70,45 @@ class Listeners(Listener):
         self._listeners = list(listeners)
 
     def begin(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.begin()
 
     def begin_epoch(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.begin_epoch()
 
     def begin_step(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.begin_step()
 
     def end_step(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.end_step()
 
     def between_steps(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.between_steps()
 
     def begin_validation(self) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.begin_validation()
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
-        for listener in self._listeners:
+        for listener in _each(self._listeners):
             listener.end_epoch(result, logs)
 
     def end(self) -> None:
-        for listener in reversed(self._listeners):
+        for listener in _each(reversed(self._listeners)):
             listener.end()
 
     def stop(self) -> None:
-        for listener in reversed(self._listeners):
+        for listener in _each(reversed(self._listeners)):
             listener.stop()
+
+
+def _each(listeners: Iterable[Listener]) -> Iterator[Listener]:
+    """Each listener, in its phase."""
+    for listener in listeners:
+        hang.enter(listener.phase)
+        yield listener
+    hang.enter(hang.BETWEEN)

@@ -58,7 +58,7 @@ def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> b
         warn(f"{path} is not written: the model holds NaN or infinite values.")
         return False
     try:
-        with watch.at_work(), plain_schedule(getattr(model, "optimizer", None)):
+        with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):
             run_dir.write_atomically(path, model.save)
     except OSError as error:
         warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
@@ -143,6 +143,8 @@ class AveragedWeights(Listener):
 
 class ResultsFile(Listener):
     """Writes results.csv; where that fails, warns, and the run goes on."""
+
+    phase = f"writing {run_dir.RESULTS}"
 
     def __init__(
         self,

@@ -1,0 +1,77 @@
+"""HangTimeout: the callback with which a process that hangs in `make_parallel(...).fit` ends."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+
+from towers import fields
+from towers.config import AUTO, TrainConfig
+from towers.machine import hang
+from towers.machine.devices import place_towers, placement
+from towers.machine.workers import join_workers
+from towers.parallel.resume import only_one
+
+_FIELD = next(f for f in dataclasses.fields(TrainConfig) if f.name == "hang_timeout")
+
+
+class HangTimeout(keras.callbacks.Callback):
+    """Ends a fit that makes no progress, with the phase it hangs in and the stacks on stderr.
+
+    ```python
+    parallel.fit(x, y, callbacks=[towers.HangTimeout(600), towers.Resume("backup")])
+    ```
+
+    It does nothing by itself: a parallel model's `fit` finds it among its callbacks. The exit code
+    is 4. Several workers watch each other, and need none.
+    """
+
+    def __init__(self, seconds: float | str = AUTO) -> None:
+        """
+        Args:
+            seconds: without progress, after the first step; "auto": 10 times the longest so far,
+                at least 5 minutes; 0: never.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        super().__init__()
+        self.seconds = fields.declared(_FIELD).check("seconds", seconds)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses any other `fit`, which nobody would watch.
+
+        Raises:
+            ValueError: no parallel model's fit is under way.
+        """
+        if not hang.is_watching():
+            raise ValueError(
+                "towers.HangTimeout works in the list of callbacks of a parallel model's fit: "
+                "parallel = towers.make_parallel(model, gpus); parallel.compile(...); "
+                "parallel.fit(..., callbacks=[towers.HangTimeout(...)])."
+            )
+
+
+def watching(callbacks: Any, devices: Sequence[str], num_towers: int) -> AbstractContextManager:
+    """The watch over a fit, where a HangTimeout is among what it was given as its callbacks.
+
+    Args:
+        callbacks: as given.
+        devices: those that run the towers, in order.
+        num_towers: of all workers; several of them watch each other.
+
+    Raises:
+        ValueError: there are two.
+    """
+    found = only_one(HangTimeout, callbacks)
+    if found is None:
+        return nullcontext()
+    is_alone = join_workers().num_workers == 1
+    return hang.watching(hang.Watched(
+        placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
+        "Start the script again: with towers.Resume among its callbacks it goes on from its last "
+        "checkpoint. If it was at work, give towers.HangTimeout more seconds.",
+        0.0 if not is_alone else None if found.seconds == AUTO else found.seconds,
+    ))
