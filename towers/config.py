@@ -50,7 +50,8 @@ class TrainConfig:
         "metrics and optimizer. The default trains in minutes.", is_path=True)
     dataset: str = text(
         "mnist", "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, "
-        "array_record, tfrecord, or package.module:function -> (train, test). The default needs "
+        "array_record, tfrecord; tfds:NAME, of TensorFlow Datasets; or package.module:function -> "
+        "(train, test). The default needs "
         "no download.")
     data_dir: str | None = text(
         None, "Directory of the data set's files; for npz, the file. Default: the data set's own "

@@ -12,6 +12,7 @@ from towers.datasets import (
     music,
     npz,
     synthetic,
+    tfds,
     tfrecord,
     user,
 )
@@ -51,13 +52,13 @@ def load(
     """The data set of that name.
 
     Args:
-        name: one of `NAMES`, or "package.module:function" (see `user.load`).
+        name: one of `NAMES`, "tfds:NAME", or "package.module:function" (see `user.load`).
         data_dir: where its files are; for "npz", the file. None means the embedded or downloaded
             ones; "npz" and "image_folder" have none.
         input_shape: the shape of one example of "synthetic"; the others know theirs.
         num_classes: the number of labels of "synthetic"; the others know theirs.
-        own_task: the model brings its own loss: the examples of "npz" and of a function of one's
-            own may have any structure, see `user`.
+        own_task: the model brings its own loss: the examples of "npz", of TFDS and of a function
+            of one's own may have any structure, see `user`.
         features: "package.module:function", record -> (x, y), of "array_record" and "tfrecord".
         image_size: of "image_folder", see there.
 
@@ -67,7 +68,9 @@ def load(
     """
     if name not in NAMES and ":" not in name:
         raise named.unknown_name(name, "dataset", NAMES)
-    if data_dir is not None and (":" in name or name == "synthetic"):
+    is_tfds = name.startswith(tfds.PREFIX)
+    reads_files = name != "synthetic" and (is_tfds or ":" not in name)
+    if data_dir is not None and not reads_files:
         raise ValueError(
             f"data_dir ({data_dir}) has no effect with dataset={name}, which reads no files "
             "from it; leave it out."
@@ -84,6 +87,8 @@ def load(
                 f"dataset={name}; leave it out."
             )
         return image_folder.load(data_dir, image_size)
+    if is_tfds:
+        return tfds.load(name, data_dir, own_task)
     if ":" in name:
         return user.load(name, own_task)
     if name == "npz":
