@@ -6,6 +6,7 @@
 | a PyDataset, batches by their index    | of (seed, epoch)        | is passed over, unread     |
 | a tf.data.Dataset                      | its own                 | is read again: this epoch's|
 | the same, or a generator, in an endless row of steps_per_epoch | its own | is read again: all |
+| an iterable with a state, in such a row (`stateful`)   | its own | is passed over, unread     |
 
 Every epoch has all its batches, so that Keras may count them. Of the epoch that goes on, those that
 are done are empty, or the real ones; `fit` drops them.
@@ -14,6 +15,7 @@ are done are empty, or the real ones; `fit` drops them.
 import itertools
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ import tensorflow as tf
 from towers.datasets.arrays import InMemory
 from towers.datasets.batches import sha256, shuffled
 from towers.datasets.source import num_steps, prepare_ahead
+from towers.parallel.stateful import Stateful, methods
 from towers.step.structures import as_tensor, batch_specs, map_tensors
 
 _ENDLESS = tf.int64.max
@@ -68,16 +71,18 @@ class Data(Protocol):
 
 
 def make_data(
-    start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any
+    start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, *,
+    done: Callable[[], int] = lambda: 0, saved: Any = None,
 ) -> Data:
     """The data of `fit`.
 
     Args:
         start: where they begin.
         x, y, sample_weight, batch_size, shuffle: as `fit` takes them.
+        done, saved: as of `Stateful`.
 
     Raises:
-        ValueError: nothing is known of their order.
+        ValueError: nothing is known of their order, or its state cannot be saved.
     """
     if isinstance(x, tf.data.Dataset):
         return Passes(x, start)
@@ -87,9 +92,17 @@ def make_data(
         return Arrays((x, y, sample_weight), batch_size, shuffle, start)
     if _has_index(x):
         return Indexed(x, shuffle, start)
+    if hasattr(x, "__iter__") and (methods(x) or methods(iter(x))):
+        if start.steps_per_epoch is None:
+            raise ValueError(
+                f"x ({type(x).__name__}) has a state, and goes on in an endless row of passes: "
+                "give steps_per_epoch, such as the batches of a pass."
+            )
+        return Stateful(x, start.step, done, saved)
     raise ValueError(
         f"x ({type(x).__name__}): towers.Resume knows the order of arrays, of a PyDataset or of "
-        "anything that gives its batches by index, of a tf.data.Dataset, and of a generator."
+        "anything that gives its batches by index, of a tf.data.Dataset, of a generator, and of "
+        "what has get_state() and set_state(value), or its iterator."
     )
 
 

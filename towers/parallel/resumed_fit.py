@@ -27,9 +27,11 @@ from towers.parallel.hang_timeout import HangTimeout
 from towers.parallel.resume import Resume, resume_among
 from towers.parallel.resumed_callbacks import ResumedCallbacks
 from towers.parallel.resumed_data import Data, Start, are_arrays, make_data, split_arrays
+from towers.parallel.stateful import Stateful
 
 _FIT = "fit"  # in a checkpoint's state: what the fit was; train.py's checkpoints have none
 _SEED = "seed"
+_ITERATOR = "iterator"  # the state of data that have one
 _DATA = ("x", "y", "sample_weight", "batch_size", "shuffle")
 
 
@@ -108,14 +110,18 @@ def resumed_fit(
         )
         then, train_state = _read(checkpointer, resume.directory)
         start = _start(then, train_state, arguments, model.steps_per_execution)
-        data = make_data(start, *(arguments[name] for name in _DATA))
+        data = make_data(
+            start, **{name: arguments[name] for name in _DATA}, done=lambda: train_state.step,
+            saved=checkpointer.found and checkpointer.found.checkpoint.state.get(_ITERATOR),
+        )
         _check_executions(train_state, data, model.steps_per_execution)
         variables = _variables(model, prepare(data.spec))
         now = {
             **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
             "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
         }
-        checkpointer.hold(lambda: variables, others, {_FIT: now})
+        held = {_FIT: now} | ({_ITERATOR: data.state} if isinstance(data, Stateful) else {})
+        checkpointer.hold(lambda: variables, others, held)
         if then is not None:
             checkpointer.check_identity(
                 then, now, "fit", " Start as then, or name another directory."
