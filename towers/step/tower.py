@@ -6,7 +6,6 @@ and the operations follow the caller's device. Where towers meet (`synchronized`
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -24,7 +23,6 @@ from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
 from towers.step.outputs import trackers_kept_out
 from towers.step.raw_variables import check_closed, raw_variables_in
-from towers.step.recomputed import recomputed_in
 from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues
 from towers.step.structures import Structure, any_rows, map_tensors
@@ -262,9 +260,7 @@ class Tower:
         values = [*inputs.parameters, *inputs.state]
         scope = TowerScope(zip([*self.trainable, *self.state], values, strict=True),
                            len(self.trainable))
-        meeting = partial(self._meeting, facts, sum_towers)
-        again = recomputed_in(scope, inputs.parameters, meeting)
-        with meeting(), scope, raw_variables_in(scope), again:
+        with self._meeting(facts, sum_towers), scope, raw_variables_in(scope):
             outputs = self._model(inputs.x, training=training)
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             added = self._added(inputs, outputs, scope, training) if compute_losses else []
