@@ -230,3 +230,26 @@ def test_optimized_variables():
             optimizer.build(variables)
             found = keras_internals.optimized_variables(optimizer)
             assert [v is w for v, w in zip(found, variables, strict=True)] == [True, True]
+
+
+def test_surroundings():
+    around, seen = [], []
+
+    class Inner(keras.layers.Layer):
+        def call(self, x, training=None):
+            seen.append((training, x.dtype.name))
+            return x
+
+    inner = Inner(dtype="mixed_float16")
+
+    class Outer(keras.layers.Layer):
+        def call(self, x, training=None):
+            around.append(keras_internals.surroundings())
+            return inner(x)
+
+    with keeps("surroundings", "keeps what surrounds a layer's call in its global state"):
+        Outer(dtype="mixed_float16")(tf.ones([2, 3]), training=True)
+        with around[0]():
+            inner(tf.ones([2, 3]))
+        inner(tf.ones([2, 3]))
+        assert [training for training, _ in seen] == [True, True, None]

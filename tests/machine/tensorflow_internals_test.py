@@ -276,3 +276,26 @@ def test_custom_gradients_are_forgotten_with_the_graphs_that_they_keep():
         gc.collect()
         assert gone() is None
     assert kept() is not None, "TensorFlow keeps no graph any more: nothing needs to be forgotten"
+
+
+def test_recomputed_by():
+    def f(x, factor):
+        return x * factor
+
+    called = []
+
+    def call(function, args, kwargs):
+        called.append(function)
+        return function(*args, **kwargs) + 1.0
+
+    wrapped = tf.recompute_grad(f)
+
+    @tf.function(autograph=False)
+    def traced(x):
+        return wrapped(x, factor=3.0)
+
+    with keeps("recomputed_by", "calls what tf.recompute_grad wraps through one function"):
+        with tensorflow_internals.recomputed_by(call):
+            assert traced(tf.constant(2.0)) == 7.0
+        assert called == [f]
+        assert wrapped(tf.constant(2.0), factor=3.0) == 6.0

@@ -129,6 +129,31 @@ def moments_replaced(
         del vars(layer)["_moments"]
 
 
+def surroundings() -> Callable[[], AbstractContextManager[None]]:
+    """A maker of contexts in which layers are called as they would be here.
+
+    They take `training`, and the dtype of what they compute, from the layers around them, of which
+    the backward pass knows nothing any more; there is no public way to either. Since 3.0.5.
+    """
+    from keras.src.backend.common import global_state
+
+    names = ("current_call_ctx", "autocast_scope")
+    here = [global_state.get_global_attribute(name) for name in names]
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        before = [global_state.get_global_attribute(name) for name in names]
+        try:
+            for name, value in zip(names, here, strict=True):
+                global_state.set_global_attribute(name, value)
+            yield
+        finally:
+            for name, value in zip(names, before, strict=True):
+                global_state.set_global_attribute(name, value)
+
+    return around
+
+
 # Masks.
 
 

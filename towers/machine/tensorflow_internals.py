@@ -4,7 +4,9 @@ Each part says which need it serves and why no public way does; all hold in Tens
 2.21. The tests of this module name the part that a new version breaks.
 """
 
+import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +139,34 @@ def custom_gradients_in_scope() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(record, name, original)
+
+
+@contextmanager
+def recomputed_by(
+    call: Callable[[Callable, Sequence[Any], Mapping[str, Any]], Any],
+) -> Iterator[None]:
+    """Within, in this thread, what tf.recompute_grad has wrapped is called by `call` in graphs.
+
+    tf.recompute_grad can be replaced in public, but layers wrap functions when they are made.
+
+    Args:
+        call: (the function that was wrapped, args, kwargs) -> its result.
+    """
+    from tensorflow.python.ops import custom_gradient
+
+    original, thread = custom_gradient._graph_mode_decorator, threading.get_ident()
+
+    def decorated(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        is_recomputed = f.__qualname__ == "recompute_grad.<locals>.inner"
+        if is_recomputed and threading.get_ident() == thread:
+            return call(inspect.getclosurevars(f).nonlocals["f"], args, kwargs)
+        return original(f, args, kwargs)
+
+    custom_gradient._graph_mode_decorator = decorated
+    try:
+        yield
+    finally:
+        custom_gradient._graph_mode_decorator = original
 
 
 # Workers.

@@ -104,6 +104,11 @@ class TowerScope(keras.StatelessScope):
             value = tf.convert_to_tensor(stored)
         self.state_mapping[id(variable)] = self._before[id(variable)] = value
 
+    def as_now(self) -> "TowerScope":
+        """Another scope, whose variables begin with the values that they have now in this one."""
+        values = [(v, self.state_mapping[id(v)]) for v in self._variables]
+        return TowerScope(values, len(self._parameters))
+
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
         """Notes a value that the tower assigns: read again, it has no gradient, as in Keras."""
         variable, value = update

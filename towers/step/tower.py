@@ -22,7 +22,8 @@ from towers.step.lookups import apart
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
 from towers.step.outputs import trackers_kept_out
-from towers.step.raw_variables import check_closed, raw_variables_in
+from towers.step.raw_variables import check_closed
+from towers.step.recomputed import called_in
 from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues
 from towers.step.structures import Structure, any_rows, map_tensors
@@ -258,9 +259,9 @@ class Tower:
         Without `facts`, the values that it assigns are dropped.
         """
         values = [*inputs.parameters, *inputs.state]
-        scope = TowerScope(zip([*self.trainable, *self.state], values, strict=True),
-                           len(self.trainable))
-        with self._meeting(facts, sum_towers), scope, raw_variables_in(scope):
+        known = zip([*self.trainable, *self.state], values, strict=True)
+        scope = TowerScope(known, len(self.trainable))
+        with called_in(scope, lambda: self._meeting(facts, sum_towers)):
             outputs = self._model(inputs.x, training=training)
             changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
             added = self._added(inputs, outputs, scope, training) if compute_losses else []
@@ -316,9 +317,7 @@ class _Forward(NamedTuple):
 
 
 def _output(
-    forward: _Forward,
-    loss: tf.Tensor,
-    gradients: Sequence[Any] = (),
+    forward: _Forward, loss: tf.Tensor, gradients: Sequence[Any] = (),
     finite: tf.Tensor | None = None,
 ) -> TowerOutput:
     masks = [keras_mask(y_pred) for y_pred in forward.predictions]

@@ -25,6 +25,7 @@ from towers.machine.keras_internals import (
     moments_replaced,
     stored_value,
 )
+from towers.machine.tensorflow_internals import recomputed_by
 from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.losses import Losses, shard_weight
@@ -293,6 +294,7 @@ def _run(
             stack.enter_context(keras.StatelessScope(
                 state_mapping=[(v, tf.convert_to_tensor(v.value)) for v in state]
             ))
+            stack.enter_context(recomputed_by(lambda f, args, kwargs: f(*args, **kwargs)))
             outputs = tf.nest.flatten(outputs_of(x))
         return [v.to_tensor() if isinstance(v, tf.RaggedTensor) else v for v in outputs]
 

@@ -1,0 +1,168 @@
+"""keras.remat in towers: the results without it, the same on any devices, in less memory."""
+
+import contextlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.machine import devices
+from towers.step import TowerStep
+
+L = keras.layers
+
+
+class Block(L.Layer):
+    """A residual block whose inner part is computed again.
+
+    In its closure is `beside`; whether it trains, and its dtype, the part takes from the block.
+    """
+
+    def __init__(self, inner, remat, **options):
+        super().__init__(**options)
+        self.inner, self.beside, self.remat = inner, L.Dense(6), remat
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        self.beside.build(shape)
+        for layer in self.inner:
+            layer.build(shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        beside = self.beside(x)
+
+        def part(x):
+            for layer in self.inner:
+                x = layer(x)
+            return x * beside * self.scale
+
+        part = keras.remat(part) if self.remat else part
+        return x + part(x)
+
+
+def noisy(remat):
+    """Dropout, statistics, a kernel that is assigned, and a block inside of a block."""
+    inner = [
+        L.BatchNormalization(), L.SpectralNormalization(L.Dense(6)), L.Dropout(0.3, seed=3),
+        Block([L.Dense(6, activation="gelu", activity_regularizer="l2")], remat),
+    ]
+    return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
+
+
+def plain(remat):
+    inner = [L.Dense(6, activation="gelu"), L.Dense(6, activation="tanh")]
+    return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
+
+
+def masked(remat):
+    """Keras' own layers, with keywords and masks, in a RematScope."""
+    with keras.RematScope("full") if remat else contextlib.nullcontext():
+        x = keras.Input((6,))
+        tokens = L.Lambda(lambda x: tf.cast(tf.abs(x) * 3, tf.int32))(x)
+        rows = L.Embedding(30, 4, mask_zero=True)(tokens)
+        return keras.Model(x, L.Dense(3)(L.LSTM(4)(rows)))
+
+
+def looped(remat):
+    """A part inside of a loop's graph, which captures its parameters."""
+
+    class Looped(Block):
+        def call(self, x):
+            def again(i, h):
+                return i + 1, super(Looped, self).call(h)
+
+            return tf.while_loop(lambda i, h: i < 3, again, (0, x), maximum_iterations=3)[1]
+
+    return keras.Sequential([keras.Input((6,)), Looped([L.Dense(6)], remat), L.Dense(3)])
+
+
+def batch(size=19):
+    rng = np.random.default_rng(size)
+    return rng.normal(size=(size, 6)), rng.normal(size=(size, 3))
+
+
+def trained(build, remat, num_devices, **options):
+    """All variables after 3 steps of 3 towers, and the last gradients."""
+    keras.utils.set_random_seed(1)
+    model = build(remat)
+    step = TowerStep(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse", num_towers=3,
+                     devices=devices.tower_devices(num_devices, "cpu"), **options)
+    for _ in range(3):
+        step.train_batch(*batch())
+    values = tf.nest.flatten([step.gradients(*batch()), model.variables], expand_composites=True)
+    return [np.asarray(value) for value in values]
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be tried")  # masks of made-up tokens
+@pytest.mark.parametrize("build, options", [
+    (noisy, {}), (noisy, {"batch_norm": "synchronized"}), (masked, {}), (looped, {}),
+])
+def test_results_are_those_without_it_and_the_same_on_any_devices(build, options, float64):
+    again, elsewhere = (trained(build, True, n, **options) for n in (1, 3))
+    without = trained(build, False, 3, **options)
+    for value, other, expected in zip(again, elsewhere, without, strict=True):
+        np.testing.assert_array_equal(value, other)
+        np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_make_parallel_trains_as_keras_does_without_it(jit_compile, float64):
+    alone, parallel = plain(False), towers.make_parallel(plain(True), 3)
+    parallel.set_weights(alone.get_weights())
+    for model in alone, parallel:
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
+    for size in 19, 8, 2:  # ragged and empty shards
+        assert parallel.train_on_batch(*batch(size)) == pytest.approx(
+            alone.train_on_batch(*batch(size)), rel=1e-12
+        )
+    for value, expected in zip(parallel.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_half_precision_is_kept():
+    """Outside of its layer, a part would be computed again in float32."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        some, others = trained(plain, True, 3), trained(plain, False, 1)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for value, expected in zip(some, others, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+PEAK = """
+import resource, sys
+import keras, numpy as np
+import towers
+from tests.step.recomputed_test import Block
+
+L = keras.layers
+x = h = keras.Input((6,))
+for _ in range(8):
+    inner = [L.Dense(6, activation="gelu") for _ in range(6)]
+    h = Block(inner, sys.argv[1] == "remat")(h)
+model = towers.make_parallel(keras.Model(x, h), 1)
+model.compile("sgd", "mse", jit_compile=False)
+rows = np.ones((400_000, 6), np.float32)
+model.train_on_batch(rows[:2], rows[:2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model.train_on_batch(rows, rows)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.matrix
+def test_a_step_takes_a_part_of_the_memory():
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", PEAK, how], stdout=subprocess.PIPE, text=True,
+                           check=True).stdout.split()[-1])
+        for how in ("remat", "plain")
+    ]
+    assert peaks[0] < peaks[1] / 2

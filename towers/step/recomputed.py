@@ -1,0 +1,99 @@
+"""keras.remat in a traced tower: activations that the backward pass computes again.
+
+    forward:    x, parameters --> f --> y                   of all this only x, y stay
+    backward:   x, parameters --> f again --> gradients     once the gradient of y is there
+
+TensorFlow's own would read the parameters from their variables then, outside of the tower, and draw
+its noise anew. Here `f` is called again with all that it had: the values of the scope, parameters
+and seeds among them, the dtype and the `training` of its layer, the towers that it meets.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from towers.machine.keras_internals import surroundings
+from towers.machine.tensorflow_internals import recomputed_by
+from towers.step.assigned import TowerScope
+from towers.step.raw_variables import raw_variables_in
+
+
+@contextmanager
+def called_in(
+    scope: TowerScope, meeting: Callable[[], AbstractContextManager]
+) -> Iterator[None]:
+    """Within, layers have the scope's values, and what keras.remat wraps is computed again.
+
+    Args:
+        scope: of the tower's variables.
+        meeting: makes the context in which the tower meets others.
+    """
+
+    def call(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        before, around = scope.as_now(), surroundings()
+        inputs = _Floats((args, kwargs))
+        graph = tf.compat.v1.get_default_graph()
+        earlier = {operation.name for operation in graph.get_operations()}
+        outputs = _Floats(f(*args, **kwargs))
+        read = _read_since(graph, earlier)
+
+        def gradient(*upstream: tf.Tensor) -> Any:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                late = _after(upstream, inputs.tensors)
+                tape.watch([late, read])
+                again_args, again_kwargs = inputs.replaced(late)
+                with called_in(before, meeting), around():
+                    again = _Floats(f(*again_args, **again_kwargs))
+            return tape.gradient(again.tensors, [*late, *read], output_gradients=upstream)
+
+        @tf.custom_gradient
+        def attached(*sources: tf.Tensor) -> Any:
+            del sources
+            return [tf.identity(output) for output in outputs.tensors], gradient
+
+        if not outputs.tensors:
+            return outputs.structure
+        return outputs.replaced(attached(*inputs.tensors, *read))
+
+    with meeting(), scope, raw_variables_in(scope), recomputed_by(call):
+        yield
+
+
+def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
+    """What operations made since then read of the others': parameters, and tensors in closures."""
+    made = {op for op in graph.get_operations() if op.name not in earlier}
+    read = [tensor for op in made for tensor in op.inputs if tensor.op not in made]
+    read += [outer for outer, inner in getattr(graph, "captures", ()) if inner.op in made]
+    return list({id(t): t for t in _Floats(read).tensors}.values())
+
+
+class _Floats:
+    """The tensors of a structure that have a gradient."""
+
+    def __init__(self, structure: Any) -> None:
+        self.structure = structure
+        self._flat = tf.nest.flatten(structure, expand_composites=True)
+        self._places = [
+            i for i, v in enumerate(self._flat) if tf.is_symbolic_tensor(v) and v.dtype.is_floating
+        ]
+        self.tensors = [self._flat[i] for i in self._places]
+
+    def replaced(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """The structure with others in the place of these tensors."""
+        flat = list(self._flat)
+        for i, tensor in zip(self._places, tensors, strict=True):
+            flat[i] = tensor
+        return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
+
+
+def _after(upstream: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, but not before the first of `upstream` is there, nor merged with the originals.
+
+    XLA knows no control edges: what is added is -0, the only number that changes none, as no
+    compiler can tell.
+    """
+    first = tf.reduce_max(tf.reshape(upstream[0], [-1])[:1])  # -inf where there is no row
+    zero = tf.where(first == first, -tf.zeros_like(first), first)  # NaN stays NaN
+    return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]
