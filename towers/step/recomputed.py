@@ -63,10 +63,11 @@ def called_in(
 
 def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
     """What operations made since then read of the others': parameters, and tensors in closures."""
-    made = {op for op in graph.get_operations() if op.name not in earlier}
-    read = [tensor for op in made for tensor in op.inputs if tensor.op not in made]
-    read += [outer for outer, inner in getattr(graph, "captures", ()) if inner.op in made]
-    return list({id(t): t for t in _Floats(read).tensors}.values())
+    made = [op for op in graph.get_operations() if op.name not in earlier]
+    new = set(made)
+    read = [tensor for op in made for tensor in op.inputs if tensor.op not in new]
+    read += [outer for outer, inner in getattr(graph, "captures", ()) if inner.op in new]
+    return list({tensor.ref(): tensor for tensor in _Floats(read).tensors}.values())
 
 
 class _Floats:
