@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.rounds import groups  # noqa: E402  (found through the line above)
 
 RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 LARGE = 2e6  # bytes; a tensor of that size is exchanged by itself (towers/step/exchange.py)
 PASSES = {"SGD": 5, "Adam": 7}  # over all parameters: what an update reads and writes
 TENSORS = 8  # of which an exchange in machines.csv consists
@@ -257,7 +258,7 @@ def main() -> None:
             for peer, share in zip(PEERS, shares[1:], strict=True)
         ), *(f"copies over {peer} {100 * compute / copies_step(size, compute, peer):.0f}%"
              for peer in PEERS), sep=", ")
-    draw(RESULTS / "scaling.png", constants, sizes)
+    draw(PICTURE, constants, sizes)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ CROSS_CUTTING = {
     "step/switches_test": "a step's switches against each other",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
     "machines_benchmark_test": "benchmarks/",
+    "docs_test": "docs/",
     "examples_test": "examples/", "experiments_test": "experiments/",
     "experiments_staleness_test": "experiments/staleness.py",
     "experiments_text_test": "experiments/text.py",

@@ -370,8 +370,9 @@ def fields_with(roles: Role) -> tuple[str, ...]:
 
 
 TrainConfig.__doc__ = "\n".join([
-    f"{TrainConfig.__doc__}\n",
-    *(f"    {f.name}: {fields.help_of(TrainConfig, f)}" for f in dataclasses.fields(TrainConfig)),
+    f"{TrainConfig.__doc__}\n\n    Args:",
+    *(f"        {f.name}: {fields.help_of(TrainConfig, f)}"
+      for f in dataclasses.fields(TrainConfig)),
 ])
 
 

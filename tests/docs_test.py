@@ -1,0 +1,126 @@
+"""The documentation: its commands are commands, and the reference holds all that is public."""
+
+import dataclasses
+import html
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import towers
+from towers import TrainConfig, fields
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+# Flags are global to a process: each command's words are parsed in one of their own, in turn.
+PARSE = """
+import json, sys
+from absl import flags
+from towers import command_line
+from towers.config import TrainConfig
+from {module} import define_flags
+
+define_flags()
+for words in json.loads(sys.argv[1]):
+    flags.FLAGS.unparse_flags()
+    try:
+        command_line.parse_flags(["command", *words])
+        given = [n for n in TrainConfig.__dataclass_fields__ if n in flags.FLAGS]
+        TrainConfig(**{{n: flags.FLAGS[n].value for n in given if flags.FLAGS[n].present}})
+    except ValueError as error:
+        print(*words, error)
+"""
+MODULES = {
+    r"train\.py|towers-train": "towers.__main__",
+    r"sweep\.py|towers-sweep": "towers.sweep.__main__",
+    r"towers\.launch|towers-launch": "towers.launch.__main__",
+}
+_BEFORE = r"python |python -m |-- |^(?=towers-)"
+
+
+def code(page):
+    """The lines of a page's blocks of code, and what stands in backquotes."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    return [*"\n".join(blocks).splitlines(), *re.findall(r"`([^`]+)`", rest)]
+
+
+def commands(names):
+    """The flags of each command of these names in docs/, up to the first word that is none."""
+    for page in PAGES:
+        for line in code(page.read_text(encoding="utf-8")):
+            found = re.search(rf"(?:{_BEFORE})(?:{names})((?: +--\w\S*)+)", line)
+            if found and found[1] != " --help":
+                yield shlex.split(found[1])
+
+
+@pytest.mark.parametrize("names, module", MODULES.items(), ids=MODULES.values())
+def test_every_command_on_a_page_has_flags_and_values_that_there_are(names, module):
+    found = list(commands(names))
+    assert found
+    script = PARSE.format(module=module)
+    done = subprocess.run([sys.executable, "-c", script, json.dumps(found)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
+
+
+def test_the_reference_lists_every_public_name_once():
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: towers\.(\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(towers.__all__)
+
+
+def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+    script = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run([sys.executable, "-c", script[1]], capture_output=True, text=True,
+                          timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "model.keras").exists()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built with --strict."""
+    pytest.importorskip("mkdocstrings", reason="pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder], cwd=ROOT,
+        capture_output=True, text=True, timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+def test_the_site_shows_every_public_name_and_all_flags_with_their_defaults(site):
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    assert [name for name in towers.__all__ if f'id="towers.{name}"' not in page] == []
+    start = page.index('id="towers.TrainConfig"')
+    shown = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", "", page[start:])))
+    for field in dataclasses.fields(TrainConfig):
+        told = fields.help_of(TrainConfig, field).replace("`", "")
+        assert re.search(
+            rf"{field.name} \([^()]*default: {re.escape(repr(field.default))} ?\) – "
+            + re.escape(told), shown), field.name
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", text)
+        loaded += re.findall(r"<link\b[^>]*rel=\"?(?:stylesheet|icon|preconnect)\"?[^>]*>", text)
+        assert loaded and not [part for part in loaded if re.search(r"(?:https?:)?//", part)], page
+
+
+def test_every_picture_of_a_page_is_in_the_site(site):
+    for page in site.glob("*.html"):
+        for source in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", page.read_text(encoding="utf-8")):
+            assert (site / source).is_file(), (page, source)
+    assert (site / "images" / "scaling.png").is_file()
