@@ -1,6 +1,6 @@
 """The chart of throughput.csv: towers' examples per second over each peer's, at 1.0 a line.
 
-    python benchmarks/chart.py benchmarks/results/throughput.csv
+    python benchmarks/chart.py benchmarks/results/throughput.csv docs/images/throughput.png
 
 `throughput.py` draws it by itself.
 """
@@ -104,4 +104,4 @@ def _about(comparisons: Sequence[Comparison]) -> str:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Path(sys.argv[1]).with_suffix(".png"))
+    draw(*map(Path, sys.argv[1:]))

@@ -1,8 +1,9 @@
-"""Writes README's measured figures from benchmarks/results, between its marks for them.
+"""Writes the measured figures of README and docs/measured.md from benchmarks/results.
 
     python benchmarks/readme.py
 
-A benchmark that was run again counts with its last rounds: run this after it.
+They stand between marks for them. A benchmark that was run again counts with its last rounds: run
+this after it.
 """
 
 import csv
@@ -17,7 +18,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.rounds import groups  # noqa: E402  (found through the line above)
 
-README = ROOT / "README.md"
+PAGES = {  # with the figures that each has a place for
+    ROOT / "README.md": ("throughput",),
+    ROOT / "docs" / "measured.md": ("throughput", "others", "dcgan"),
+}
 RESULTS = ROOT / "benchmarks" / "results"
 
 # What the table says of each workload, its number of devices, and who trained it.
@@ -126,22 +130,24 @@ FIGURES: dict[str, Callable[[Results], str]] = {
 }
 
 
-def written(text: str, results: Results) -> str:
-    """The text with the figures of these results between its marks."""
-    for name, figures in FIGURES.items():
-        begin, end = f"<!-- figures: {name} -->\n", "\n<!-- end -->"
+def written(page: Path, text: str, results: Results) -> str:
+    """The text of a page with the figures of these results between its marks."""
+    for name in PAGES[page]:
+        begin, end = f"<!-- figures: {name} -->\n", "<!-- end -->"
         if text.count(begin) != 1:
             count = text.count(begin)
-            raise ValueError(f"README has {count} places for the figures of {name!r}, not 1.")
+            raise ValueError(f"{page.name} has {count} places for the figures of {name!r}, not 1.")
         before, rest = text.split(begin)
-        text = before + begin + figures(results) + rest[rest.index(end):]
+        text = before + begin + FIGURES[name](results) + "\n" + rest[rest.index(end):]
     return text
 
 
 def main() -> None:
-    """Rewrites README.md."""
-    text = README.read_text(encoding="utf-8")
-    README.write_text(written(text, Results()), encoding="utf-8")
+    """Rewrites the pages."""
+    results = Results()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(written(page, text, results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ _STEPS = flags.DEFINE_integer(
     "steps", None, "Timed steps of one run. Default: the workload's, 4 to 8 seconds on 2 cores; "
     "take more on GPUs.", lower_bound=2,
 )
-_OUT = flags.DEFINE_string(
-    "out", "benchmarks/results/throughput.csv", "CSV to append to; the chart's name ends in .png."
-)
+_OUT = flags.DEFINE_string("out", "benchmarks/results/throughput.csv", "CSV to append to.")
+_CHART = flags.DEFINE_string("chart", "docs/images/throughput.png", "The chart of all of the CSV.")
 
 
 def main(argv: list[str]) -> None:
@@ -59,7 +58,7 @@ def main(argv: list[str]) -> None:
         rows += new
     print(rounds.table(rows))
     if rows:
-        chart.draw(out, out.with_suffix(".png"))
+        chart.draw(out, Path(_CHART.value))
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def test_the_chart_is_drawn_from_the_csv_to_which_each_run_adds(tmp_path):
 def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     pytest.importorskip("matplotlib")
     command = ["--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",
-               f"--out={tmp_path}/out.csv"]
+               f"--out={tmp_path}/out.csv", f"--chart={tmp_path}/out.png"]
     run = subprocess.run(
         [sys.executable, "benchmarks/throughput.py", *command], cwd=ROOT, capture_output=True,
         text=True, timeout=200,
@@ -216,7 +216,7 @@ def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
 @pytest.mark.matrix
 def test_the_update_command_finds_the_same_bits_with_more_threads(tmp_path):
     command = [sys.executable, "benchmarks/update.py", "--workload=tiny", "--rounds=1",
-               f"--out={tmp_path}/out.csv"]
+               f"--out={tmp_path}/out.csv", f"--chart={tmp_path}/out.png"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     with (tmp_path / "out.csv").open(newline="") as file:
@@ -240,11 +240,13 @@ def test_a_training_run_is_timed_to_its_last_step(tmp_path):
     assert len(training.step_times(config)) == 5
 
 
-def test_readmes_figures_are_those_of_the_results():
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.written(text, readme.Results()) == text, "run python benchmarks/readme.py"
-    with pytest.raises(ValueError, match="0 places for the figures of 'dcgan'"):
-        readme.written(text.replace("figures: dcgan", "figures: gan"), readme.Results())
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
+def test_measured_figures_on_pages_are_those_of_the_results(page):
+    text = page.read_text(encoding="utf-8")
+    written = readme.written(page, text, readme.Results())
+    assert written == text, "run python benchmarks/readme.py"
+    with pytest.raises(ValueError, match=f"{page.name} has 0 places .* 'throughput'"):
+        readme.written(page, text.replace("figures: throughput", "figures: no"), readme.Results())
 
 
 @pytest.mark.matrix

@@ -124,3 +124,14 @@ def test_every_picture_of_a_page_is_in_the_site(site):
         for source in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", page.read_text(encoding="utf-8")):
             assert (site / source).is_file(), (page, source)
     assert (site / "images" / "scaling.png").is_file()
+
+
+@pytest.mark.matrix
+def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on():
+    terminal = pytest.importorskip("benchmarks.terminal", reason="pip install -e '.[docs]'")
+    train = "--model=mlp --num_gpus=2 --epochs=2 --batch_size=1024 --checkpoint_every=20"
+    picture = terminal.draw(train, r"Epoch\s+2/2\s.*step \d\d")
+    shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))
+    for words in ("--resume=runs/mlp-mnist-001", "Killed", "from step", "Done: 2 epochs"):
+        assert words in shown.replace("\xa0", " ")
+    assert "url(" not in picture and "font-face" not in picture
