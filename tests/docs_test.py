@@ -48,7 +48,7 @@ def code(page):
     """The lines of a page's blocks of code, and what stands in backquotes."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     rest = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-    return [*"\n".join(blocks).splitlines(), *re.findall(r"`([^`]+)`", rest)]
+    return [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *re.findall(r"`([^`]+)`", rest)]
 
 
 def commands(names):

@@ -21,16 +21,17 @@ _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever
 class Dataset:
     """Examples to train and to test on.
 
-    name: a built-in name, or "package.module:function".
-    train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
-        0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
-        the files of N images, a random-access source, or records that are streamed.
-    num_classes: the number of labels; None where the examples have any structure: then train and
-        test are as `user.from_splits` says, and test may be None.
-    input_shape: the shape of one x; of a structure, that of each part.
-    notes, warnings: what to tell the user of how the examples were taken, in lines.
-    class_names: by label; () where they have none.
-    test_names: the names of the test examples, such as of their files; () where they have none.
+    Attributes:
+        name: a built-in name, or "package.module:function".
+        train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
+            0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
+            the files of N images, a random-access source, or records that are streamed.
+        num_classes: the number of labels; None where the examples have any structure: then train
+            and test are as `user.from_splits` says, and test may be None.
+        input_shape: the shape of one x; of a structure, that of each part.
+        notes, warnings: what to tell the user of how the examples were taken, in lines.
+        class_names: by label; () where they have none.
+        test_names: the names of the test examples, such as of their files; () where they have none.
     """
 
     name: str

@@ -28,6 +28,10 @@ def join_workers() -> Cluster:
 
     Before TensorFlow starts: then it listens at this worker's address.
 
+    Returns:
+        Its `num_workers`, this worker's `index` from 0, and `is_chief`, whether that is 0. Without
+        other workers 1, 0 and True.
+
     Raises:
         ValueError: the environment makes no sense, TensorFlow has started already, the port is
             taken.

@@ -30,14 +30,16 @@ NAMES = tuple(_BUILDERS)
 class ModelSource(NamedTuple):
     """The origin of a model.
 
-    name: a built-in name, "package.module:function", or FILE.keras.
-    build: (input_shape, num_classes) -> a model; one that is not compiled is built, with softmax
-        output.
-    input_shape: the shape of one example in the model's original task; what the synthetic data
-        set takes its shape from.
-    num_classes: the number of classes in that task.
-    optimizer: the Keras name of the optimizer that the model's source uses.
-    knows_shapes: the model is made without a look at the data: `build` passes over its arguments.
+    Attributes:
+        name: a built-in name, "package.module:function", or FILE.keras.
+        build: (input_shape, num_classes) -> a model; one that is not compiled is built, with
+            softmax output.
+        input_shape: the shape of one example in the model's original task; what the synthetic data
+            set takes its shape from.
+        num_classes: the number of classes in that task.
+        optimizer: the Keras name of the optimizer that the model's source uses.
+        knows_shapes: the model is made without a look at the data: `build` passes over its
+            arguments.
     """
 
     name: str
