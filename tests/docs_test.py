@@ -31,8 +31,13 @@ for words in json.loads(sys.argv[1]):
     flags.FLAGS.unparse_flags()
     try:
         command_line.parse_flags(["command", *words])
-        given = [n for n in TrainConfig.__dataclass_fields__ if n in flags.FLAGS]
-        TrainConfig(**{{n: flags.FLAGS[n].value for n in given if flags.FLAGS[n].present}})
+        given = {{
+            name: flags.FLAGS[name].value for name in TrainConfig.__dataclass_fields__
+            if name in flags.FLAGS and flags.FLAGS[name].present
+        }}
+        if isinstance(given.get("model"), list):  # a sweep's
+            del given["model"]
+        TrainConfig(**given)
     except ValueError as error:
         print(*words, error)
 """
@@ -134,4 +139,4 @@ def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on():
     shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))
     for words in ("--resume=runs/mlp-mnist-001", "Killed", "from step", "Done: 2 epochs"):
         assert words in shown.replace("\xa0", " ")
-    assert "url(" not in picture and "font-face" not in picture
+    assert not re.search(r"font-face|url\((?!#)", picture)
