@@ -130,8 +130,8 @@ class Checkpointer:
         Args:
             variables: returns all that the next steps depend on.
             callbacks: the user's, which remember things, too.
-            state: plain values, by name, or functions that return them: what a run that goes on
-                is compared with, or needs.
+            state: plain values, by name, or functions of the TrainState that return them: what a
+                run that goes on is compared with, or needs.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
 
@@ -157,7 +157,7 @@ class Checkpointer:
             return
         arrays = {**copy_arrays(self._variables()), **callbacks_arrays(self._callbacks)}
         state = {
-            **{name: v() if callable(v) else v for name, v in self._state.items()},
+            **{name: v(train_state) if callable(v) else v for name, v in self._state.items()},
             "position": train_state.to_json(),
             "callbacks": callbacks_state(self._callbacks, self.warn),
         }

@@ -6,7 +6,8 @@
 before it, so that an epoch can begin at any step at once. The batches stay in the CPU's memory:
 a step cuts them into shards there and copies one shard to each device. Image files are decoded in
 that same order while training runs, on all cores, and a random-access source is read in it. What
-can only be streamed is shuffled within a buffer, in an order of the same seed and epoch.
+can only be streamed is shuffled within a buffer, in an order of the same seed and epoch; what has a
+state is read in its own.
 """
 
 import hashlib
@@ -106,7 +107,7 @@ def shuffled_batches(
 
     augment = examples.augment
     change = None if augment is None else lambda index, x: augment(x, example_seed(key, index))
-    return _batches(examples, Epoch(batch_size, start_step, order, key, change))
+    return _batches(examples, Epoch(batch_size, start_step, order, key, change, epoch))
 
 
 def shuffled(indices: tf.Tensor, seed: int, epoch: int | tf.Tensor, count: int) -> tf.Tensor:

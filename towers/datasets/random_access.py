@@ -117,14 +117,21 @@ def from_source(
 
 def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
     """A data set of sources. Raises ValueError where they differ in shape, see `from_source`."""
-    splits = [
-        from_source(source, f"{name} ({which})", num_classes)
-        for source, which in ((train, "train"), (test, "test"))
-    ]
-    shape, test_shape = (split.shape for split in splits)
-    check_shapes(name, shape, test_shape)
-    found = notes(*(split.structure[0] for split in splits))
-    return Dataset(name, splits[0], splits[1], num_classes or 1, shape, found)
+    return of_sources(
+        name,
+        from_source(train, f"{name} (train)", num_classes),
+        from_source(test, f"{name} (test)", num_classes),
+        num_classes,
+    )
+
+
+def of_sources(
+    name: str, train: RandomAccess, test: RandomAccess, num_classes: int | None
+) -> Dataset:
+    """A data set of two splits. Raises ValueError where they differ in shape."""
+    check_shapes(name, train.shape, test.shape)
+    found = notes(train.structure[0], test.structure[0])
+    return Dataset(name, train, test, num_classes or 1, train.shape, found)
 
 
 def of_any(source: Any, where: str) -> tuple[RandomAccess, Any]:

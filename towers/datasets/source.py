@@ -1,6 +1,6 @@
 """DataSource: one protocol for data, which each kind of source implements in one file.
 
-    arrays, tf_data, image_files, random_access (ArrayRecord too), tfrecord
+    arrays, tf_data, image_files, random_access (ArrayRecord too), stateful, tfrecord
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +42,7 @@ class Epoch(NamedTuple):
     order: of a number of examples, or of files, their permutation.
     key: of shuffling within a buffer; None: not shuffled.
     change: (index, x) -> x, of each example; None: as it is.
+    number: of the epoch, from 0.
     """
 
     batch_size: int
@@ -49,6 +50,7 @@ class Epoch(NamedTuple):
     order: Callable[[int], Order] = lambda count: lambda positions: positions
     key: int | None = None
     change: Callable[[tf.Tensor, Any], Any] | None = None
+    number: int = 0
 
     def indices(self, num_examples: int) -> tf.data.Dataset:
         """int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""

@@ -9,13 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from towers import named
-from towers.datasets import arrays, pixels, random_access, tf_data
+from towers.datasets import arrays, pixels, random_access, stateful, tf_data
 from towers.datasets.dataset import Dataset, Split, describe, is_pair
+from towers.datasets.repeated import has_state
 from towers.datasets.source import DataSource
 
 _FORMS = (
-    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or two "
-    "sources with __len__ and __getitem__ that give (x, y)"
+    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), two "
+    "sources with __len__ and __getitem__ that give (x, y), or two iterables of (x, y) with a state"
 )
 
 
@@ -24,10 +25,10 @@ def load(spec: str, own_task: bool = False) -> Dataset:
 
     It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
     unbatched tf.data.Datasets of (x, y), y a scalar integer; or a pair of random-access sources
-    (see `random_access.from_source`), which are read while training runs. The number of classes is
-    the module's NUM_CLASSES, else 1 + the largest label (one pass over a tf.data.Dataset, whose
-    values are not checked any further; of a random-access source it must be given). What the
-    function itself raises passes through.
+    (see `random_access.from_source`), or of iterables with a state (see `stateful`), which are read
+    while training runs. The number of classes is the module's NUM_CLASSES, else 1 + the largest
+    label (one pass over a tf.data.Dataset, whose values are not checked any further; of what is
+    read while training runs it must be given). What the function itself raises passes through.
 
     For a model that brings its own task it returns (train, test) of any structure, see
     `from_splits`; test may be None.
@@ -41,7 +42,7 @@ def load(spec: str, own_task: bool = False) -> Dataset:
     """
     function = named.import_function(spec, "dataset")
     num_classes = named_classes(spec, "dataset")
-    splits = function()
+    splits = _sized(function(), spec)
     if own_task and is_pair(splits):
         return from_splits(spec, *splits)
     if not is_pair(splits) or not _are_classes(*splits):
@@ -65,6 +66,22 @@ def named_classes(spec: str, argument: str) -> int | None:
     return num_classes
 
 
+def _sized(splits: Any, spec: str) -> Any:
+    """(train, test), iterables with a state with their counts in the module's NUM_EXAMPLES."""
+    counts = getattr(named.import_module(spec, "dataset"), "NUM_EXAMPLES", None)
+    if counts is None or not is_pair(splits):
+        return splits
+    if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
+        raise ValueError(
+            f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
+            "numbers, at least 1: the examples of an epoch, and those to test on."
+        )
+    pairs = zip(splits, counts, strict=True)
+    return tuple(
+        stateful.Sized(split, n) if _kind(split) is stateful else split for split, n in pairs
+    )
+
+
 def from_splits_of_classes(
     name: str, train: Any, test: Any, num_classes: int | None = None
 ) -> Dataset:
@@ -85,7 +102,8 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
         name: of the data set.
         train: x, (x, y) or (x, y, sample_weight), structures of what `np.asarray` takes; or an
             unbatched tf.data.Dataset of such elements, whose values are not checked; or a
-            random-access source of (x, y), whose 64-bit numbers become 32-bit.
+            random-access source of (x, y), or an iterable of them with a state, whose 64-bit
+            numbers become 32-bit.
         test: the same; None for no validation.
 
     Raises:
@@ -123,8 +141,11 @@ def _kind(split: Any) -> Any:
     if isinstance(split, tf.data.Dataset):
         return tf_data
     has_both = hasattr(split, "__len__") and hasattr(split, "__getitem__")
-    is_array = isinstance(split, tuple | list | dict | str | bytes | np.ndarray)
-    return random_access if has_both and not is_array else arrays
+    if isinstance(split, stateful.Sized):
+        return stateful
+    if isinstance(split, tuple | list | dict | str | bytes | np.ndarray):
+        return arrays
+    return random_access if has_both else stateful if has_state(split) else arrays
 
 
 def _are_classes(train: Any, test: Any) -> bool:

@@ -25,8 +25,9 @@ import tensorflow as tf
 
 from towers.datasets.arrays import InMemory
 from towers.datasets.batches import sha256, shuffled
+from towers.datasets.repeated import has_state
 from towers.datasets.source import num_steps, prepare_ahead
-from towers.parallel.stateful import Stateful, methods
+from towers.parallel.stateful import Stateful
 from towers.step.structures import as_tensor, batch_specs, map_tensors
 
 _ENDLESS = tf.int64.max
@@ -92,7 +93,7 @@ def make_data(
         return Arrays((x, y, sample_weight), batch_size, shuffle, start)
     if _has_index(x):
         return Indexed(x, shuffle, start)
-    if hasattr(x, "__iter__") and (methods(x) or methods(iter(x))):
+    if has_state(x):
         if start.steps_per_epoch is None:
             raise ValueError(
                 f"x ({type(x).__name__}) has a state, and goes on in an endless row of passes: "

@@ -120,7 +120,9 @@ def resumed_fit(
             **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
             "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
         }
-        held = {_FIT: now} | ({_ITERATOR: data.state} if isinstance(data, Stateful) else {})
+        held: dict[str, Any] = {_FIT: now}
+        if isinstance(data, Stateful):
+            held[_ITERATOR] = lambda _: data.state()
         checkpointer.hold(lambda: variables, others, held)
         if then is not None:
             checkpointer.check_identity(

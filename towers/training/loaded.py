@@ -1,20 +1,26 @@
 """The newest checkpoint of a train.py run, checked to be this run's, and put in place."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
 from towers.checkpointing import checkpoints, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import identity
+from towers.checkpointing.plain_state import decoded, encoded
 from towers.checkpointing.snapshot import variables_of
 from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
+from towers.datasets import stateful
 from towers.datasets.batches import digest
+from towers.datasets.source import DataSource
 from towers.levels.repeatable import UNSAVED_NOISE
 from towers.training.build import Run
+
+_ITERATOR = "iterator"  # in a checkpoint: the state of what examples come from
 
 
 class Loaded(NamedTuple):
@@ -56,7 +62,8 @@ def load_newest(
             another configuration; or results would be replaced.
     """
     config = identity(run.config)
-    checkpointer.hold(lambda: variables_of(run.step), callbacks, {"config": config, "data": data})
+    held = {"config": config, "data": data, _ITERATOR: partial(_iterator_state, run)}
+    checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
     if resume and run.workers.cluster.is_chief:
         _check_results(directory)
@@ -70,9 +77,24 @@ def load_newest(
         _check_data(state["data"], data, path)
         train_state = TrainState.from_json(state["position"])
         _check_columns(run, train_state, path)
+        stateful.go_on(*_place(run, train_state), decoded(state.get(_ITERATOR)))
     build_metrics(run, checkpointer)
     checkpointer.restore()
     return Loaded(path, train_state, found.damaged)
+
+
+def _place(run: Run, train_state: TrainState) -> tuple[DataSource, int, int]:
+    """The training examples, and where a run stands in them: the epoch, and examples of it."""
+    done = train_state.epoch_step * run.batch_size
+    return run.train.source, train_state.epoch, done
+
+
+def _iterator_state(run: Run, train_state: TrainState) -> Any:
+    """The state of the iterable that the training examples come from, if there is one."""
+    try:
+        return encoded(stateful.state_at(*_place(run, train_state)))
+    except ValueError as error:
+        raise ValueError(f"the training examples' state cannot be saved: {error}.") from None
 
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
