@@ -34,7 +34,7 @@ class Kernel:
     def __init__(self, loop, directory):
         self._loop = loop
         self.client = NotebookClient(
-            nbformat.v4.new_notebook(), allow_errors=True, timeout=60,
+            nbformat.v4.new_notebook(), allow_errors=True, timeout=60, shutdown_kernel="immediate",
             resources={"metadata": {"path": str(directory)}},
         )
 
