@@ -1,11 +1,15 @@
 """Ctrl-C, SIGTERM and SIGHUP end a run between two steps, never within one; SIGUSR1 ends none.
 
+A second one ends the process at once. A notebook's kernel holds more than the run: a second Ctrl-C
+there ends the cell at once.
+
 A forked child is no part of the run: signals do to it what they did before they were deferred.
 """
 
 import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,10 +32,15 @@ class Pending:
         """Remembers the first one; the second ends the process at once, like an uncaught one.
 
         SIGHUP is never the second: of one closed terminal, the shell and the system both tell.
+
+        Raises:
+            KeyboardInterrupt: the second is SIGINT, and a person is at Python's prompt.
         """
         del frame
         if self.number is None:
             self.number = number
+        elif number == signal.SIGINT and hasattr(sys, "ps1"):  # a notebook has a prompt, too
+            raise KeyboardInterrupt
         elif number != signal.SIGHUP:
             os._exit(128 + number)
 
@@ -67,9 +76,12 @@ def deferred() -> Iterator[Pending]:
         except StopRequested:
             stopped = True
     if pending.number is not None:
-        signal.raise_signal(pending.number)
+        try:
+            signal.raise_signal(pending.number)
+        except BaseException as error:
+            raise error from None  # a traceback without StopRequested's
     if stopped:  # a handler of the user's has returned
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt from None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from towers.machine import hang, places
 from towers.machine.cluster import Cluster
 from towers.machine.devices import placement
 from towers.machine.words import plural
+from towers.reporting.cell_line import cell_line
 from towers.reporting.formats import format_seconds, format_values, wrapped
 from towers.step.sharding import shard_sizes
 from towers.training.several_workers import log_name
@@ -44,7 +45,7 @@ class Progress(NamedTuple):
 
 
 class Report:
-    """Writes lines to the terminal in colour, to a pipe as plain lines; all to log.txt.
+    """Writes lines to the terminal in colour, to a pipe or notebook as plain ones; all to log.txt.
 
     A stdout that nobody reads any more, or a full disk, does not end a run.
     """
@@ -56,6 +57,7 @@ class Report:
         self._log: Path | None = None
         self._live: Live | None = None
         self._console: Console | None = None
+        self._cell = cell_line(self._stream)
         if self._stream is not None and self._stream.isatty():
             self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
             if self._console.is_dumb_terminal or not self._console.is_terminal:
@@ -78,7 +80,8 @@ class Report:
 
     def is_due(self) -> bool:
         """Whether it is time to call `progress` again; asking is cheap."""
-        pause = _SECONDS_BETWEEN_REFRESHES if self._console else _SECONDS_BETWEEN_LINES
+        moves = self._console or self._cell
+        pause = _SECONDS_BETWEEN_REFRESHES if moves else _SECONDS_BETWEEN_LINES
         return time.monotonic() - self._shown_at >= pause
 
     def progress(self, progress: Progress) -> None:
@@ -88,6 +91,8 @@ class Report:
 
     def waiting(self, what: str) -> None:
         """Shows on a terminal what takes a while, and for how long, until there is progress."""
+        if self._cell is not None:
+            self._cell.show(f"{what} ...")
         if self._console is None:
             return
         self._stop_live()
@@ -106,6 +111,9 @@ class Report:
     def ongoing(self, line: Text, text: Text) -> None:
         """Shows how far something is: `text` in place of the one before, or a `line` each time."""
         self._shown_at = time.monotonic()
+        if self._cell is not None:
+            self._cell.show(line.plain)
+            return
         if self._console is None:
             self.line(line)
             return
@@ -163,7 +171,7 @@ class Report:
         with self._stream_may_end():
             if self._console:
                 self._console.print(wrapped(text, self._console.width, _LABEL_WIDTH))
-            elif self._stream is not None:
+            elif self._stream is not None and not (self._cell and self._cell.end(text.plain)):
                 self._stream.write(text.plain + "\n")
                 self._stream.flush()
 

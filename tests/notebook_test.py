@@ -1,0 +1,180 @@
+"""The notebook of examples/ in a real kernel: its cells, again, interrupted; what they show."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+FIT = """
+fitted = parallel.fit(
+    x, y, batch_size=128, epochs={epochs}, verbose=2, callbacks=[towers.Resume("runs/{name}")]
+)
+"""
+SLOW = """
+import time
+def wait(batch, logs):
+    for count in range(1, 100):
+        print("waits", count)
+        time.sleep(0.3)
+slow = keras.callbacks.LambdaCallback(on_train_batch_end=wait)
+parallel.fit(x, y, callbacks=[slow, towers.Resume("runs/twice")])
+"""
+HANDLERS = "[signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]"
+
+
+class Kernel:
+    """A kernel in a directory of its own."""
+
+    def __init__(self, loop, directory):
+        self._loop = loop
+        self.client = NotebookClient(
+            nbformat.v4.new_notebook(), allow_errors=True, timeout=60, shutdown_kernel="immediate",
+            resources={"metadata": {"path": str(directory)}},
+        )
+
+    def run(self, source, *interrupts):
+        """The outputs of a cell; it is interrupted once stdout has the text of each interrupt."""
+        return self._loop.run_until_complete(self._run(source, interrupts))
+
+    async def _run(self, source, interrupts):
+        cell = nbformat.v4.new_code_cell(source)
+        self.client.nb.cells.append(cell)
+        index = len(self.client.nb.cells) - 1
+        running = asyncio.ensure_future(self.client.async_execute_cell(cell, index))
+        for text in interrupts:
+            while text not in stdout(cell.outputs) and not running.done():
+                await asyncio.sleep(0.01)
+            assert not running.done(), cell.outputs
+            await self.client.km.interrupt_kernel()
+        await running
+        return cell.outputs
+
+
+def stdout(outputs):
+    return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stdout")
+
+
+def errors(outputs):
+    """(name, text) of each."""
+    return [(o.ename, o.evalue) for o in outputs if o.output_type == "error"]
+
+
+@pytest.fixture(scope="module", name="kernel")
+def _kernel(tmp_path_factory):
+    """The one kernel, in which all cells of the notebook have run."""
+    directory = tmp_path_factory.mktemp("notebook")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("IPYTHONDIR", str(directory / "ipython"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(directory / "runtime"))
+        patch.delenv("MPLBACKEND", raising=False)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # a GPU may add up in another order each time
+        patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # the notebook has its own
+        patch.delenv("PYTEST_CURRENT_TEST")  # with it a kernel shows less of stderr than a user's
+        loop = asyncio.new_event_loop()
+        kernel = Kernel(loop, directory)
+        setup = kernel.client.async_setup_kernel()
+        loop.run_until_complete(setup.__aenter__())
+        kernel.run(f"import signal\nbefore = {HANDLERS}")
+        kernel.first = run_all(kernel)
+        yield kernel
+        loop.run_until_complete(setup.__aexit__(None, None, None))
+        loop.close()
+
+
+def run_all(kernel):
+    """The outputs of each code cell of the notebook, by the cell's name."""
+    return {
+        cell.id: kernel.run(cell.source) for cell in NOTEBOOK.cells if cell.cell_type == "code"
+    }
+
+
+def test_the_committed_notebook_has_no_outputs():
+    cells = [cell for cell in NOTEBOOK.cells if cell.cell_type == "code"]
+    assert len(cells) > 3
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+
+
+def test_all_cells_run_and_the_model_learns(kernel):
+    told = kernel.first
+    assert [errors(outputs) for outputs in told.values()] == [[]] * len(told)
+    assert told["devices"][-1].data["text/plain"] == "['/cpu:0', '/cpu:1', '/cpu:2', '/cpu:3']"
+    losses = [float(text) for text in re.findall(r" loss: ([\d.]+)", stdout(told["fit"]))]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+    assert "image/png" in told["plot"][-1].data
+    assert "phase of a step" in stdout(told["profile"])
+    assert "Bottleneck" in stdout(told["profile"])
+
+
+def test_cells_show_lines_without_control_characters_and_nothing_on_stderr(kernel):
+    for name, outputs in kernel.first.items():
+        if name == "devices":  # what TensorFlow writes while it is imported
+            continue
+        text = "".join(o.text for o in outputs if o.output_type == "stream")
+        assert not CONTROL.search(text)
+        assert text == stdout(outputs)
+        assert len(text.splitlines()) <= 25
+    assert len(stdout(kernel.first["fit"]).splitlines()) == 6  # two an epoch
+
+
+def test_all_cells_run_again_in_the_same_kernel(kernel):
+    told = run_all(kernel)
+    assert [errors(outputs) for outputs in told.values()] == [[]] * len(told)
+    assert told["devices"][-1].data == kernel.first["devices"][-1].data
+    assert stdout(told["fit"]) == ""  # all epochs are done
+    assert "3 [1, 2, 3]" in stdout(kernel.run('print(len(history["loss"]), list(epochs))'))
+
+
+def test_an_interrupt_saves_ends_the_cell_and_leaves_the_kernel_as_it_was(kernel):
+    kernel.run(source("model"))
+    outputs = kernel.run(FIT.format(epochs=99, name="interrupted"), "Epoch 2/99")
+    assert errors(outputs) == [("KeyboardInterrupt", "")]
+    assert "During handling of" not in "".join(outputs[-1].traceback)
+    step = int(re.search(r"\nsaved at step (\d+): ", stdout(outputs))[1])
+    assert 47 < step <= 2 * 47
+    assert stdout(kernel.run(f"print(before == {HANDLERS})")) == "True\n"
+    kernel.run(source("model"))
+    outputs = kernel.run(FIT.format(epochs=3, name="interrupted"))
+    assert errors(outputs) == []
+    assert "Epoch 1/" not in stdout(outputs)
+    shown = kernel.run('print(fitted.history["loss"] == history["loss"])')
+    assert stdout(shown) == "True\n"  # those of the notebook's fit
+
+
+def test_a_second_interrupt_does_not_end_the_kernel(kernel):
+    kernel.run(source("model"))
+    outputs = kernel.run(SLOW, "waits 1", "waits 3")
+    assert errors(outputs) == [("KeyboardInterrupt", "")]
+    assert stdout(kernel.run(f"print(before == {HANDLERS})")) == "True\n"
+
+
+def test_a_run_shows_its_progress_in_one_line_an_epoch_which_moves(kernel):
+    kernel.run("from towers.reporting import report\nreport._SECONDS_BETWEEN_REFRESHES = 0.0")
+    outputs = kernel.run("""
+config = towers.TrainConfig(epochs=2, num_gpus=TOWERS, batch_size=512)
+parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+towers.train(config, model=parallel, train=(x, y), test=test);
+""")
+    assert errors(outputs) == []
+    moved = [o.data["text/plain"] for o in outputs if o.output_type == "display_data"]
+    assert [text.partition("  loss ")[0] for text in moved] == ["Epoch 1/2", "Epoch 2/2"]
+    assert "step " not in stdout(outputs).partition("Task")[2]
+    assert len(re.findall("^ +val_loss ", stdout(outputs), re.MULTILINE)) == 2
+    assert not CONTROL.search(stdout(outputs))
+
+
+def test_an_error_of_towers_is_one_line_at_the_end_of_the_traceback(kernel):
+    (name, text), = errors(kernel.run("towers.logical_cpus(3)"))
+    assert name == "ValueError" and "\n" not in text
+    assert text.endswith("(in a notebook: restart the kernel, call it first).")
+
+
+def source(name):
+    """A cell of the notebook."""
+    return next(cell.source for cell in NOTEBOOK.cells if cell.id == name)
