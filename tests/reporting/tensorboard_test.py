@@ -1,6 +1,7 @@
 """The log is read back by TensorBoard's own reader."""
 
 import resource
+import shutil
 import signal
 import sys
 from contextlib import closing, contextmanager
@@ -171,8 +172,9 @@ def test_a_run_that_was_killed_and_resumed_shows_every_epoch_once(tmp_path):
     code, _, stderr = train(*flags, cwd=tmp_path, fault="step == 10 and kill('KILL')")
     assert code == -signal.SIGKILL, stderr
     assert list(losses(tmp_path / "run/tensorboard")) == [1, 2]
-    newest = sorted((tmp_path / "run/checkpoints").iterdir())[-1]
-    newest.unlink()  # the run goes on before the last epoch in the log
+    newest = max((tmp_path / "run/checkpoints").glob("epoch-*"))
+    assert newest.name == "epoch-2-step-8"
+    shutil.rmtree(newest)  # the run goes on before the last epoch in the log
     code, _, stderr = train("--resume=run", cwd=tmp_path)
     assert code == 0, stderr
     assert len(list((tmp_path / "run/tensorboard").iterdir())) == 2
