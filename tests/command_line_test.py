@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SPEAK_OF_FLAGS = {
     "loop.py": "says at the end of a run what the command has done",
     "diagnosis/anatomy_report.py": "advice, printed by train.py --profile",
-    "machine/nvidia.py": "the flags of nvidia-smi; a line of train.py --devices",
+    "machine/nvidia.py": "a line of train.py --devices",
     "reporting/outcome.py": "the command that goes on with a run",
     "training/run_files.py": "names the commands that would refuse a file",
     "sweep/cells.py": "makes command lines of train.py",

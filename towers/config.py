@@ -73,8 +73,9 @@ class TrainConfig:
         10_000, "Examples among which a tf.data.Dataset that memory does not hold is shuffled; "
         "they are held there. More mix better.", at_most=_MOST_EXAMPLES)
     augment: str | None = text(
-        None, "Change each training example at random: crop_flip, or package.module:function "
-        "(x, seed) -> x, or -> a Keras layer. Default: nothing.")
+        None, "Change each training example at random: crop_flip; layers of Keras by name, such as "
+        "RandomFlip,RandomRotation(0.1),MixUp; or package.module:function (x, seed) -> x, or -> a "
+        "Keras layer. Default: nothing.")
 
     # What runs where.
     num_gpus: int | None = count(

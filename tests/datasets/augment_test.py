@@ -13,6 +13,7 @@ from towers.datasets import augment as augment_lib
 from towers.datasets import batches as input_lib
 from towers.datasets import random_access, tf_data
 from towers.datasets.image_files import ImageFiles
+from towers.datasets.keras_augment import of_layers
 from towers.datasets.source import InputOptions
 
 COUNT, SHAPE = 19, (6, 5, 3)
@@ -138,7 +139,7 @@ def test_of_a_large_image_a_part_is_resized_to_its_size():
 
 def test_a_layer_keeps_its_own_seeds_whatever_it_has_augmented():
     layer = layers()
-    function = tf.function(augment_lib.of_layer(layer, SPEC))
+    function = tf.function(of_layers([layer], SPEC))
     before = [variable.numpy().tolist() for variable in layer.variables]
     x = tf.random.stateless_uniform(SHAPE, [1, 2])
     first = function(x, [1, 2]).numpy()
@@ -172,7 +173,7 @@ def nothing():
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("crop", "augment ('crop') must be one of crop_flip, or package.module:function"),
+    ("crop", "augment ('crop') must be one of crop_flip, AutoContrast, "),
     (f"{ME}:stateful", "uses RandomUniform, which does not draw from the example's seed"),
     (f"{ME}:smaller", "makes float32 (5, 5, 3) of float32 (6, 5, 3)"),
     (f"{ME}:doubled", "makes float64 (6, 5, 3) of float32 (6, 5, 3)"),

@@ -7,6 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from tests.machine import fake_nvml
 from towers.config import TrainConfig
 from towers.diagnosis import device_report as module
 from towers.diagnosis.device_report import cpu_features, cpu_info, device_report
@@ -53,10 +54,20 @@ def test_what_is_absent_is_said_and_nothing_raises(monkeypatch, tmp_path):
     for name in ("PCI", "DRIVER_VERSION", "LOADED_FILES"):
         monkeypatch.setattr(nvidia, name, absent)
     monkeypatch.setattr(module, "CPU_INFO", absent)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    fake_nvml.use(monkeypatch, None)
     found = blocks()
     assert found["Driver"] == ["not found; nvidia-smi not found, or without an answer"]
     assert found["CPU"][1].startswith("none; oneDNN o")
+
+
+def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch, tmp_path):
+    gpus = ("Tesla T4", "GPU-1", 15360, 15000), ("NVIDIA GB10", "GPU-2", 0, 0)
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, *gpus))
+    monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "absent")
+    assert blocks()["Driver"] == [
+        "550.54.15", "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
+        "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",
+    ]
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")

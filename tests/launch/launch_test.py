@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.players import ROOT, launch, start_command
-
-DRIVER = """#!/bin/sh
-echo "0, GPU, 80000, 80000, 550.1"; echo "1, GPU, 80000, 80000, 550.1"
-"""
+from tests.machine import fake_nvml
 
 
 def command(tmp_path, *arguments, **options):
@@ -116,9 +113,8 @@ def test_what_it_prints_is_understood_by_a_shell(tmp_path):
 
 def test_each_worker_sees_its_own_gpus_of_those_there_are(tmp_path):
     text = "print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-    (tmp_path / "nvidia-smi").write_text(DRIVER)
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    fake_nvml.build(tmp_path, *[("GPU", f"GPU-{i}", 80000, 80000) for i in range(2)])
+    path = {"LD_LIBRARY_PATH": str(tmp_path)}
     flags = ("--workers=2", "--gpus_per_worker=1")
     code, lines, _ = launch(tmp_path, text, *flags, environment=path)
     assert (code, sorted(lines)) == (0, ["0", "[worker 1] 1"])

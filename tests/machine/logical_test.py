@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests import forked
-from tests.machine.nvidia_test import make_nvidia_smi
+from tests.machine import fake_nvml
 from towers.config import TrainConfig
 from towers.machine import devices, logical, nvidia
 from towers.training.build import find_devices
@@ -174,16 +174,15 @@ class FakeGpus:
         return [[limit.memory_limit for limit in self.limits[name]] for name in self.names]
 
 
-@pytest.fixture(name="smi")
-def _smi(tmp_path, monkeypatch):
-    """What nvidia-smi says is free, on GPUs 0 and 1; its third argument names one of them."""
+@pytest.fixture(name="driver")
+def _driver(tmp_path, monkeypatch):
+    """A driver that says what is free on GPUs 0 and 1."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lines = [f"echo '{i}, T4, 15360, {free}, 550.54.15'" for i, free in enumerate([12_048, 8_048])]
-    script = f'test "$3" = --id=1 || {lines[0]}\n{lines[1]}'
-    make_nvidia_smi(tmp_path, script, monkeypatch)
+    gpus = [("T4", f"GPU-{i}", 15360, free) for i, free in enumerate([12_048, 8_048])]
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, *gpus))
 
 
-def test_logical_gpus_divide_the_free_memory(smi, monkeypatch):
+def test_logical_gpus_divide_the_free_memory(driver, monkeypatch):
     gpus = FakeGpus(2, monkeypatch)
     towers.logical_gpus(5)
     assert gpus.memory == [[2000] * 2, [2000] * 3]
@@ -193,14 +192,14 @@ def test_logical_gpus_divide_the_free_memory(smi, monkeypatch):
     )
 
 
-def test_only_the_visible_gpus_memory_counts(smi, monkeypatch):
+def test_only_the_visible_gpus_memory_counts(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     gpus = FakeGpus(1, monkeypatch)
     towers.logical_gpus(4)
     assert gpus.memory == [[1500] * 4]
 
 
-def test_train_py_divides_the_gpus_before_it_looks_for_them(smi, monkeypatch):
+def test_train_py_divides_the_gpus_before_it_looks_for_them(driver, monkeypatch):
     gpus = FakeGpus(2, monkeypatch)
     monkeypatch.setattr(devices, "has_gpus", lambda: True)
     monkeypatch.setattr(devices, "device_names", lambda kind: sum(gpus.memory, []))
@@ -218,10 +217,9 @@ def test_given_memory_asks_nobody_and_what_is_there_stays(monkeypatch):
     assert gpus.memory == [[4096] * 2]
 
 
-@pytest.mark.parametrize("free", ["[N/A]", None])
-def test_unknown_memory_must_be_given(free, monkeypatch):
-    gpu = nvidia.DriverGpu("0", "GB10", "[N/A]", free, "580.1")
-    monkeypatch.setattr(nvidia, "driver_gpus", lambda visible: free and [gpu])
+@pytest.mark.parametrize("gpus", [[("GB10", "GPU-1", 0, 0), ("T4", "GPU-2", 9000, 9000)], None])
+def test_unknown_memory_must_be_given(gpus, monkeypatch, tmp_path):
+    fake_nvml.use(monkeypatch, gpus and fake_nvml.build(tmp_path, *gpus))
     FakeGpus(1, monkeypatch)
     with pytest.raises(ValueError, match=r"nvidia-smi does not tell .*gpus\(8, memory_mib="):
         towers.logical_gpus(8)

@@ -1,9 +1,11 @@
-"""What a machine has of NVIDIA's, from the files and the programs that say so."""
+"""What a machine has of NVIDIA's, from the files and the library that say so."""
 
 from pathlib import Path
 
+import pynvml
 import pytest
 
+from tests.machine import fake_nvml
 from towers.machine import nvidia
 
 CLOSED = """\
@@ -16,11 +18,9 @@ GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)
 """
 
 
-def make_nvidia_smi(folder, script, monkeypatch):
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+H100 = ("NVIDIA H100 80GB HBM3", "GPU-8932f937", 81559, 80994)
+T4 = ("Tesla T4", "GPU-1c2f", 15360, 15000)
+GB10 = ("NVIDIA GB10", "GPU-77aa", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -37,35 +37,41 @@ def test_without_the_drivers_file_there_is_no_version(tmp_path, monkeypatch):
     assert nvidia.driver_version() is None
 
 
-def test_the_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch):
-    make_nvidia_smi(
-        tmp_path,
-        'test "$1" = --query-gpu=index,name,memory.total,memory.free,driver_version || exit 1\n'
-        "echo '0, NVIDIA H100 80GB HBM3, 81559, 80994, 550.54.15'\n"
-        "echo '1, Tesla T4, 15360, [N/A], 550.54.15'",
-        monkeypatch,
-    )
+def test_the_gpus_are_those_that_the_driver_lists(tmp_path, monkeypatch):
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, GB10))
     assert nvidia.driver_gpus() == [
-        ("0", "NVIDIA H100 80GB HBM3", "81559", "80994", "550.54.15"),
-        ("1", "Tesla T4", "15360", "[N/A]", "550.54.15"),
+        (0, "NVIDIA H100 80GB HBM3", 81559, 80994, "550.54.15"),
+        (1, "NVIDIA GB10", None, None, "550.54.15"),
     ]
 
 
-def test_only_the_visible_gpus_are_asked_for(tmp_path, monkeypatch):
-    make_nvidia_smi(tmp_path, """echo "1, $3, 15360, 15000, 550.54.15\"""", monkeypatch)
-    names = [nvidia.driver_gpus(visible)[0].name for visible in ("1", "GPU-8932f937", "", None)]
-    assert names == ["--id=1", "--id=GPU-8932f937", "", ""]
+@pytest.mark.parametrize(("visible", "numbers"), [
+    ("1", [1]), ("GPU-8932f937", [0]), (" GPU-1c2f, 0", [1, 0]), ("", [0, 1]), (None, [0, 1]),
+])
+def test_only_the_visible_gpus_are_asked_for(tmp_path, monkeypatch, visible, numbers):
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, T4))
+    found = nvidia.driver_gpus(visible)
+    assert [gpu.number for gpu in found] == numbers
+    assert [gpu.name for gpu in found] == [(H100, T4)[number][0] for number in numbers]
 
 
-@pytest.mark.parametrize("script", ["echo 'NVIDIA-SMI has failed'; exit 9", "exec sleep 5"])
-def test_an_nvidia_smi_that_fails_or_hangs_gives_none(tmp_path, monkeypatch, script):
-    make_nvidia_smi(tmp_path, script, monkeypatch)
+@pytest.mark.parametrize("visible", ["2", "-1", "GPU-another", "0,7"])
+def test_a_gpu_that_is_not_there_gives_none(tmp_path, monkeypatch, visible):
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, T4))
+    assert nvidia.driver_gpus(visible) is None
+
+
+@pytest.mark.parametrize(
+    "fault", [{"init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}, {"seconds": 2}], ids=str
+)
+def test_a_driver_that_fails_or_hangs_gives_none(tmp_path, monkeypatch, fault):
+    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, **fault))
     monkeypatch.setattr(nvidia, "PATIENCE", 0.2)
     assert nvidia.driver_gpus() is None
 
 
-def test_without_nvidia_smi_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_nvml_there_are_none(monkeypatch):
+    fake_nvml.use(monkeypatch, None)
     assert nvidia.driver_gpus() is None
 
 

@@ -1,6 +1,8 @@
 """The log is read back by TensorBoard's own reader."""
 
 import resource
+import shutil
+import signal
 import sys
 from contextlib import closing, contextmanager
 
@@ -12,6 +14,7 @@ from absl import flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.results import classifier_result
+from tests.resuming import FLAGS, train
 from towers.command_line import as_flags
 from towers.reporting import tensorboard
 from towers.reporting.tensorboard import TensorBoardLog
@@ -162,6 +165,24 @@ def test_a_resumed_run_shows_the_epochs_that_it_repeats_once_with_their_new_valu
     assert losses(tmp_path) == {1: 0.5, 2: 2.0}  # 3 is still to come again
     write(tmp_path, step, row(3, 3.0), row(4, 4.0))
     assert losses(tmp_path) == {1: 0.5, 2: 2.0, 3: 3.0, 4: 4.0}
+
+
+def test_a_run_that_was_killed_and_resumed_shows_every_epoch_once(tmp_path):
+    flags = (*FLAGS, "--epochs=3", "--tensorboard", "--histograms")
+    code, _, stderr = train(*flags, cwd=tmp_path, fault="step == 10 and kill('KILL')")
+    assert code == -signal.SIGKILL, stderr
+    assert list(losses(tmp_path / "run/tensorboard")) == [1, 2]
+    newest = max((tmp_path / "run/checkpoints").glob("epoch-*"))
+    assert newest.name == "epoch-2-step-8"
+    shutil.rmtree(newest)  # the run goes on before the last epoch in the log
+    code, _, stderr = train("--resume=run", cwd=tmp_path)
+    assert code == 0, stderr
+    assert len(list((tmp_path / "run/tensorboard").iterdir())) == 2
+    log = read(tmp_path / "run/tensorboard")
+    tags = log.Tags()
+    found = [log.Scalars(tag) for tag in tags["scalars"]]
+    found += [log.Histograms(tag) for tag in tags["histograms"]]
+    assert {tuple(event.step for event in events) for events in found} == {(1, 2, 3)}
 
 
 def test_a_resumed_run_writes_its_histograms_and_graph_again(tmp_path, traced_step):

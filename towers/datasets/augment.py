@@ -13,8 +13,10 @@ import keras
 import tensorflow as tf
 
 from towers import named
+from towers.datasets.keras_augment import MIXING, mixing_of, named_layers, of_layers
 
 Augment = Callable[[Any, tf.Tensor], Any]
+Mix = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 CROP_FLIP = "crop_flip"
 LARGEST_SMALL = 64  # pixels a side: up to there images are padded, larger ones resized
@@ -39,7 +41,8 @@ def load(name: str | None, x_spec: Any) -> Augment | None:
             cropped to their size and flipped; of larger ones a part is resized to their size, and
             flipped. Or "package.module:function": a function (x, seed) -> x in TensorFlow
             operations, seed an int32 [2] of the example's own; or one without arguments that
-            returns a Keras layer, such as a Sequential of random layers. None: none.
+            returns a Keras layer, such as a Sequential of random layers. Or layers of Keras by
+            name, see `keras_augment.named_layers`. None: none.
         x_spec: tf.TensorSpec of one x, or a structure of them.
 
     Raises:
@@ -48,19 +51,53 @@ def load(name: str | None, x_spec: Any) -> Augment | None:
     """
     if name is None:
         return None
-    function = crop_flip if name == CROP_FLIP else _import(name, x_spec)
     if name == CROP_FLIP:
-        _check_image(x_spec)
-    traced = tf.function(function, autograph=False)
-    try:
-        concrete = traced.get_concrete_function(x_spec, tf.TensorSpec([2], tf.int32))
-    except Exception as error:  # whatever the user's function raises while it is traced
+        _check_image(name, x_spec)
+        return _traced(name, crop_flip, x_spec)
+    if ":" in name:
+        return _traced(name, _import(name, x_spec), x_spec)
+    _check_image(name, x_spec)
+    layers, _ = named_layers(name, x_spec.dtype.name, (CROP_FLIP,))
+    return _traced(name, of_layers(layers, x_spec), x_spec) if layers else None
+
+
+def load_mix(name: str | None, x_spec: Any, y_spec: Any, sample_weight: Any) -> Mix | None:
+    """What mixes the examples of a batch, ((x, y), seed) -> (x, y); None where `name` mixes none.
+
+    Args:
+        name: see `load`.
+        x_spec, y_spec, sample_weight: of a batch; None for what is absent.
+
+    Raises:
+        ValueError: labels are not one-hot, or examples have weights.
+    """
+    if name is None or ":" in name or not any(each in name for each in MIXING):
+        return None
+    _, layers = named_layers(name, x_spec.dtype.name, (CROP_FLIP,))
+    if not layers:
+        return None
+    if not isinstance(y_spec, tf.TensorSpec) or y_spec.shape.rank != 2 or y_spec.dtype.is_integer:
         raise ValueError(
-            f"augment ({name!r}) fails: {named.one_line(error)[:500]}."
-        ) from error
-    _check_shapes(name, x_spec, concrete.structured_outputs)
-    _check_stateless(name, concrete.graph)
-    return traced
+            f"augment ({name!r}) mixes labels, which must be one-hot for that: give y as float32 "
+            "[N, classes], and a model that is compiled with categorical_crossentropy; or leave "
+            f"out {' and '.join(MIXING)}."
+        )
+    if sample_weight is not None:
+        raise ValueError(
+            f"augment ({name!r}) mixes examples, and these have weights of their own: leave out "
+            "the one or the other."
+        )
+    return _traced(name, mixing_of(layers), (x_spec, y_spec))
+
+
+def batch_seed(key: int, step: tf.Tensor) -> tf.Tensor:
+    """The int32 [2] of one global batch, and of no example.
+
+    Args:
+        key: a hash of the run's seed and the epoch.
+        step: of the epoch.
+    """
+    return example_seed(key, -1 - step)
 
 
 def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
@@ -100,47 +137,21 @@ def _resized_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(resized, x.dtype), tf.random.stateless_uniform([], flip_seed)
 
 
-def of_layer(layer: keras.layers.Layer, x_spec: Any) -> Augment:
-    """A Keras layer as a function (x, seed) -> x: its seed generators start from the seed.
-
-    Args:
-        layer: as it is called on a batch, such as keras.layers.RandomRotation.
-        x_spec: of one x.
-
-    Raises:
-        ValueError: the layer has weights to train, or keeps something from call to call.
-    """
-    _call(layer, tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), x_spec))  # builds it
-    if layer.trainable_variables:
+def _traced(name: str, function: Augment, spec: Any) -> Augment:
+    """The function for values of that spec, which it keeps; it draws from its seed alone."""
+    traced = tf.function(function, autograph=False)
+    try:
+        concrete = traced.get_concrete_function(spec, tf.TensorSpec([2], tf.int32))
+    except Exception as error:  # whatever the user's function raises while it is traced
         raise ValueError(
-            f"augment: {layer.name} has weights to train, which nothing would train; leave it to "
-            "the model."
-        )
-    weights = set(map(id, layer.weights))
-    states = [v for v in layer.variables if id(v) not in weights]
-
-    def augment(x: Any, seed: tf.Tensor) -> Any:
-        keys = tf.random.split(seed, max(1, len(states)))
-        mapping = [(v, tf.cast(keys[place], v.dtype)) for place, v in enumerate(states)]
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            result = _call(layer, x)
-        for variable in layer.weights:
-            if scope.get_current_value(variable) is not None:
-                raise ValueError(f"{variable.path} changes from call to call; leave it out")
-        return result
-
-    return augment
-
-
-def _call(layer: keras.layers.Layer, x: Any) -> Any:
-    """Calls a layer on a batch of one."""
-    batch = tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x)
-    return tf.nest.map_structure(lambda tensor: tensor[0], layer(batch, training=True))
+            f"augment ({name!r}) fails: {named.one_line(error)[:500]}."
+        ) from error
+    _check_shapes(name, spec, concrete.structured_outputs)
+    _check_stateless(name, concrete.graph)
+    return traced
 
 
 def _import(name: str, x_spec: Any) -> Augment:
-    if ":" not in name:
-        raise named.unknown_name(name, "augment", (CROP_FLIP,))
     function = named.import_function(name, "augment")
     parameters = len(inspect.signature(function).parameters)
     if parameters == 2:
@@ -148,13 +159,13 @@ def _import(name: str, x_spec: Any) -> Augment:
     made = function() if parameters == 0 else None
     if not isinstance(made, keras.layers.Layer):
         raise ValueError(f"augment ({name!r}) must be {_FORM}.")
-    return of_layer(made, x_spec)
+    return of_layers([made], x_spec)
 
 
-def _check_image(x_spec: Any) -> None:
+def _check_image(name: str, x_spec: Any) -> None:
     if not isinstance(x_spec, tf.TensorSpec) or x_spec.shape.rank != 3:
         raise ValueError(
-            f"augment={CROP_FLIP} needs images [height, width, channels], and x is "
+            f"augment={name} needs images [height, width, channels], and x is "
             f"{tf.nest.map_structure(lambda spec: tuple(spec.shape), x_spec)}; name a function "
             "of your own."
         )

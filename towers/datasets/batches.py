@@ -19,10 +19,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.datasets.augment import Augment, example_seed
+from towers.datasets.augment import Augment, Mix, batch_seed, example_seed, load_mix
 from towers.datasets.augment import load as load_augment
 from towers.datasets.dataset import Split
-from towers.datasets.source import Batches, DataSource, Epoch, InputOptions, Order
+from towers.datasets.source import (
+    Batches,
+    DataSource,
+    Epoch,
+    InputOptions,
+    Order,
+    as_written,
+)
 from towers.datasets.user import source_of
 
 Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
@@ -33,11 +40,13 @@ class Examples(NamedTuple):
 
     source: opened.
     augment: what changes an example in training, if anything does.
+    mix: what mixes the examples of a global batch in training, if anything does.
     weigh: what makes sample weights of the labels of a batch, if anything does.
     """
 
     source: DataSource
     augment: Augment | None = None
+    mix: Mix | None = None
     weigh: Weigh | None = None
 
     @property
@@ -63,11 +72,14 @@ def load_examples(split: Split, options: InputOptions = InputOptions()) -> Examp
     examples = Examples(source_of(split).opened(options))
     if options.augment is None:
         return examples
-    x, _, _ = examples.specs
+    x, y, sample_weight = examples.specs
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(x)):
         raise ValueError("augment needs examples of one shape, and x is ragged: leave it out.")
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
-    return examples._replace(augment=load_augment(options.augment, spec))
+    augment = load_augment(options.augment, spec)
+    return examples._replace(
+        augment=augment, mix=load_mix(options.augment, x, y, sample_weight)
+    )
 
 
 def digest(examples: Examples) -> str:
@@ -87,7 +99,7 @@ def digest(examples: Examples) -> str:
 def shuffled_batches(
     examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
 ) -> Batches:
-    """The global batches of one epoch, in its own order, changed by `examples.augment`.
+    """The global batches of one epoch, in its own order, changed by `augment` and `mix`.
 
     Args:
         examples: of the split.
@@ -107,7 +119,11 @@ def shuffled_batches(
 
     augment = examples.augment
     change = None if augment is None else lambda index, x: augment(x, example_seed(key, index))
-    return _batches(examples, Epoch(batch_size, start_step, order, key, change, epoch))
+    batches = _batches(examples, Epoch(batch_size, start_step, order, key, change, epoch))
+    if (mix := examples.mix) is None:
+        return batches
+    mixed = as_written(lambda step, batch: mix(batch, batch_seed(key, step)))
+    return batches.enumerate(start_step).map(mixed)
 
 
 def shuffled(indices: tf.Tensor, seed: int, epoch: int | tf.Tensor, count: int) -> tf.Tensor:

@@ -31,6 +31,11 @@ def weighed(
     """
     if text is None:
         return examples, []
+    if examples.mix is not None:
+        raise ValueError(
+            "class_weight needs one class an example, and `augment` mixes them: leave out the one "
+            "or the other."
+        )
     shape = getattr(model, "output_shape", None)
     outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
     _, y, sample_weight = examples.specs

@@ -115,8 +115,8 @@ def _driver() -> list[Text]:
     version = nvidia.driver_version() or next((gpu.driver for gpu in gpus or []), "not found")
     lines = [version + ("; nvidia-smi not found, or without an answer" if gpus is None else "")]
     for gpu in gpus or []:
-        memory = f"{gpu.memory} MiB, {gpu.free_memory} MiB free"
-        lines.append(f"GPU {gpu.number}  {gpu.name}, {memory}")
+        total, free = ("[N/A]" if mib is None else mib for mib in (gpu.memory, gpu.free_memory))
+        lines.append(f"GPU {gpu.number}  {gpu.name}, {total} MiB, {free} MiB free")
     return _block("Driver", lines)
 
 

@@ -171,6 +171,11 @@ def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
     tensor._keras_mask = mask
 
 
+# The class of the layers that change images at random, and their labels; it is exported under no
+# name of its own. Since 3.10.
+ImageAugmentation = keras.layers.MixUp.__base__
+
+
 # Losses and metrics.
 
 # The class of all losses that are made of a function; it is exported under no name of its own.

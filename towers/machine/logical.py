@@ -192,11 +192,8 @@ def _limits_mib(gpus: Sequence[Any]) -> list[list[int]]:
 def _free_mib(name: str) -> list[int]:
     """The free memory of each GPU that this process may use."""
     gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    try:
-        free = [int(gpu.free_memory) for gpu in gpus or []]
-    except ValueError:  # "[N/A]", where a GPU has no memory of its own
-        free = []
-    if not free:
+    free = [gpu.free_memory for gpu in gpus or [] if gpu.free_memory is not None]
+    if not free or len(free) < len(gpus or []):
         raise ValueError(
             f"{name}: nvidia-smi does not tell how much memory is free on the GPUs. Say in Python "
             "how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."

@@ -6,10 +6,13 @@ Nothing here raises because something is absent: it is None, or missing from the
 import ctypes
 import importlib.metadata
 import re
-import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pynvml
 
 LIBRARIES = {  # what towers' work needs of CUDA -> the file's name up to ".so"
     "CUDA": "libcudart",
@@ -24,21 +27,22 @@ PCI = Path("/sys/bus/pci/devices")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 LOADED_FILES = Path("/proc/self/maps")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI: the vendor, the class of display controllers
-PATIENCE = 10  # seconds; nvidia-smi takes some where the driver has to start first
+PATIENCE = 10  # seconds; NVML takes some where the driver has to start first
+_MIB = 2**20
 
 
 class DriverGpu(NamedTuple):
-    """A GPU that the driver knows, whether or not this process may use it; nvidia-smi's words.
+    """A GPU that the driver knows, whether or not this process may use it.
 
     number: nvidia-smi's, which need not be TensorFlow's.
-    memory, free_memory: in MiB.
+    memory, free_memory: in MiB; None where a GPU has no memory of its own.
     driver: its version.
     """
 
-    number: str
+    number: int
     name: str
-    memory: str
-    free_memory: str
+    memory: int | None
+    free_memory: int | None
     driver: str
 
 
@@ -59,23 +63,46 @@ def driver_version() -> str | None:
 
 
 def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
-    """The GPUs that nvidia-smi lists; None where it is missing, fails, or does not answer.
+    """The GPUs that NVML, nvidia-smi's library, lists; None where it fails or does not answer.
 
     Args:
         visible: numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
     """
-    fields = "index,name,memory.total,memory.free,driver_version"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    if visible:
-        command.append(f"--id={visible}")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [DriverGpu(*line) for line in lines if len(line) == len(DriverGpu._fields)]
+    answers: list[list[DriverGpu]] = []
+    # A thread of its own: a call into a driver that hangs cannot be ended.
+    asking = Thread(target=_ask, args=(visible, answers), daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return answers[0] if answers else None
+
+
+def _ask(visible: str | None, answers: list[list[DriverGpu]]) -> None:
+    """Appends what `driver_gpus` returns; nothing where NVML is missing or fails."""
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        try:
+            names = visible.split(",") if visible else map(str, range(pynvml.nvmlDeviceGetCount()))
+            answers.append([_driver_gpu(name.strip()) for name in names])
+        finally:
+            pynvml.nvmlShutdown()
+
+
+def _driver_gpu(name: str) -> DriverGpu:
+    """The GPU of a number or UUID."""
+    if re.fullmatch(r"-?\d+", name):
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    else:
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(name)
+    memory: Any = None
+    with suppress(pynvml.NVMLError_NotSupported):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
+    return DriverGpu(
+        pynvml.nvmlDeviceGetIndex(gpu),
+        pynvml.nvmlDeviceGetName(gpu),
+        memory and memory.total // _MIB,
+        memory and memory.free // _MIB,
+        pynvml.nvmlSystemGetDriverVersion(),
+    )
 
 
 def has_driver() -> bool:
