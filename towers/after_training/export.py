@@ -50,7 +50,7 @@ def export_model(model: keras.Model | Path, path: str) -> Text:
     """
     check(path)
     if isinstance(model, Path):
-        model = load(model, "export")
+        model = _called(load(model, "export"))
     target, runtime = Path(path), runtimes.runtime_of(path)
     # Keras' LiteRT wants the suffix in small letters.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix.lower()}")
@@ -65,12 +65,21 @@ def export_model(model: keras.Model | Path, path: str) -> Text:
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:
-        if runtime is None:
-            raise
-        raise runtimes.refused(runtime, path, error) from error
+        if runtime is not None:
+            raise runtimes.refused(runtime, path, error) from error
+        raise ValueError(f"export ({path}): Keras cannot export it: {one_line(error)}.") from error
     finally:
         _remove(temporary)
     return labelled("Export", f"{path} holds the model as {kind}{limit}")
+
+
+def _called(model: keras.Model) -> keras.Model:
+    """The model; that of a subclass with one input is called, which Keras' `export` asks for."""
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if not getattr(model, "inputs", None) and isinstance(shape, list | tuple):
+        with suppress(Exception):  # the model's own code; Keras then says that it was not called
+            model(keras.Input(batch_shape=tuple(shape)))
+    return model
 
 
 def _remove(path: Path) -> None:
