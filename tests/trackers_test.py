@@ -35,6 +35,7 @@ def results(directory, column):
         return [float(row[column]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.matrix
 def test_tensorboard_shows_each_epoch_of_a_fit_and_of_a_run(tmp_path):
     history = run("with_tensorboard as t\nprint(json.dumps(t.main(2, 600)))", tmp_path)
     logs = tmp_path / "logs"
