@@ -93,6 +93,7 @@ CROSS_CUTTING = {
     "experiments_staleness_test": "experiments/staleness.py",
     "experiments_text_test": "experiments/text.py",
     "sweep_test": "sweep.py", "train_test": "train.py",
+    "trackers_test": "examples/trackers/",
     "continue_test": "loop and saving: a run that goes on where it was interrupted",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",

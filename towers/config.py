@@ -261,9 +261,10 @@ class TrainConfig:
         False, "Print devices, towers, shard sizes, the bytes and sends of each step; train "
         "nothing.", Role.ONCE)
     export: str | None = text(
-        None, "A new directory for a SavedModel, which serves without towers: of the model at the "
-        "run's end, or at that of a complete run with `resume`, or of the file of `evaluate` or "
-        "`predict`. Default: none is written.", Role.FREE | Role.ONCE | Role.LOCAL, is_path=True)
+        None, "What a model becomes for those without towers: a new NAME.onnx, NAME.tflite "
+        "(LiteRT), or the directory of a SavedModel. It is the model of the run's end, also of a "
+        "complete run with `resume`, or of the file of `evaluate` or `predict`. Default: none.",
+        Role.FREE | Role.ONCE | Role.LOCAL, is_path=True)
 
     def __post_init__(self) -> None:
         """

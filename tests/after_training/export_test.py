@@ -1,5 +1,7 @@
 """A SavedModel that serves without towers, and where it may be written."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -31,6 +33,30 @@ def test_a_run_exports_its_final_model_and_a_complete_one_does_later(capsys):
         np.testing.assert_allclose(served.serve(x).numpy(), expected, rtol=1e-6)
         np.testing.assert_allclose(served.serve(x[:3]).numpy(), expected[:3], rtol=1e-6)
     towers.train(TrainConfig(resume="run"))  # nothing is exported anew
+
+
+@keras.saving.register_keras_serializable("export_test")
+class Subclass(keras.Model):
+    """Keras' `export` refuses it as it comes from its file: it has not been called."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_model_of_a_subclass_is_exported_from_its_file():
+    model, x = Subclass(), np.ones((3, 4), np.float32)
+    expected = model(x)
+    model.save("model.keras")
+    export_model(Path("model.keras"), "served")
+    served = tf.saved_model.load("served")
+    np.testing.assert_allclose(served.serve(x), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"^export \(new\): Keras cannot export it: .* built"):
+        export_model(Subclass(), "new")
+    assert not Path("new").exists()
 
 
 def test_a_directory_that_exists_or_cannot_be_made_is_refused(tmp_path):

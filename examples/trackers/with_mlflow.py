@@ -1,0 +1,35 @@
+"""MLflow by its own Keras callback: a fit on towers, and a run of towers.train.
+
+Its store is a file on this disk.
+
+    pip install mlflow
+    python -m examples.trackers.with_mlflow
+    mlflow ui --backend-store-uri=sqlite:///mlflow.db
+"""
+
+import mlflow
+from mlflow.keras import MlflowCallback
+
+import towers
+from examples.trackers import digits
+
+
+def main(epochs: int = 3, examples: int = 6000, store: str = "sqlite:///mlflow.db") -> None:
+    """Trains twice: two runs of the experiment "digits"."""
+    mlflow.set_tracking_uri(store)
+    mlflow.set_experiment("digits")
+    train, test = digits.load(examples)
+    parallel = towers.make_parallel(digits.model(), digits.DEVICES)
+    with mlflow.start_run(run_name="fit"):
+        parallel.fit(
+            *train, batch_size=digits.GLOBAL_BATCH, epochs=epochs, validation_data=test, verbose=2,
+            callbacks=[MlflowCallback()],
+        )
+    config = digits.config(epochs=epochs)
+    with mlflow.start_run(run_name="train"):
+        mlflow.log_params(digits.given(config))
+        towers.train(config, [MlflowCallback()], model=digits.model(), train=train, test=test)
+
+
+if __name__ == "__main__":
+    main()
