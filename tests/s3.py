@@ -1,6 +1,7 @@
 """An S3 server in a process of its own, and a connection to it that tests cut."""
 
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
@@ -57,7 +58,7 @@ class Cable:
 
     def __init__(self, port):
         self._server, self._open, self._lock = port, set(), threading.Lock()
-        self._watched = None
+        self._drops = lambda block: False
         self._until, self.num_cuts, self.delay = 0.0, 0, 0.0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
@@ -71,7 +72,31 @@ class Cable:
             act: without arguments; the block that has come does not reach the server.
             after: so many bytes of the file and its header do.
         """
-        self._watched = (name, act, after)
+        passed = None  # its bytes so far
+
+        def drops(block):
+            nonlocal passed
+            if block.startswith(b"PUT ") and name in block.split(b" HTTP")[0]:
+                passed = 0
+            if passed is None or passed + len(block) <= after:
+                passed = None if passed is None else passed + len(block)
+                return False
+            act()
+            return True
+
+        self._drops = drops
+
+    def on_block(self, count, act):
+        """Calls `act` when so many blocks have come from the client, whatever they are."""
+        counted = itertools.count(1)
+
+        def drops(block):
+            if next(counted) < count:
+                return False
+            act()
+            return True
+
+        self._drops = drops
 
     def cut(self, seconds):
         """Ends all connections, and lets none come up in this time."""
@@ -100,19 +125,12 @@ class Cable:
                     threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
     def _pump(self, source, target, is_request):
-        passed = None  # the bytes of the upload that is watched
         with contextlib.suppress(OSError):
             while block := source.recv(_BYTES):
                 time.sleep(self.delay)
-                if is_request and self._watched is not None:
-                    name, act, after = self._watched
-                    if block.startswith(b"PUT ") and name in block.split(b" HTTP")[0]:
-                        passed = 0
-                    if passed is not None and passed + len(block) > after:
-                        self._watched = None
-                        act()
-                        break
-                    passed = None if passed is None else passed + len(block)
+                if is_request and self._drops(block):
+                    self._drops = lambda block: False
+                    break
                 target.sendall(block)
         with self._lock:
             self._open -= {source, target}
