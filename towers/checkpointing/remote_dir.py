@@ -94,7 +94,7 @@ class Mirror:
         self._outgoing = parent / ".outgoing"
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         self._is_claimed, self._is_told = False, False
-        self._sent: dict[Path, tuple[int, int]] = {}  # what of the copy is there: (time, size)
+        self._sent: dict[Path, tuple[int, int] | None] = {}  # what is there: (time, size)
         self._sent_checkpoint: Path | None = None
         self._written: tuple[Path, int | None] | None = None  # the newest one, the best one's step
         self._thread: threading.Thread | None = None
@@ -236,17 +236,23 @@ class Mirror:
         self._send_files(last)
 
     def _changed(self, folder: str) -> list[Path]:
-        """The files of the copy to upload, config.json first: a run without it is none."""
-        if not (self.copy / folder).is_dir():
-            return []
-        found = (self.copy / folder).glob("*") if folder else self.copy.rglob("*")
-        files = [
+        """The files of the copy to upload, config.json first: a run without it is none.
+
+        Args:
+            folder: checkpoints/, without what is in its folders; or "", for all others.
+        """
+        found: list[Path] = []
+        for place, folders, files in os.walk(self.copy / folder):  # some may go meanwhile
+            if folder:
+                folders.clear()
+            elif run_dir.CHECKPOINTS in folders:
+                folders.remove(run_dir.CHECKPOINTS)
+            found += [Path(place, name) for name in files if name != run_dir.LOCK]
+        changed = [
             path for path in found
-            if path.is_file() and _is_visible(path.name) and path.name != run_dir.LOCK
-            and (folder or path.relative_to(self.copy).parts[0] != run_dir.CHECKPOINTS)
-            and self._sent.get(path) != _version(path)
+            if _is_visible(path.name) and _version(path) not in (None, self._sent.get(path))
         ]
-        return sorted(files, key=lambda path: (path.name != run_dir.CONFIG, path))
+        return sorted(changed, key=lambda path: (path.name != run_dir.CONFIG, path))
 
     def _check_owner(self) -> None:
         """Takes the remote directory; later refuses one that another process has taken since."""
@@ -367,6 +373,9 @@ def _is_visible(file: str) -> bool:
     return bool(file) and not file.startswith(".")
 
 
-def _version(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes with a file; None where there is none any more."""
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+    return None

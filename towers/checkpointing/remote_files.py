@@ -28,7 +28,7 @@ class RemoteFiles:
     """The files of a remote directory, by their names in it; each method raises UnreachableError.
 
     patience: for how many seconds what fails is tried again.
-    said: a text on each connection that was lost and came back.
+    said: a text on each operation that took several attempts: how many, how long, and why.
     """
 
     def __init__(self, url: str, argument: str) -> None:
@@ -135,8 +135,7 @@ class RemoteFiles:
             if attempt > 1:
                 seconds = time.monotonic() - began
                 self.said.append(
-                    f"the connection was lost ({reason}), and is back after {attempt} attempts in "
-                    f"{seconds:.0f} s, {what}"
+                    f"{what} took {attempt} attempts in {seconds:.0f} s, the last failure: {reason}"
                 )
             return value
         raise AssertionError("attempts do not end")
