@@ -223,6 +223,21 @@ def test_a_run_in_memory_goes_on_from_the_newest_good_checkpoint(memory, tmp_pat
     assert list(tmp_path.glob("towers-*")) == []
 
 
+def test_a_run_that_cannot_go_on_changes_nothing(memory, tmp_path):
+    url = "memory://run"
+    towers.train(config(run_dir=url, epochs=1))
+    edited = memory.cat("/run/config.json").replace(b'"seed": 0', b'"seed": 1')
+    memory.pipe("/run/config.json", edited)
+    before = {name: memory.cat(f"/run/{name}") for name in names(memory)}
+    with pytest.raises(ValueError) as error:
+        towers.train(towers.TrainConfig(resume=url))
+    assert str(error.value).startswith(
+        f"{url}/checkpoints/epoch-1-step-4 belongs to another run than config.json beside it: seed"
+    )
+    assert {name: memory.cat(f"/run/{name}") for name in names(memory)} == before
+    assert list(tmp_path.glob("towers-*")) == []
+
+
 def test_the_process_that_has_begun_last_is_the_one_that_writes(memory, tmp_path):
     class Steal(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

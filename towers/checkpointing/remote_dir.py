@@ -332,8 +332,10 @@ def mirrored(
         raise
     try:
         yield mirror
-    except BaseException:
+    except BaseException as refused:
         _finish(mirror, parent, warn)
+        if not mirror.copy.exists() and type(refused) is ValueError:  # it names what has gone
+            refused.args = (str(refused).replace(str(mirror.copy), str(directory)),)
         try:
             mirror.check()
         except LostDirectoryError as error:  # the other one says how the run has ended
