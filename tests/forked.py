@@ -118,6 +118,7 @@ def _run(arguments, cwd, environment, paths):
         os.close(opened)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # that of the server's environment
     os.chdir(cwd)
     sys.stdin = open(os.devnull)
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)

@@ -70,4 +70,4 @@ def test_a_script_is_the_command_that_it_and_the_page_document(name):
     text = (ROOT / "examples/trackers" / f"{name}.py").read_text(encoding="utf-8")
     command = f"python -m examples.trackers.{name}\n"
     assert command in text and text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
-    assert f"../examples/trackers/{name}.py" in (ROOT / "docs/trackers.md").read_text("utf-8")
+    assert f"`examples/trackers/{name}.py`" in (ROOT / "docs/trackers.md").read_text("utf-8")

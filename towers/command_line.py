@@ -19,6 +19,7 @@ from absl import logging as absl_logging
 from towers import fields
 from towers.machine import places, signals
 from towers.machine.cluster import LOST_WORKER, LostWorkerError
+from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
 
@@ -192,6 +193,9 @@ def exit_code(command: Callable[[], None]) -> int:
     except LostWorkerError as error:
         _say(f"error: {as_flags(prefix.sub('', str(error)))}")
         return LOST_WORKER
+    except LostDirectoryError as error:
+        _say(f"error: {as_flags(prefix.sub('', str(error)))}")
+        return LOST_DIRECTORY
     except Terminated as stop:
         _say(f"stopped by {signal.Signals(stop.number).name}")
         return 128 + stop.number

@@ -215,8 +215,9 @@ class TrainConfig:
 
     # What a run leaves, and who is told of it.
     run_dir: str | None = text(
-        None, "Directory of the run: new, or empty. Default: the next free "
-        "runs/<model>-<dataset>-001.", Role.ONCE | Role.LOCAL, is_path=True)
+        None, "Directory of the run: new, or empty. s3://bucket/path or another URL of fsspec "
+        "works by way of a local copy. Default: the next free runs/<model>-<dataset>-001.",
+        Role.ONCE | Role.LOCAL, is_path=True)
     resume: str | None = text(
         None, "Directory of a run that goes on: alone, it brings back every flag. Beside it only "
         "{FREE}; {LIMIT}, where that is not reached yet; or a larger {LARGER}. `resume`=auto: go "

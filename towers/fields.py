@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from towers.machine import places
+
 _LARGEST_COUNT = 2**63 - 1  # TensorFlow counts so far
 
 
@@ -95,14 +97,14 @@ def text(
     """A field of text that is not empty.
 
     Args:
-        is_path: "~" in it is the user's home.
+        is_path: see `places.as_path`.
         check: (name, text); raises ValueError for what the text may not be.
     """
     def checked_text(name: str, value: Any) -> str:
         value = _text(name, value)
         if check is not None:
             check(name, value)
-        return os.path.expanduser(value) if is_path else value
+        return places.as_path(value) if is_path else value
 
     return _field(default, Declared("text", help, roles, checked_text))
 

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 
 from towers.after_training import export
-from towers.checkpointing import run_dir
+from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import continued_config, given_fields, resumed_directory
+from towers.checkpointing.remote_dir import Mirror
 from towers.checkpointing.train_state import TrainState
 from towers.config import AUTO, TrainConfig
 from towers.datasets import source
@@ -98,7 +99,7 @@ def train(
     objects = UserObjects(model, train, test)
     config = objects.named_in(config)
     check(callbacks, "callbacks hold")
-    if config.resume is None and cluster.is_chief:
+    if config.resume is None and cluster.is_chief and not remote_dir.is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export)
     several_workers.check_config(cluster, config)
@@ -108,6 +109,10 @@ def train(
         _dtype_policy(config.precision),
         closing(report.report_of(cluster)) as out,
         own_warnings.told(out.warn) if captured else nullcontext(),
+        remote_dir.mirrored(
+            config.run_dir if cluster.is_chief and not config.plan else None, out.warn,
+            is_new=config.resume is None,
+        ) as mirror,
     ):
         with deterministic.refusals_explained(config.deterministic):
             run = with_faster_strategy(build_with_auto_towers(config, objects))
@@ -116,7 +121,7 @@ def train(
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        return _run(run, callbacks, out, begun, captured)
+        return _run(run, callbacks, out, begun, captured, mirror)
 
 
 def _run(
@@ -125,6 +130,7 @@ def _run(
     out: Report,
     begun: Path,
     captured: CapturedStderr | None,
+    mirror: Mirror | None,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
@@ -132,9 +138,13 @@ def _run(
     unread = unreadable(run.step.model) if saves else None
     several_workers.check_same(run, {})
     verification = _verified(run)
-    directory = several_workers.directory(run, lambda config: _make_directory(config, begun), begun)
+    directory = several_workers.directory(
+        run, lambda config: _make_directory(config, begun, mirror), begun
+    )
     log = directory / several_workers.log_name(cluster)
-    checkpointer = Checkpointer(directory, run.workers, out.warn, every=config.checkpoint_every)
+    checkpointer = Checkpointer(
+        directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
+    )
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
         out_of_memory_explained(run, log),
@@ -149,7 +159,9 @@ def _run(
         else:
             _check_limit(run, loaded.train_state)
         _open_log(log, out, captured)
-        describe(run, out, f"run: {directory}")
+        describe(run, out, f"run: {mirror.shown if mirror else directory}")
+        if mirror is not None:
+            out.line(report.labelled("Uploads", f"from {directory}, which goes at the end"))
         if unread is not None:
             out.warn(unread)
         if config.resume is not None or loaded is not None:
@@ -167,7 +179,7 @@ def _run(
             outcome.describe_complete(run, train_state, out)
             history, model = train_state.history, directory / run_dir.FINAL
         else:
-            history = _train(run, train_state, directory, out, callbacks, checkpointer)
+            history = _train(run, train_state, directory, out, callbacks, checkpointer, mirror)
         run.workers.barrier()
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, str(begun / config.export)))
@@ -193,12 +205,18 @@ def _train(
     out: Report,
     callbacks: Sequence[keras.callbacks.Callback],
     checkpointer: Checkpointer,
+    mirror: Mirror | None,
 ) -> dict[str, list[float]]:
     """All epochs that are left; then final.keras."""
     config, model, steps = run.config, run.step.model, num_steps(run)
     pace = Pace(
         steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
     )
+
+    def shown() -> Path | str:
+        """The directory that goes on, which a lost connection changes."""
+        return mirror.shown if mirror else directory
+
     beside = [
         ProgressLines(out, run, train_state, pace),
         SkippedLine(out, run, train_state),
@@ -211,12 +229,12 @@ def _train(
         Autosave(
             run, directory, checkpointer, train_state,
             lambda step, is_saved: out.line(
-                outcome.stopped_line(directory, step, is_saved, is_python(config))
+                outcome.stopped_line(shown(), step, is_saved, is_python(config))
             ),
         ),
     ]
-    with hang.watching(_watched(run, directory, out)):
-        with signals.deferred() as pending, _nonfinite_explained(run, train_state, directory):
+    with hang.watching(_watched(run, directory, shown(), out)):
+        with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown()):
             Epochs(run, train_state, pace, Listeners(beside), pending).train()
         if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
             checkpointer.finish(train_state)
@@ -224,14 +242,14 @@ def _train(
     return model.history.history
 
 
-def _watched(run: Run, directory: Path, out: Report) -> hang.Watched:
+def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watched:
     """The run, as who watches it for a hang needs it; several workers watch each other."""
     config, cluster = run.config, run.workers.cluster
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     return hang.Watched(
         placement(run.step.tower_devices, run.step.mine.start),
-        f"Resume from the last checkpoint: {outcome.resume_words(directory, is_python(config))}. "
+        f"Resume from the last checkpoint: {outcome.resume_words(shown, is_python(config))}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),
         max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
@@ -253,12 +271,13 @@ def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> l
     ]
 
 
-def _make_directory(config: TrainConfig, begun: Path) -> Path:
+def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> Path:
     """The run's directory, a new one, or the one to go on in: as a path in `begun`."""
     if config.resume is not None:
-        return Path(config.resume)
+        return mirror.copy if mirror else Path(config.resume)
     name = "-".join(dict.fromkeys([config.model, config.dataset]))
-    return run_dir.create(config.run_dir, name, config.to_json(), begun)
+    place = str(mirror.copy) if mirror else config.run_dir
+    return run_dir.create(place, name, config.to_json(), begun)
 
 
 def _open_log(path: Path, out: Report, captured: CapturedStderr | None) -> None:
@@ -309,7 +328,9 @@ def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
 
 
 @contextmanager
-def _nonfinite_explained(run: Run, train_state: TrainState, directory: Path) -> Iterator[None]:
+def _nonfinite_explained(
+    run: Run, train_state: TrainState, directory: Path | str
+) -> Iterator[None]:
     """Adds to a NonFiniteError the step that it came in, and the ways out."""
     try:
         yield

@@ -18,6 +18,7 @@ import keras
 
 from towers.checkpointing import checkpoints, run_dir
 from towers.checkpointing.checkpoints import Checkpoint
+from towers.checkpointing.remote_dir import Mirror
 from towers.checkpointing.snapshot import (
     assign_arrays,
     callbacks_arrays,
@@ -26,11 +27,11 @@ from towers.checkpointing.snapshot import (
     restore_callbacks,
 )
 from towers.checkpointing.train_state import TrainState
-from towers.machine import watch
+from towers.machine import hang, watch
 from towers.machine.workers import Workers
 
 SECONDS_BETWEEN_SAVES = 600.0
-_WRITING = "writing a checkpoint"
+_WRITING, _UPLOADING = "writing a checkpoint", "uploading a checkpoint"
 _COMPLETE = "complete"  # in checkpoints/: the step at which the run has ended
 
 Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
@@ -54,7 +55,7 @@ class Checkpointer:
 
     def __init__(
         self, directory: Path, workers: Workers, warn: Callable[[str], None], *,
-        every: int | None = None, argument: str = "run_dir",
+        every: int | None = None, argument: str = "run_dir", mirror: Mirror | None = None,
     ) -> None:
         """
         Args:
@@ -63,11 +64,13 @@ class Checkpointer:
             warn: called with one line where something cannot be written.
             every: updates from one checkpoint to the next; None: at least one every 10 minutes.
             argument: what the user calls the directory.
+            mirror: uploads the directory, where it is the local copy of a remote one.
         """
         self._directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
-        self._writer = checkpoints.Writer(warn)
+        self._mirror = mirror
+        self._writer = checkpoints.Writer(warn, *([] if mirror is None else [mirror.send]))
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None
@@ -150,8 +153,16 @@ class Checkpointer:
             state, arrays = self.found.checkpoint
             restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
 
-    def save(self, train_state: TrainState) -> None:
-        """Copies the state, and begins to write it."""
+    def save(self, train_state: TrainState, is_last: bool = False) -> None:
+        """Copies the state, and begins to write it.
+
+        Args:
+            train_state: where the run stands.
+            is_last: whether the run ends here, for a reason of its own.
+
+        Raises:
+            LostDirectoryError: a remote directory takes no more; not where the run ends anyway.
+        """
         self._saved_at = time.monotonic()
         if not self._is_chief:
             return
@@ -164,6 +175,10 @@ class Checkpointer:
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
         with watch.at_work(_WRITING):  # it may wait for the write before it
             self._writer.write(path, Checkpoint(state, arrays), train_state.best.step)
+        if self._mirror is not None:
+            self._mirror.tell(self.warn)
+            if not is_last:
+                self._mirror.check()
 
     def save_first(self, train_state: TrainState) -> None:
         """Writes the checkpoint that a run begins with.
@@ -178,6 +193,9 @@ class Checkpointer:
             raise ValueError(
                 f"{self._argument} ({self._directory}): no checkpoint can be written: {fault}."
             )
+        if self._mirror is not None:
+            with _patient():
+                self._mirror.wait_first()
 
     def is_due(self, step: int, before: int) -> bool:
         """Whether it is time to save after `step` updates; it was asked after `before` of them."""
@@ -188,7 +206,12 @@ class Checkpointer:
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
         with watch.at_work(_WRITING):
-            return self._writer.wait()
+            is_written = self._writer.wait()
+        if self._mirror is not None:
+            with _patient():
+                self._mirror.wait()
+            self._mirror.tell(self.warn)
+        return is_written
 
     def close(self) -> None:
         """Waits until nothing is being written."""
@@ -237,3 +260,10 @@ class Checkpointer:
         if "path" in said:
             checkpoint = checkpoints.from_bytes(self._workers.broadcast(b""))
             self.found = Found(Path(said["path"]), checkpoint, said["damaged"])
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Within, the network may take as long as lost connections are tried again."""
+    with watch.at_work(_UPLOADING), hang.within(_UPLOADING, is_patient=True):
+        yield

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -69,8 +69,21 @@ def find(directory: Path) -> list[Path]:
     """All checkpoints of a directory, the newest first; damaged ones too."""
     if not directory.is_dir():
         return []
-    paths = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(paths, key=_order, reverse=True)
+    return ordered(directory.iterdir())[::-1]
+
+
+def ordered(paths: Iterable[Path]) -> list[Path]:
+    """Those of some paths whose names are of checkpoints, the oldest first."""
+    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=_order)
+
+
+def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list[Path]:
+    """Those of a directory's checkpoints that are not kept: all but the newest 3 and the best.
+
+    What lies beyond `newest`, which has just been written, was found damaged: it does not count.
+    """
+    known = [path for path in ordered(paths) if _order(path) <= _order(newest)]
+    return [path for path in known[:-NEWEST_KEPT] if step_of(path) != best_step]
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -164,26 +177,29 @@ def is_good(path: Path) -> bool:
 
 
 def prune(directory: Path, newest: Path, best_step: int | None) -> None:
-    """Removes all but the newest 3 and the best, and what interrupted writes have left.
-
-    What lies beyond `newest`, which has just been written, was found damaged: it does not count.
-    """
+    """Removes what is `outdated`, and what interrupted writes have left."""
     for path in directory.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
-    known = [path for path in find(directory) if _order(path) <= _order(newest)]
-    for path in known[NEWEST_KEPT:]:
-        if step_of(path) != best_step:
-            # Without its manifest it is no checkpoint any more, however far the removal gets.
-            (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+    for path in outdated(find(directory), newest, best_step):
+        # Without its manifest it is no checkpoint any more, however far the removal gets.
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class Writer:
     """Writes checkpoints in a thread of its own, one at a time, and tidies up after each."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        """Args: warn: called in the caller's thread, when a write has failed."""
-        self._warn = warn
+    def __init__(
+        self,
+        warn: Callable[[str], None],
+        written: Callable[[Path, int | None], None] = lambda path, best_step: None,
+    ) -> None:
+        """
+        Args:
+            warn: called in the caller's thread, when a write has failed.
+            written: called in the writer's, when one has gone well, with the arguments of `write`.
+        """
+        self._warn, self._written = warn, written
         self._thread: threading.Thread | None = None
         self._fault: str | None = None
 
@@ -227,6 +243,7 @@ class Writer:
                 return
             write(path, checkpoint)
             prune(path.parent, path, best_step)
+            self._written(path, best_step)
         except OSError as error:
             self._fault = f"{path} cannot be written ({error.strerror})"
         except DamagedError as error:

@@ -9,9 +9,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from towers.checkpointing import run_dir
+from towers.checkpointing import remote_dir, run_dir
 from towers.config import TrainConfig, fields_with
 from towers.fields import Role
+from towers.machine import places
 
 AUTO = "auto"
 _MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
@@ -34,28 +35,29 @@ def resumed_directory(given: Mapping[str, Any]) -> str | None:
         raise ValueError(
             "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
         )
-    directory = os.path.expanduser(given["run_dir"])
-    return directory if (Path(directory) / run_dir.CONFIG).is_file() else None
+    directory = places.as_path(given["run_dir"])
+    return directory if remote_dir.holds_run(directory) else None
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration of the run in `directory`, with what is given beside it.
 
     Args:
-        directory: of the run.
+        directory: of the run, or its URL.
         given: the other fields that the user has set.
 
     Raises:
         ValueError: there is no run, or a field would make it another one.
     """
-    directory = os.path.expanduser(directory)
+    directory = places.as_path(directory)
     path = Path(directory) / run_dir.CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
+        text = remote_dir.read_config(directory, "resume")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
+        missing = f"{directory}/{run_dir.CONFIG}" if remote_dir.is_remote(directory) else path
         raise ValueError(
-            f"resume ({directory}) holds no run that can go on: {path}: {reason}."
+            f"resume ({directory}) holds no run that can go on: {missing}: {reason}."
         ) from None
     saved = TrainConfig.from_json(text)
     check_modules(saved, given, path.parent, "resume")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from towers.checkpointing.run_dir import CONFIG
+from towers.checkpointing.remote_dir import holds_run
 from towers.launch.screen import without_escapes
 
 _TRAIN = "train.py"
@@ -99,7 +99,7 @@ def again(words: Sequence[str], announced: str | None) -> list[str]:
     if Path(words[0]).name not in (_TRAIN, _INSTALLED) or resumes(words):
         return list(words)
     directory = announced or _flag(words, "run_dir")
-    if directory is None or not (Path(directory) / CONFIG).exists():
+    if directory is None or not holds_run(directory):
         return list(words)
     return [words[0], f"--resume={directory}"]
 

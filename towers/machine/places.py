@@ -6,9 +6,21 @@ from pathlib import Path
 from typing import Any
 
 
+LOST_DIRECTORY = 5  # the exit code of a run whose remote directory takes no more
+
+
+class LostDirectoryError(Exception):
+    """A remote directory takes no more; the message says why, and where what it lacks lies."""
+
+
+def as_path(text: str) -> str:
+    """A path as the system takes it: "~" is the user's home, "file:///runs/1" is "/runs/1"."""
+    return os.path.expanduser(text.removeprefix("file://"))
+
+
 def absolute(path: Any) -> Path:
-    """The path as it is now, wherever the process moves; "~" is the user's home."""
-    return here() / os.path.expanduser(path)
+    """The path as it is now, wherever the process moves; see `as_path`."""
+    return here() / as_path(os.fspath(path))
 
 
 def here() -> Path:

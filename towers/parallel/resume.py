@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from towers.checkpointing.remote_dir import is_remote
 from towers.machine import places
 
 
@@ -22,7 +23,8 @@ class Resume(keras.callbacks.Callback):
     def __init__(self, directory: Any, every: int | None = None) -> None:
         """
         Args:
-            directory: of the checkpoints; made where it is missing.
+            directory: of the checkpoints, or its URL, such as s3://bucket/path (see
+                `remote_dir`); made where it is missing.
             every: updates from one checkpoint to the next; None: at least one every 10 minutes.
                 The end of each epoch is saved in any case.
 
@@ -33,7 +35,7 @@ class Resume(keras.callbacks.Callback):
         if every is not None and (type(every) is not int or every < 1):
             raise ValueError(f"every ({every!r}) must be an integer of at least 1, or None.")
         try:
-            self.directory = places.absolute(directory)
+            self.directory = directory if is_remote(directory) else places.absolute(directory)
         except TypeError:
             raise ValueError(f"directory ({directory!r}) must be a path.") from None
         self.every = every

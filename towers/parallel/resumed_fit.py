@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from towers.checkpointing import run_dir
+from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.train_state import TrainState
 from towers.machine import signals
@@ -103,10 +103,16 @@ def resumed_fit(
         c for c in keras.tree.flatten(arguments["callbacks"])
         if not isinstance(c, Resume | HangTimeout)  # a fit may go on with another timeout
     ]
-    with run_dir.locked(resume.directory, "directory"), signals.deferred() as pending:
+    with (
+        remote_dir.mirrored(
+            str(resume.directory), _warn, is_new=False, argument="directory", goes_on="directory"
+        ) as mirror,
+        run_dir.locked(mirror.copy if mirror else resume.directory, "directory"),
+        signals.deferred() as pending,
+    ):
         checkpointer = Checkpointer(
-            resume.directory, Workers(join_workers()), _warn, every=resume.every,
-            argument="directory",
+            mirror.copy if mirror else resume.directory, Workers(join_workers()), _warn,
+            every=resume.every, argument="directory", mirror=mirror,
         )
         then, train_state = _read(checkpointer, resume.directory)
         start = _start(then, train_state, arguments, model.steps_per_execution)

@@ -72,7 +72,9 @@ def resumed_line(path: Path | None, step: int) -> Text:
     return labelled("Resume", f"from step {step:,}: {path}")
 
 
-def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None = None) -> str:
+def resume_words(
+    directory: Path | str, is_python: bool = False, nonfinite: str | None = None
+) -> str:
     """The words that continue a run: "python train.py --resume=runs/cnn-mnist-001".
 
     Args:
@@ -89,7 +91,7 @@ def resume_words(directory: Path, is_python: bool = False, nonfinite: str | None
     return f"{train_command()} --resume={name}"
 
 
-def stopped_line(directory: Path, step: int, is_saved: bool, is_python: bool = False) -> Text:
+def stopped_line(directory: Path | str, step: int, is_saved: bool, is_python: bool = False) -> Text:
     """"saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001".
 
     Args:
@@ -116,7 +118,7 @@ def skipped_warning(count: int, loss_scale: float | None) -> str:
     return f"{count:,} {plural('update', count)} left out in this epoch: {why}."
 
 
-def nonfinite_error(reason: str, step: int, directory: Path, is_python: bool = False) -> str:
+def nonfinite_error(reason: str, step: int, directory: Path | str, is_python: bool = False) -> str:
     """The error of a NaN or infinite loss or gradient, with the ways out.
 
     Args:

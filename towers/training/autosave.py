@@ -91,15 +91,15 @@ class Autosave(Listener):
         """Saves, unless an update has begun and not ended; says where the run goes on from."""
         is_consistent = self._has_begun and not self._train_state.in_step
         if is_consistent:
-            self._save()
+            self._save(is_last=True)
         is_saved = self._checkpointer.wait() and is_consistent
         step = self._checkpointer.newest_step()
         if step is not None:
             self._tell_stopped(step, is_saved)
 
-    def _save(self) -> None:
+    def _save(self, is_last: bool = False) -> None:
         if not self._ends_in_mid_epoch:
-            self._checkpointer.save(self._train_state)
+            self._checkpointer.save(self._train_state, is_last)
 
     def _save_first(self) -> None:
         try:
