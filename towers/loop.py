@@ -14,6 +14,7 @@ from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import continued_config, given_fields, resumed_directory
 from towers.checkpointing.remote_dir import Mirror
+from towers.checkpointing.remote_files import is_remote
 from towers.checkpointing.train_state import TrainState
 from towers.config import AUTO, TrainConfig
 from towers.datasets import source
@@ -99,7 +100,7 @@ def train(
     objects = UserObjects(model, train, test)
     config = objects.named_in(config)
     check(callbacks, "callbacks hold")
-    if config.resume is None and cluster.is_chief and not remote_dir.is_remote(config.run_dir):
+    if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export)
     several_workers.check_config(cluster, config)

@@ -14,7 +14,7 @@ from tests.loop_test import config
 from tests.resuming import FLAGS, fork, outcome, train, uninterrupted
 from tests.s3 import Cable, Server
 from towers import command_line
-from towers.checkpointing import checkpoints, remote_dir, run_dir
+from towers.checkpointing import checkpoints, remote_dir, remote_files, run_dir
 from towers.machine import places
 
 pytestmark = pytest.mark.light
@@ -252,7 +252,7 @@ def test_the_process_that_has_begun_last_is_the_one_that_writes(memory, tmp_path
 
 def test_a_file_url_is_an_ordinary_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert not remote_dir.is_remote(f"file://{tmp_path}/run")
+    assert not remote_files.is_remote(f"file://{tmp_path}/run")
     towers.train(config(run_dir=f"file://{tmp_path}/run", epochs=1))
     assert checkpoints.find(tmp_path / "run" / run_dir.CHECKPOINTS)
     assert towers.train(towers.TrainConfig(resume=f"file://{tmp_path}/run"))

@@ -26,7 +26,7 @@ class Notes(Checkpointer):
         self.saved = []
         self.is_written = True
 
-    def save(self, train_state):
+    def save(self, train_state, is_last=False):
         self.saved.append(train_state.step)
 
     def wait(self):

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from towers.checkpointing import remote_dir, run_dir
+from towers.checkpointing import remote_files, run_dir
 from towers.config import TrainConfig, fields_with
 from towers.fields import Role
 from towers.machine import places
@@ -36,7 +36,7 @@ def resumed_directory(given: Mapping[str, Any]) -> str | None:
             "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
         )
     directory = places.as_path(given["run_dir"])
-    return directory if remote_dir.holds_run(directory) else None
+    return directory if remote_files.holds_run(directory) else None
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -52,10 +52,10 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     directory = places.as_path(directory)
     path = Path(directory) / run_dir.CONFIG
     try:
-        text = remote_dir.read_config(directory, "resume")
+        text = remote_files.read_config(directory, "resume")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        missing = f"{directory}/{run_dir.CONFIG}" if remote_dir.is_remote(directory) else path
+        missing = f"{directory}/{run_dir.CONFIG}" if remote_files.is_remote(directory) else path
         raise ValueError(
             f"resume ({directory}) holds no run that can go on: {missing}: {reason}."
         ) from None

@@ -24,50 +24,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from towers.checkpointing import checkpoints, run_dir
-from towers.checkpointing.remote_files import RemoteFiles, UnreachableError
-from towers.machine import places
+from towers.checkpointing.remote_files import RemoteFiles, UnreachableError, is_remote
 from towers.machine.places import LostDirectoryError
 
 GIVE_UP_SECONDS = 300.0  # how long a lost connection is tried again; `watch` has as much patience
 _LOCK = f"{run_dir.CHECKPOINTS}/{run_dir.LOCK}"
-
-
-def is_remote(directory: Any) -> bool:
-    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
-    return isinstance(directory, str) and "://" in places.as_path(directory)
-
-
-def read_config(directory: str, argument: str) -> str:
-    """The text of config.json in a directory, a local or a remote one.
-
-    Raises:
-        OSError, UnicodeDecodeError: there is none.
-        ValueError: the remote one cannot be reached; says so by the argument's name.
-    """
-    if not is_remote(directory):
-        return (Path(directory) / run_dir.CONFIG).read_text(encoding="utf-8")
-    try:
-        return RemoteFiles(directory, argument).read(run_dir.CONFIG).decode()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(2, os.strerror(2)) from error
-    except UnreachableError as error:
-        raise ValueError(f"{argument} ({directory}) cannot be reached: {error}.") from None
-
-
-def holds_run(directory: str, argument: str = "run_dir") -> bool:
-    """Whether there is a config.json in a directory, a local or a remote one.
-
-    Raises:
-        ValueError: the remote one cannot be reached; says so by the argument's name.
-    """
-    try:
-        read_config(directory, argument)
-    except (OSError, UnicodeDecodeError):
-        return False
-    return True
 
 
 class Mirror:

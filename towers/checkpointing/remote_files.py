@@ -1,6 +1,7 @@
 """The files of a directory that fsspec reaches, over a connection that may be lost for a while."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from towers.checkpointing import run_dir
+from towers.machine import places
 from towers.machine.words import plural
 
 START_SECONDS = 20.0  # how long a first answer is waited for
@@ -146,3 +149,38 @@ def _digest(file: Any) -> bytes:
     while block := file.read(_BLOCK):
         digest.update(block)
     return digest.digest()
+
+
+def is_remote(directory: Any) -> bool:
+    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
+    return isinstance(directory, str) and "://" in places.as_path(directory)
+
+
+def read_config(directory: str, argument: str) -> str:
+    """The text of config.json in a directory, a local or a remote one.
+
+    Raises:
+        OSError, UnicodeDecodeError: there is none.
+        ValueError: the remote one cannot be reached; says so by the argument's name.
+    """
+    if not is_remote(directory):
+        return (Path(directory) / run_dir.CONFIG).read_text(encoding="utf-8")
+    try:
+        return RemoteFiles(directory, argument).read(run_dir.CONFIG).decode()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(2, os.strerror(2)) from error
+    except UnreachableError as error:
+        raise ValueError(f"{argument} ({directory}) cannot be reached: {error}.") from None
+
+
+def holds_run(directory: str, argument: str = "run_dir") -> bool:
+    """Whether there is a config.json in a directory, a local or a remote one.
+
+    Raises:
+        ValueError: the remote one cannot be reached; says so by the argument's name.
+    """
+    try:
+        read_config(directory, argument)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True

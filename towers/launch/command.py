@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from towers.checkpointing.remote_dir import holds_run
+from towers.checkpointing.remote_files import holds_run
 from towers.launch.screen import without_escapes
 
 _TRAIN = "train.py"
