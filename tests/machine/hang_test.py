@@ -154,6 +154,34 @@ with watching(seconds=0.0), hang.within("reading data"):
     assert 'File "' in stderr
 
 
+def test_sigusr1_ends_no_process_whose_other_threads_are_busy():
+    """Stacks that change while they are read would end it."""
+    code, _, stderr = run("""
+import threading
+def work(depth=0):
+    return work(depth + 1) if depth < 30 else None
+def works():
+    while True:
+        work()
+def begins():
+    while True:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+def ask():
+    for _ in range(60):
+        time.sleep(0.03)
+        os.kill(os.getpid(), signal.SIGUSR1)
+with watching(seconds=0.0), hang.within("reading data"):
+    for busy in works, works, begins:
+        threading.Thread(target=busy, daemon=True).start()
+    threading.Thread(target=ask).start()
+    subprocess.Popen(["sleep", "2.5"]).wait()
+""")
+    assert code == 0
+    assert " in work\n" in stderr and stderr.count("SIGUSR1 after ") > 3
+
+
 @pytest.mark.parametrize("seconds", [-1, True, "soon", None])
 def test_a_timeout_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match=r"seconds \("):

@@ -148,6 +148,7 @@ class _Watcher:
     def end(self) -> None:
         """Returns never, where the process is being ended."""
         if self._hears:
+            signals.Stacks.heard = False
             signal.set_wakeup_fd(-1)
         self._has_ended = True
         os.write(self._mouth, b"\0")
@@ -161,7 +162,8 @@ class _Watcher:
         before = signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
         if before != -1:  # an event loop's, as in a notebook
             signal.set_wakeup_fd(before)
-        return before == -1
+        signals.Stacks.heard = before == -1
+        return signals.Stacks.heard
 
     def _run(self) -> None:
         tick = min(_TICK, (self._watched.seconds or self._watched.least) / 4)
@@ -177,9 +179,13 @@ class _Watcher:
                 count, self._longest = _Now.count, max(self._longest, self._waited)
                 self._waited = 0.0
             if signal.SIGUSR1 in heard:
-                _say(lambda: os.write(_STDERR, f"SIGUSR1 {self._where()}\n".encode()))
+                _say(self._show)
             if self._hangs() and _Now.count == count:
                 self._end_process()
+
+    def _show(self) -> None:
+        os.write(_STDERR, f"SIGUSR1 {self._where()}\n".encode())
+        signals.show_stacks()
 
     def _wait(self, seconds: float) -> bytes:
         """The signals that came in this time."""

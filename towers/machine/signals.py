@@ -108,11 +108,29 @@ def not_ignored() -> list[signal.Signals]:
 def show_stacks_on_request() -> None:
     """From now on SIGUSR1 writes all threads' stacks to stderr, instead of ending the process.
 
-    A handler of somebody else's stays. That of Python does nothing: with one, `hang` hears of it.
+    The main thread's own comes at once, even from within C; all of them with Python's lock alone:
+    without it other threads change their stacks meanwhile, which ends the process. A handler of
+    somebody else's stays.
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, lambda number, frame: None)
-        faulthandler.register(signal.SIGUSR1, file=_STDERR, chain=True)
+        signal.signal(signal.SIGUSR1, _show_unheard)
+        faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=False, chain=True)
+
+
+def _show_unheard(number: int, frame: FrameType | None) -> None:
+    if not Stacks.heard:
+        show_stacks()
+
+
+def show_stacks() -> None:
+    """Writes all threads' stacks to stderr."""
+    faulthandler.dump_traceback(_STDERR)
+
+
+class Stacks:
+    """heard: somebody hears of SIGUSR1, and shows the stacks even while the main thread waits."""
+
+    heard = False
 
 
 def _before_fork() -> None:
