@@ -95,6 +95,14 @@ def test_what_is_no_row_of_examples_is_refused(name, error):
         load(f"{ME}:{name}")
 
 
+def test_one_loader_for_both_splits_is_refused_where_it_has_the_state_itself():
+    train, _ = loaders.arrays()
+    itself = loaders.Sized(*train, ("state_dict", "load_state_dict"), False)
+    for load_splits in from_splits, from_splits_of_classes:
+        with pytest.raises(ValueError, match="train and test are the same Sized, .* make two"):
+            load_splits("given", itself, itself)
+
+
 def test_counts_and_processes_are_refused_with_the_way_out(monkeypatch):
     with pytest.raises(ValueError, match=r"given \(train\) \(Loader\).*give it a `__len__`; or"):
         examples(loaders.Loader(*loaders.arrays()[0]))

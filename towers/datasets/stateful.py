@@ -16,7 +16,7 @@ import numpy as np
 from towers.datasets import random_access
 from towers.datasets.dataset import Dataset
 from towers.datasets.random_access import RandomAccess, from_source
-from towers.datasets.repeated import Repeated
+from towers.datasets.repeated import Repeated, methods
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, Order
 from towers.reading.examples import Source
 
@@ -64,8 +64,8 @@ class InTurn:
 
 
 @dataclass(frozen=True, eq=False)
-class _InTurn(Source):
-    """Reads whole batches, one after the other, and notes the state after each."""
+class _Batches(Source):
+    """Reads whole batches of an `InTurn`, one after the other, and notes the state after each."""
 
     lock: Any
 
@@ -141,12 +141,23 @@ def from_iterable(
             f"{where}: y is {label}, but must be one integer: give examples, not batches "
             "(batch_size=None, or no Batch operation)."
         )
-    source = _InTurn(**vars(split.source), lock=threading.Lock())
+    source = _Batches(**vars(split.source), lock=threading.Lock())
     return Stateful(source, split.structure, split.num_examples)
 
 
+def check_apart(name: str, train: Any, test: Any) -> None:
+    """Raises ValueError where two splits would move the same state."""
+    one, other = (getattr(split, "iterable", split) for split in (train, test))
+    if one is other and methods(one):
+        raise ValueError(
+            f"{name}: train and test are the same {type(one).__name__}, whose state each would "
+            "move from under the other; make two."
+        )
+
+
 def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
-    """A data set of iterables. Raises ValueError where they differ in shape."""
+    """A data set of iterables. Raises ValueError where they differ in shape, or are the same."""
+    check_apart(name, train, test)
     return random_access.of_sources(
         name,
         from_iterable(train, f"{name} (train)", num_classes),

@@ -110,6 +110,7 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
         ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length; or
             train and test differ in shape.
     """
+    stateful.check_apart(name, train, test)
     given = {"train": train} if test is None else {"train": train, "test": test}
     found = {which: _kind(s).of_any(s, f"{name} ({which})") for which, s in given.items()}
     notes = pixels.notes(**{which: x for which, (_, (x, _)) in found.items()})
