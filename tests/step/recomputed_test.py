@@ -83,6 +83,38 @@ def looped(remat):
     return keras.Sequential([keras.Input((6,)), Looped([L.Dense(6)], remat), L.Dense(3)])
 
 
+class Complex(Block):
+    """A part that takes complex numbers."""
+
+    def call(self, x):
+        def part(y):
+            return tf.math.real(tf.signal.ifft(y * y)) * self.inner[0](tf.math.imag(y)) * self.scale
+
+        spectrum = tf.signal.fft(tf.cast(self.beside(x), tf.complex128))
+        return (keras.remat(part) if self.remat else part)(spectrum)
+
+
+class Listed(Block):
+    """A part that reads a list of tensors from its closure."""
+
+    def call(self, x):
+        x = self.beside(x)
+        listed = tf.TensorArray(x.dtype, 1, clear_after_read=False).write(0, x)
+
+        def part(y):
+            return y * listed.read(0) * self.scale
+
+        return (keras.remat(part) if self.remat else part)(x)
+
+
+def complex_numbers(remat):
+    return keras.Sequential([keras.Input((6,)), Complex([L.Dense(6)], remat), L.Dense(3)])
+
+
+def listed(remat):
+    return keras.Sequential([keras.Input((6,)), Listed([], remat), L.Dense(3)])
+
+
 def batch(size=19):
     rng = np.random.default_rng(size)
     return rng.normal(size=(size, 6)), rng.normal(size=(size, 3))
@@ -103,6 +135,7 @@ def trained(build, remat, num_devices, **options):
 @pytest.mark.filterwarnings("ignore:.*could not be tried")  # masks of made-up tokens
 @pytest.mark.parametrize("build, options", [
     (noisy, {}), (noisy, {"batch_norm": "synchronized"}), (masked, {}), (looped, {}),
+    (complex_numbers, {}), (listed, {}),
 ])
 def test_results_are_those_without_it_and_the_same_on_any_devices(build, options, float64):
     again, elsewhere = (trained(build, True, n, **options) for n in (1, 3))

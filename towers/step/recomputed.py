@@ -38,24 +38,25 @@ def called_in(
         earlier = {operation.name for operation in graph.get_operations()}
         outputs = _Floats(f(*args, **kwargs))
         read = _read_since(graph, earlier)
+        floats = _Floats(read).tensors
 
         def gradient(*upstream: tf.Tensor) -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 late = _after(upstream, inputs.tensors)
-                tape.watch([late, read])
+                tape.watch([late, floats])
                 again_args, again_kwargs = inputs.replaced(late)
                 with called_in(before, meeting), around():
                     again = _Floats(f(*again_args, **again_kwargs))
-            return tape.gradient(again.tensors, [*late, *read], output_gradients=upstream)
+            return tape.gradient(again.tensors, [*late, *floats], output_gradients=upstream)
 
         @tf.custom_gradient
         def attached(*sources: tf.Tensor) -> Any:
             del sources
             return [tf.identity(output) for output in outputs.tensors], gradient
 
-        if not outputs.tensors:
-            return outputs.structure
-        return outputs.replaced(attached(*inputs.tensors, *read))
+        if not outputs.tensors or any(tensor.dtype == tf.variant for tensor in read):
+            return outputs.structure  # with the gradient, and the memory, of what was not wrapped
+        return outputs.replaced(attached(*inputs.tensors, *floats))
 
     with meeting(), scope, raw_variables_in(scope), recomputed_by(call):
         yield
@@ -67,7 +68,7 @@ def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
     new = set(made)
     read = [tensor for op in made for tensor in op.inputs if tensor.op not in new]
     read += [outer for outer, inner in getattr(graph, "captures", ()) if inner.op in new]
-    return list({tensor.ref(): tensor for tensor in _Floats(read).tensors}.values())
+    return list({tensor.ref(): tensor for tensor in read}.values())
 
 
 class _Floats:
@@ -77,7 +78,8 @@ class _Floats:
         self.structure = structure
         self._flat = tf.nest.flatten(structure, expand_composites=True)
         self._places = [
-            i for i, v in enumerate(self._flat) if tf.is_symbolic_tensor(v) and v.dtype.is_floating
+            i for i, v in enumerate(self._flat)
+            if tf.is_symbolic_tensor(v) and (v.dtype.is_floating or v.dtype.is_complex)
         ]
         self.tensors = [self._flat[i] for i in self._places]
 
@@ -95,6 +97,7 @@ def _after(upstream: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[
     XLA knows no control edges: what is added is -0, the only number that changes none, as no
     compiler can tell.
     """
-    first = tf.reduce_max(tf.reshape(upstream[0], [-1])[:1])  # -inf where there is no row
+    first = tf.math.real(tf.reshape(upstream[0], [-1])[:1])
+    first = tf.reduce_max(first)  # -inf where there is no row
     zero = tf.where(first == first, -tf.zeros_like(first), first)  # NaN stays NaN
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]
