@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -81,6 +82,35 @@ def gru() -> keras.Model:
     ])
 
 
+class Block(keras.layers.Layer):
+    """Four gelu layers of 512 units beside their input; computed again in the backward pass."""
+
+    def __init__(self, remat: bool) -> None:
+        super().__init__()
+        self.inner = [keras.layers.Dense(512, activation="gelu") for _ in range(4)]
+        self._remat = remat
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        for layer in self.inner:
+            layer.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return x + (keras.remat(self._inside) if self._remat else self._inside)(x)
+
+    def _inside(self, x: Any) -> Any:
+        for layer in self.inner:
+            x = layer(x)
+        return x
+
+
+def blocks(remat: bool) -> keras.Model:
+    """Eight blocks, 8.4 million parameters; by keras.remat or not."""
+    return keras.Sequential([
+        keras.Input((512,)), *(Block(remat) for _ in range(8)),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ])
+
+
 def tiny() -> keras.Model:
     """Ten parameters, for the tests: its speed says nothing."""
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
@@ -104,5 +134,7 @@ WORKLOADS = {
     "gru": lambda: Workload(gru, keras.optimizers.Adam, 256, (49, 128), 128, 24),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
+    "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),
+    "blocks_remat": lambda: Workload(lambda: blocks(True), momentum, 8192, (512,), 1, 2),
     "tiny": lambda: Workload(tiny, momentum, 8, (4,), 2, 2),
 }
