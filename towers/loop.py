@@ -90,15 +90,8 @@ def train(
     watch.set_timeout(config.worker_timeout)
     if config.tensorboard:
         tensorboard.check_installed()
-    if config.resume == AUTO or config.resume is not None and config.run_dir is None:
-        given = given_fields(config)
-        directory = resumed_directory(given)
-        if directory is None:
-            config = dataclasses.replace(config, resume=None)
-        else:
-            config = continued_config(directory, given)
     objects = UserObjects(model, train, test)
-    config = objects.named_in(config)
+    config = objects.named_in(_with_resumed(config))
     check(callbacks, "callbacks hold")
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
@@ -123,6 +116,17 @@ def train(
             show_plan(run, out)
             return {}
         return _run(run, callbacks, out, begun, captured, mirror)
+
+
+def _with_resumed(config: TrainConfig) -> TrainConfig:
+    """The configuration, with that of the run that it goes on with, if it names one."""
+    if config.resume != AUTO and (config.resume is None or config.run_dir is not None):
+        return config
+    given = given_fields(config)
+    directory = resumed_directory(given)
+    if directory is None:
+        return dataclasses.replace(config, resume=None)
+    return continued_config(directory, given)
 
 
 def _run(

@@ -70,7 +70,7 @@ class Checkpointer:
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
-        self._writer = checkpoints.Writer(warn, *([] if mirror is None else [mirror.send]))
+        self._writer = checkpoints.Writer(warn, mirror.send if mirror else None)
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None

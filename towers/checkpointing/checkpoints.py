@@ -192,7 +192,7 @@ class Writer:
     def __init__(
         self,
         warn: Callable[[str], None],
-        written: Callable[[Path, int | None], None] = lambda path, best_step: None,
+        written: Callable[[Path, int | None], None] | None = None,
     ) -> None:
         """
         Args:
@@ -243,7 +243,8 @@ class Writer:
                 return
             write(path, checkpoint)
             prune(path.parent, path, best_step)
-            self._written(path, best_step)
+            if self._written is not None:
+                self._written(path, best_step)
         except OSError as error:
             self._fault = f"{path} cannot be written ({error.strerror})"
         except DamagedError as error:
