@@ -135,6 +135,32 @@ def test_replace_input():
         np.testing.assert_array_equal(double_other(tf.ones([2]), tf.fill([2], 5.0)), [10.0, 10.0])
 
 
+def test_read_instead():
+    with keeps("read_instead", "lets the inputs of all that reads a tensor be replaced"):
+        @tf.function(autograph=False)
+        def double_other(x, other):
+            y = x * 2.0
+            results = y + y, y * 3.0
+            tensorflow_internals.read_instead(y, other)
+            return results
+
+        sums, products = double_other(tf.ones([2]), tf.fill([2], 5.0))
+        assert (sums.numpy().tolist(), products.numpy().tolist()) == ([10.0] * 2, [15.0] * 2)
+
+
+def test_left_out():
+    with keeps("left_out", "makes a function of what get_operations returns"):
+        @tf.function(autograph=False)
+        def doubled(x):
+            dead = tf.sqrt(x)
+            tensorflow_internals.left_out(dead.graph, {dead.op.name})
+            return x * 2.0
+
+        function = doubled.get_concrete_function(tf.TensorSpec([]))
+        assert float(function(tf.constant(3.0))) == 6.0
+        assert "Sqrt" not in [node.op for node in function.function_def.node_def]
+
+
 def test_define_functions():
     inner = tf.function(lambda x: x * 2.0, autograph=False)
     definition = tf.function(inner, autograph=False).get_concrete_function(

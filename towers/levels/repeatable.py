@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.tensorflow_internals import replace_input
+from towers.machine.tensorflow_internals import read_instead
 from towers.machine.user_lines import line_of
 
 _SUMS = ("AddN", "AccumulateNV2")
@@ -42,10 +42,7 @@ def sums_in_order(graph: tf.Graph, results: Any) -> Any:
                 first = tf.raw_ops.AddN(inputs=[first, value])
             (old,) = operation.outputs
             sums[old.name] = first
-            for consumer in old.consumers():
-                for index, value in enumerate(consumer.inputs):
-                    if value is old:
-                        replace_input(consumer, index, first)
+            read_instead(old, first)
 
     def replaced(value: Any) -> Any:
         return sums.get(value.name, value) if tf.is_symbolic_tensor(value) else value

@@ -7,7 +7,7 @@ Each part says which need it serves and why no public way does; all hold in Tens
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,23 @@ def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> Non
     at `tf.Graph.gradient_override_map`.
     """
     operation._update_input(index, tensor)
+
+
+def read_instead(old: tf.Tensor, new: tf.Tensor) -> None:
+    """Makes all that reads a tensor of a graph that is still being traced read another one."""
+    for consumer in old.consumers():
+        for index, value in enumerate(consumer.inputs):
+            if value is old:
+                replace_input(consumer, index, new)
+
+
+def left_out(graph: tf.Graph, names: Collection[str]) -> None:
+    """Leaves operations that nobody reads out of the function that is made of a graph.
+
+    TensorFlow makes it of what `tf.Graph.get_operations` returns; no public name removes one.
+    """
+    get_operations = graph.get_operations
+    graph.get_operations = lambda: [op for op in get_operations() if op.name not in names]
 
 
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from towers.levels.cut import Levels, Segment, captures, cut, effects_of
+from towers.levels.merged import repeated_once
 from towers.levels.repeatable import (
     draws_noise,
     has_unsaved_noise,
@@ -170,7 +171,8 @@ def trace_tower(
         traced.append((flat, collectives))
         if meets:  # its collectives know their tensors: the sums are put in order as it is cut
             return method(*arguments, sum_towers=collectives.sum)
-        return sums_in_order(collectives.graph, method(*arguments))
+        graph = collectives.graph
+        return repeated_once(graph, sums_in_order(graph, method(*arguments)))
 
     body.__name__ = method.__name__  # by which the tower is found in graphs and profiles
     with custom_gradients_forgotten(), tf.device(None):

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.levels.merged import once
 from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes
@@ -25,8 +26,7 @@ def update(
 
     Args:
         tree: [loss, V gradients ..., S statistics ...] in the tree that `partial_sums` returns.
-        optimizer: built for the variables.
-        variables: the V trainable variables.
+        optimizer: built for the variables. variables: the V trainable variables.
 
     Returns:
         (loss, S statistics) of the global batch.
@@ -56,14 +56,14 @@ def compiled(function: Callable, is_dense: bool) -> Callable:
     `scopes`: kernels on a GPU carry no other.
     """
     assert scopes.program(f"_{function.__name__}_0") == function.__name__
-    plain = tf.function(function, autograph=False)
-    if not is_dense:
-        return plain
+    plain = tf.function(once(function), autograph=False)
+    program = tf.function(once(function), autograph=False, jit_compile=True)
 
     def call(values: Any) -> Any:
-        program = tf.function(function, autograph=False, jit_compile=True)
-        traced = program.get_concrete_function(values)
-        devices = {short_name(variable.device) for variable in traced.graph.variables}
-        return (traced if len(devices) <= 1 else plain)(values)
+        if is_dense:
+            traced = program.get_concrete_function(values)
+            if len({short_name(variable.device) for variable in traced.graph.variables}) <= 1:
+                return traced(values)
+        return plain(values)
 
     return call
