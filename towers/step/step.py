@@ -233,7 +233,7 @@ class TowerStep:
         TensorFlow sends a value once to each device, however many of its towers need it.
         """
         with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
-            arrived = self.strategy.spread(self.tower.state, [self.home, *self.devices])
+            arrived = self.strategy.spread(self.tower.state, [self.home, *self.tower_devices])
             first = len(self.trainable_variables)
             seeds = {i: arrived[self.home][first + i] for i in self.tower.seeds}
             inputs = []

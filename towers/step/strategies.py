@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from towers.levels.merged import once
 from towers.machine.devices import HOST, short_name
 from towers.machine.policy import Policy
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
@@ -290,7 +291,7 @@ class _Program:
             return tf.zeros([])
 
         with custom_gradients_forgotten(), tf.device(None):
-            traced = tf.function(traced_update, autograph=False).get_concrete_function(
+            traced = tf.function(once(traced_update), autograph=False).get_concrete_function(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in _flat(values))
             )
         self._captured, self._variables = traced.captured_inputs, variables
