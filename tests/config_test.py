@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,11 @@ def test_a_users_home_stands_for_its_tilde(monkeypatch):
 def test_a_configuration_cannot_change():
     with pytest.raises(AttributeError):
         TrainConfig().epochs = 3
+
+
+def test_a_default_that_is_named_is_given_and_one_that_is_not_is_none():
+    config = TrainConfig(strategy="parameter_server", seed=7, num_towers=None)
+    assert config.given() == {"strategy": "parameter_server", "seed": 7}
+    for copied in (dataclasses.replace(config), TrainConfig.from_json(config.to_json())):
+        assert copied == config and copied.given() == {"seed": 7}
+    assert pickle.loads(pickle.dumps(config)).given() == config.given()

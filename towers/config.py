@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from towers import fields
 from towers.class_weight import as_text
@@ -267,6 +267,14 @@ class TrainConfig:
         "complete run with `resume`, or of the file of `evaluate` or `predict`. Default: none.",
         Role.FREE | Role.ONCE | Role.LOCAL, is_path=True)
 
+    named: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, **given: Any) -> "TrainConfig":
+        """Notes which fields are given: a default that somebody names is his choice."""
+        config = super().__new__(cls)
+        object.__setattr__(config, "named", frozenset(given))
+        return config
+
     def __post_init__(self) -> None:
         """
         Raises:
@@ -281,6 +289,19 @@ class TrainConfig:
         if self.batch_size_per_gpu is not None:
             return self.batch_size_per_gpu * num_devices
         return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
+
+    def given(self) -> dict[str, Any]:
+        """The fields that somebody has set: to another value than the default, or to it by name.
+
+        `dataclasses.replace` and `from_json` name all fields: there only the former are known. None
+        is how a script leaves a field to its default.
+        """
+        all_fields = {field.name: field.default for field in dataclasses.fields(self)}
+        chosen = self.named if self.named < all_fields.keys() else ()
+        return {
+            name: getattr(self, name) for name, default in all_fields.items()
+            if getattr(self, name) != default or name in chosen and default is not None
+        }
 
     @property
     def stage_names(self) -> list[str] | None:

@@ -12,7 +12,7 @@ import keras
 from towers.after_training import export
 from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
-from towers.checkpointing.continued import continued_config, given_fields, resumed_directory
+from towers.checkpointing.continued import continued_config, resumed_directory
 from towers.checkpointing.remote_dir import Mirror
 from towers.checkpointing.remote_files import is_remote
 from towers.checkpointing.train_state import TrainState
@@ -122,7 +122,7 @@ def _with_resumed(config: TrainConfig) -> TrainConfig:
     """The configuration, with that of the run that it goes on with, if it names one."""
     if config.resume != AUTO and (config.resume is None or config.run_dir is not None):
         return config
-    given = given_fields(config)
+    given = config.given()
     directory = resumed_directory(given)
     if directory is None:
         return dataclasses.replace(config, resume=None)

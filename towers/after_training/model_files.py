@@ -1,5 +1,6 @@
 """A trained model's file, and the run in whose directory it lies; without TensorFlow."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig(**given)
     config = TrainConfig.from_json(text)
     check_modules(config, given, file.parent, "its run")
-    values = vars(config)
+    values = dataclasses.asdict(config)
     if "dataset" in given:
         same = given["dataset"] == values["dataset"]
         values = {**values, "data_dir": None, "image_size": values["image_size"] if same else None}

@@ -84,15 +84,6 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     )
 
 
-def given_fields(config: TrainConfig) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
-    return {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != field.default
-    }
-
-
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The fields that define the bits of a run's results."""
     skipped = fields_with(Role.FREE | Role.LIMIT | Role.LARGER | Role.ONCE)
@@ -128,7 +119,7 @@ def check_modules(
     """
     if given.get("trust_run_dir"):
         return
-    for name, value in vars(config).items():
+    for name, value in dataclasses.asdict(config).items():
         if name in given or name in _PATHS or not isinstance(value, str):
             continue
         if _MODULE.fullmatch(value):

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from towers.checkpointing.continued import given_fields
 from towers.checkpointing.run_dir import file_name
 from towers.config import TrainConfig
 from towers.machine.words import plural
@@ -86,7 +85,7 @@ def check_cells(cells: Sequence[Cell], shared: TrainConfig) -> None:
 
 def train_flags(config: TrainConfig) -> list[str]:
     """The command line of train.py that gives this configuration."""
-    return [f"--{name}={value}" for name, value in given_fields(config).items()]
+    return [f"--{name}={value}" for name, value in config.given().items()]
 
 
 def cell_name(label: str, batch_size: int, num_gpus: int) -> str:
