@@ -188,7 +188,9 @@ def set_up(contender: str, num_devices: int) -> None:
         if num_devices > gpus:
             towers.logical_gpus(num_devices)
     elif contender not in FITS:
-        towers.logical_cpus(num_devices, set_threads=contender not in STRATEGIES)
+        towers.logical_cpus(
+            num_devices, set_threads=contender not in STRATEGIES, compiled=contender == "compiled"
+        )
 
 
 def has_logical_gpus() -> bool:

@@ -31,6 +31,8 @@ _ROWS = [
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 2, "towers"),
     ("the same", "mlp41m", 8, "towers"),
     ("2 x 256 GRU, 256, Adam", "gru", 2, "towers"),
+    ("the same, `jit_compile=True`", "gru", 2, "compiled"),
+    ("2 x 128 GRU, 128, Adam, `jit_compile=True`", "gru_small", 2, "compiled"),
     ("MLP 784-2048-2048-10, 256, Adam", "mlp", 2, "towers"),
     ("the same", "mlp", 8, "towers"),
     ("DCGAN by `make_parallel(...).fit`, 128, 2 x Adam", "dcgan", 2, "parallel"),

@@ -69,15 +69,15 @@ def resnet50() -> keras.Model:
     return keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
 
 
-def gru() -> keras.Model:
-    """Two GRU layers of 256 units on 49 one-hot notes, the shape of melodies' one-hot encoding.
+def gru(units: int) -> keras.Model:
+    """Two GRU layers on 49 one-hot notes, the shape of melodies' one-hot encoding.
 
-    724,096 parameters; float32 [N, 49, 128] -> probabilities, float32 [N, 128].
+    724,096 parameters with 256 units; float32 [N, 49, 128] -> probabilities, float32 [N, 128].
     """
     return keras.Sequential([
         keras.Input((49, 128)),
-        keras.layers.GRU(256, return_sequences=True),
-        keras.layers.GRU(256),
+        keras.layers.GRU(units, return_sequences=True),
+        keras.layers.GRU(units),
         keras.layers.Dense(128, activation="softmax"),
     ])
 
@@ -131,7 +131,8 @@ WORKLOADS = {
     "notebook_cnn": lambda: built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
     "mlp": lambda: built_in("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
-    "gru": lambda: Workload(gru, keras.optimizers.Adam, 256, (49, 128), 128, 24),
+    "gru": lambda: Workload(lambda: gru(256), keras.optimizers.Adam, 256, (49, 128), 128, 24),
+    "gru_small": lambda: Workload(lambda: gru(128), keras.optimizers.Adam, 128, (49, 128), 128, 80),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),

@@ -58,6 +58,16 @@ def test_threads_follow_from_towers_and_cores():
     assert devices.cpu_threads(3, num_cores=8) == (2, 8)
 
 
+@pytest.mark.parametrize("num_towers, num_cores, threads", [
+    (2, 2, 2), (8, 2, 2), (1, 8, 8), (4, 8, 4), (3, 16, 5),
+])
+def test_compiled_towers_have_a_thread_each_as_far_as_cores_go_round(
+    num_towers, num_cores, threads
+):
+    found = devices.cpu_threads(num_towers, num_cores=num_cores, compiled=True)
+    assert found == (threads, num_cores)
+
+
 @pytest.mark.parametrize("name", [
     "/cpu:3", "CPU:3", "/device:CPU:3", "/job:worker/replica:0/task:1/device:CPU:3"
 ])

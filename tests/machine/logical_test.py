@@ -51,12 +51,21 @@ def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
     assert devices_and_threads(ours) == expected
 
 
+@pytest.mark.parametrize("flags, threads", [
+    ("num_towers=4, jit_compile=True", 4), ("num_towers=4, jit_compile=True, cpu_threads=1", 1),
+])
+def test_a_run_whose_towers_xla_is_to_compile_has_a_thread_for_each(flags, threads):
+    code = f"from towers.training import build; {TRAIN.format(flags)}"
+    assert devices_and_threads(code) == (2, threads, 8)
+
+
 def test_a_device_without_a_tower_does_not_count():
     assert devices_and_threads(f"towers.make_parallel({MODEL}, [0, 3])") == (4, 4, 8)
 
 
 @pytest.mark.parametrize("code, expected", [
     ("towers.logical_cpus(4, set_threads=False)", (4, 0, 0)),
+    ("towers.logical_cpus(4, compiled=True)", (4, 4, 8)),
     ("tf.config.threading.set_intra_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 3, 8)),
     ("tf.config.threading.set_inter_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 2, 3)),
     ("towers.logical_cpus(4); tf.config.threading.set_intra_op_parallelism_threads(5); "

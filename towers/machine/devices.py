@@ -99,15 +99,20 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_threads(num_towers: int, num_cores: int | None = None) -> tuple[int, int]:
+def cpu_threads(
+    num_towers: int, num_cores: int | None = None, *, compiled: bool = False
+) -> tuple[int, int]:
     """Threads for towers on a CPU: (intra-op, inter-op).
 
     One thread per tower, and the cores shared among the towers: towers side by side scale better
     than threads inside each operation. The intra-op count changes the bits of a CPU's results, so
     it follows from the tower count and the cores, never from the device count.
+
+    Towers that XLA compiles run on the intra-op threads alone: with one, they would take turns.
     """
     cores = num_cores or count_cores()
-    return max(1, cores // num_towers), cores
+    at_once = min(num_towers, cores) if compiled else 1
+    return max(at_once, cores // num_towers), cores
 
 
 def intra_op_threads() -> int:

@@ -25,7 +25,7 @@ _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus`
 
 
 def logical_cpus(
-    count: int, *, num_towers: int | None = None, set_threads: bool = True
+    count: int, *, num_towers: int | None = None, set_threads: bool = True, compiled: bool = False
 ) -> None:
     """Splits the CPU into `count` logical devices, /cpu:0 ..., to rehearse without GPUs.
 
@@ -37,6 +37,8 @@ def logical_cpus(
         count: the number of logical devices, at least 1.
         num_towers: of the step or model to come; None means one for each device of each worker.
         set_threads: False leaves TensorFlow's threads alone, as a rehearsal of GPUs does.
+        compiled: whether XLA is to compile the towers (`jit_compile=True`), which makes small
+            recurrent ones faster on a CPU: they need other threads.
 
     Raises:
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
@@ -59,7 +61,7 @@ def logical_cpus(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     )
     if set_threads and policy_of([HOST]).divide_cores:
-        _set_cpu_threads(num_towers or count * cluster.num_workers)
+        _set_cpu_threads(num_towers or count * cluster.num_workers, compiled)
 
 
 def undivided_cpu(num_towers: int) -> str | None:
@@ -201,15 +203,14 @@ def _free_mib(name: str) -> list[int]:
     return free
 
 
-def _set_cpu_threads(num_towers: int) -> None:
+def _set_cpu_threads(num_towers: int, compiled: bool) -> None:
     """Applies `cpu_threads` where nobody else has chosen."""
     threading = tf.config.threading
     present = [
         threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
     ]
     chosen = [0, 0] if present == _set_here else present  # 0: nobody has
-    _set_here[:] = [
-        ours or default for ours, default in zip(chosen, cpu_threads(num_towers), strict=True)
-    ]
+    defaults = cpu_threads(num_towers, compiled=compiled)
+    _set_here[:] = [ours or default for ours, default in zip(chosen, defaults, strict=True)]
     threading.set_intra_op_parallelism_threads(_set_here[0])
     threading.set_inter_op_parallelism_threads(_set_here[1])

@@ -285,7 +285,8 @@ def _split_cpu(config: TrainConfig) -> None:
             towers = cores if num_towers is None else join_workers().most_towers(num_towers)
             count = config.num_gpus or each * max(1, min(cores // each, towers))
             of_devices = count // each * join_workers().num_workers
-            logical_cpus(count, num_towers=num_towers or max(1, of_devices))
+            num_towers = num_towers or max(1, of_devices)
+            logical_cpus(count, num_towers=num_towers, compiled=config.jit_compile is True)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"cpu_threads ({threads}): TensorFlow has already started with "
