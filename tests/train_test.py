@@ -223,7 +223,7 @@ USERS = """
 import keras
 
 def build(input_shape, num_classes):
-    raise ValueError("no model today")
+    raise ValueError("no \\x1b[1mmodel\\x1b[0m today")  # as Keras colors its own
 
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):

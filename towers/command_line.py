@@ -29,6 +29,7 @@ EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles, which the pa
 
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
+_COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors, in a pipe, too
 
 
 def parse_flags(argv: list[str], says: str | None = None) -> bool:
@@ -219,7 +220,7 @@ def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
         yield
     except ValueError as error:
         line = line_of_error(error)
-        text = str(error).rstrip(". ") or type(error).__name__
+        text = _COLORS.sub("", str(error)).rstrip(". ") or type(error).__name__
         if line is None or captured is None:
             raise
         logging.getLogger(__name__).error("%s", text, exc_info=error)

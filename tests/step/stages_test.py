@@ -96,9 +96,11 @@ class OwnCall(keras.Model):
 
 @pytest.mark.parametrize(("options", "error"), [
     ({"gpus_per_tower": 0}, "at least 1"),
+    ({"gpus_per_tower": True}, "an integer of at least 1"),
     ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
     ({"gpus_per_tower": 1, "stages": ["dense_1"]}, "gpus_per_tower=2"),
     ({"stages": "dense_1"}, "a list of layers' names"),
+    ({"stages": [1]}, "a list of layers' names"),
     ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
     ({"batch_norm": "synchronized"}, "does not go with batch_norm=synchronized"),
 ])

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from towers.levels.stage_levels import stage_scope
+from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 
 _ROWS = 32  # that an axis of unknown size counts as
@@ -118,9 +119,9 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
         stages: the names of layers that begin stages, or None.
         others: strategy, batch_norm, jit_compile, as of `TowerStep`.
     """
-    if not isinstance(gpus_per_tower, int) or gpus_per_tower < 1:
+    if (as_integer(gpus_per_tower) or 0) < 1:
         raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
-    if isinstance(stages, str):
+    if isinstance(stages, str) or not all(isinstance(name, str) for name in stages or ()):
         raise ValueError(f"stages ({stages!r}) must be a list of layers' names.")
     if stages is not None and len(stages) != gpus_per_tower - 1:
         raise ValueError(
