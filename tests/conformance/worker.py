@@ -57,11 +57,26 @@ def kinds(num_towers):
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")
+    for name in ("synchronized", "mirrored", "stages"):
+        options = {**found[name].keywords, "loss": labels}
+        found[f"small_{name}"] = partial(train, num_towers, small, image, **options)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
             found[case.name] = partial(train, num_towers, case.build, case.batch, **case.compile)
     return found
+
+
+def small():
+    """A residual block with statistics and dropout: what is compiled in seconds."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input(SHAPE)
+    y = layers.BatchNormalization()(layers.Conv2D(4, 3, strides=2)(x))
+    z = layers.Conv2D(4, 3, padding="same")(layers.Dropout(0.2)(layers.ReLU()(y)))
+    y = layers.GlobalAveragePooling2D()(layers.Add()([y, layers.BatchNormalization()(z)]))
+    return keras.Model(x, layers.Dense(CLASSES, activation="softmax")(y))
 
 
 def image(num_examples, rng):
