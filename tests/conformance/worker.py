@@ -59,7 +59,7 @@ def kinds(num_towers):
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")
     for name in ("synchronized", "mirrored", "stages"):
         options = {**found[name].keywords, "loss": labels}
-        found[f"small_{name}"] = partial(train, num_towers, small, image, **options)
+        found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
@@ -84,8 +84,10 @@ def image(num_examples, rng):
     return x, rng.integers(0, CLASSES, num_examples), None
 
 
-def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options):
-    """The digest of all variables, logs and predictions."""
+def train(
+    num_towers, build, batch, *, optimizer=None, poisoned=None, max_devices=8, **options
+):
+    """The digest of all variables, logs and predictions, on at most so many devices a worker."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -103,7 +105,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
     each = -(-num_towers // cluster.num_workers)
     step = towers.TowerStep(
         model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
-        devices=towers.tower_devices(min(8, each), "cpu"), **options,
+        devices=towers.tower_devices(min(max_devices, each), "cpu"), **options,
     )
     digest = hashlib.sha256()
     for values in batches:
