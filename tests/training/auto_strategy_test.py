@@ -13,6 +13,8 @@ from towers.machine.policy import REHEARSAL
 from towers.training import auto_strategy
 from towers.training.build import build
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 
 def config(**options):
     return TrainConfig(**{
