@@ -58,7 +58,7 @@ def kinds(num_towers):
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")
     for name in ("synchronized", "mirrored", "stages"):
-        options = {**found[name].keywords, "loss": labels}
+        options = found[name].keywords
         found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
