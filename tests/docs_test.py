@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import towers
+from tests import forked
 from towers import TrainConfig, fields
 
 ROOT = Path(__file__).parents[1]
@@ -81,12 +82,11 @@ def test_the_reference_lists_every_public_name_once():
     assert sorted(listed) == sorted(towers.__all__)
 
 
-def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path, monkeypatch):
+def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path):
     page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
     script = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    done = subprocess.run([sys.executable, "-c", script[1]], capture_output=True, text=True,
-                          timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = forked.run("-c", script[1], cwd=tmp_path, timeout=100,
+                      environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "model.keras").exists()
 

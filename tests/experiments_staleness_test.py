@@ -1,16 +1,15 @@
 """experiments/staleness.py with few updates: its table, its picture, its errors."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "experiments.staleness", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return forked.run("-m", "experiments.staleness", *arguments, cwd=ROOT)
 
 
 def test_a_table_and_a_picture_of_each_number_of_towers(tmp_path):

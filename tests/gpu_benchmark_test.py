@@ -31,6 +31,7 @@ from benchmarks.contender import tower_step
 from benchmarks.gpu_plan import TRIP, Case, Setup, plan, shortened
 from benchmarks.gpu_table import FAILED, MEASURED, NOT_REACHED
 from benchmarks.workloads import WORKLOADS
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -214,9 +215,8 @@ def test_sigterm_leaves_no_process_running_and_the_csv_whole(tmp_path):
 def test_without_a_gpu_and_without_a_rehearsal_it_says_what_to_do(tmp_path):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
-    run = subprocess.run(
-        command(tmp_path / "out"), cwd=ROOT, env=environment("0"), capture_output=True, text=True
-    )
+    _, *arguments = command(tmp_path / "out")
+    run = forked.run(*arguments, cwd=ROOT, environment=environment("0"))
     assert run.returncode == 2
     assert run.stderr.strip().startswith("error: TensorFlow sees no GPU here")
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import forked
-from tests.train_test import environment, run_train
+from tests.train_test import TRAIN, environment
 
 ROOT = Path(__file__).parents[2]
 # Dropout, BatchNormalization, Adam, ragged last batches; the threads of an operation change its
@@ -61,10 +61,11 @@ np.savez(sys.argv[1], *[variable.numpy() for variable in model.weights])
 @pytest.fixture(scope="module", name="train_weights")
 def _train_weights(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("train")
-    done = run_train(
-        "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--device=cpu",
+    done = forked.run(
+        TRAIN, "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--device=cpu",
         f"--num_gpus={DEVICES}", f"--num_towers={TOWERS}", f"--batch_size={BATCH}",
         f"--epochs={EPOCHS}", f"--seed={SEED}", "--run_dir=run", cwd=cwd,
+        environment=environment(),
     )
     assert done.returncode == 0, done.stderr
     return [v.numpy() for v in keras.saving.load_model(cwd / "run" / "final.keras").weights]

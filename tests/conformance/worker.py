@@ -57,6 +57,9 @@ def kinds(num_towers):
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)
     found["schedule"] = partial(found["cnn"], optimizer=keras.optimizers.Adam(schedule))
     found["keeps"] = partial(train, num_towers, keeps, rows, loss="mse")
+    for name in ("synchronized", "mirrored", "stages"):
+        options = found[name].keywords
+        found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
@@ -64,13 +67,27 @@ def kinds(num_towers):
     return found
 
 
+def small():
+    """A residual block with statistics and dropout: what is compiled in seconds."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input(SHAPE)
+    y = layers.BatchNormalization()(layers.Conv2D(4, 3, strides=2)(x))
+    z = layers.Conv2D(4, 3, padding="same")(layers.Dropout(0.2)(layers.ReLU()(y)))
+    y = layers.GlobalAveragePooling2D()(layers.Add()([y, layers.BatchNormalization()(z)]))
+    return keras.Model(x, layers.Dense(CLASSES, activation="softmax")(y))
+
+
 def image(num_examples, rng):
     x = rng.normal(size=(num_examples, *SHAPE)).astype("float32")
     return x, rng.integers(0, CLASSES, num_examples), None
 
 
-def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options):
-    """The digest of all variables, logs and predictions."""
+def train(
+    num_towers, build, batch, *, optimizer=None, poisoned=None, max_devices=8, **options
+):
+    """The digest of all variables, logs and predictions, on at most so many devices a worker."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -88,7 +105,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, **options)
     each = -(-num_towers // cluster.num_workers)
     step = towers.TowerStep(
         model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
-        devices=towers.tower_devices(min(8, each), "cpu"), **options,
+        devices=towers.tower_devices(min(max_devices, each), "cpu"), **options,
     )
     digest = hashlib.sha256()
     for values in batches:

@@ -15,7 +15,8 @@ from tests.workers import run_all
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
         "schedule", "ragged_output")
-SMALL = ("synchronized", "mirrored", "stages")
+FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
+SMALL = tuple(f"small_{name}" for name in FAR)
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 
@@ -39,6 +40,7 @@ def alone(num_towers, kinds):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, workers, kinds", [
     (6, [3], SMALL),  # worker 1 has two towers of two subtrees
+    pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
     pytest.param(6, [3], ("embedding", "two_outputs_dict", "ragged"), marks=pytest.mark.matrix),
     pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
     pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
@@ -57,4 +59,4 @@ def test_any_number_of_workers_gives_the_bits_of_one_process(
 @pytest.mark.matrix
 def test_the_tower_count_does_change_the_bits():
     """Otherwise the test above could not fail."""
-    assert alone(4, QUICK)["synchronized"] != alone(6, SMALL)["synchronized"]
+    assert alone(4, QUICK)["synchronized"] != alone(6, FAR)["synchronized"]

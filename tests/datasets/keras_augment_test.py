@@ -14,6 +14,8 @@ from towers.datasets import batches as input_lib
 from towers.datasets.keras_augment import MIXING, NAMES
 from towers.datasets.source import InputOptions
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 CLASSES, COUNT = 4, 22
 ME = "tests.datasets.keras_augment_test"
 SPEC = tf.TensorSpec(SHAPE)

@@ -15,6 +15,8 @@ from towers.datasets import random_access
 from towers.datasets.arrays import from_arrays
 from towers.datasets.source import InputOptions
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 COUNT, BATCH = 23, 5
 
 

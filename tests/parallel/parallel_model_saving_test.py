@@ -4,8 +4,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 
 import keras
@@ -14,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests import forked
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import CLASSIFIER, classifier, rows
 from tests.parallel.parallel_model_test import Subclassed
@@ -106,10 +105,11 @@ def test_the_file_loads_without_towers(tmp_path):
     x = rows()[0].astype("float32")
     np.save(tmp_path / "x.npy", x)
     paths = [str(tmp_path / name) for name in ("model.keras", "y.npy", "x.npy")]
-    subprocess.run(
-        [sys.executable, "-c", LOAD, *paths], check=True, cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    done = forked.run(
+        "-c", LOAD, *paths, cwd=tmp_path,
+        environment={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
+    assert done.returncode == 0, done.stderr[-2000:]
     expected = parallel.predict(x, verbose=0)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)
 

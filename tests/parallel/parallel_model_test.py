@@ -1,14 +1,13 @@
 """Which models make_parallel takes, and what the parallel model shares with its model."""
 
 import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 
 import towers
+from tests import forked
 from tests.parallel.pairs import (
     CLASSIFIER,
     TOLERANCE,
@@ -18,6 +17,7 @@ from tests.parallel.pairs import (
     classifier,
     rows,
 )
+from tests.workers import ROOT
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import TowerStep
 
@@ -358,7 +358,8 @@ parallel.fit(x, y, batch_size=14, epochs=2, verbose=0)  # on two devices 4 4, 3 
 
 def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
-    subprocess.run([sys.executable, "-c", COMPILED], env=environment, check=True)
+    done = forked.run("-c", COMPILED, cwd=ROOT, environment=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
     programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
     assert sum("_inference_train_" in name for name in programs) == 2
     assert sum("_update_program_" in name for name in programs) == 1

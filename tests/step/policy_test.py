@@ -122,7 +122,7 @@ def waiting(operations):
 TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
 
 
-@pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*", "gpu-*pack_transfers', True),)")
+@pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*")
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 @pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, expected, switches):
@@ -203,7 +203,7 @@ def needed_by(name, nodes):
     return found
 
 
-@pytest.mark.telling("()", "*stop*", "*pack_transfers', True),)")
+@pytest.mark.telling("()", "*stop*")
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_no_operation_is_left_without_a_device(switches):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""

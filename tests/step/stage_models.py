@@ -46,10 +46,9 @@ def attention():
     """Post-norm; silu has a gradient of its own; a mask of the first layer reaches the loss."""
     x = keras.Input((7,))
     y = L.Embedding(9, 8, mask_zero=True)(x)
-    for _ in range(2):
-        attended = L.MultiHeadAttention(2, 4, dropout=0.1)(y, y)
-        y = L.LayerNormalization()(L.Add()([y, attended]))
-        y = L.LayerNormalization()(L.Add()([y, L.Dense(8, activation="silu")(y)]))
+    attended = L.MultiHeadAttention(2, 4, dropout=0.1)(y, y)
+    y = L.LayerNormalization()(L.Add()([y, attended]))
+    y = L.LayerNormalization()(L.Add()([y, L.Dense(8, activation="silu")(y)]))
     return keras.Model(x, L.Dense(3)(L.GlobalAveragePooling1D()(y)))
 
 

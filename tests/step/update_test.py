@@ -2,14 +2,14 @@
 
 import hashlib
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forked
+from tests.workers import ROOT
 from towers.machine.devices import count_cores
 from towers.step import averaging
 from towers.step.update import update
@@ -157,6 +157,6 @@ def test_the_program_is_cut_among_tensorflows_threads_and_its_bits_stay():
         "import tensorflow as tf; tf.config.threading.set_intra_op_parallelism_threads(2); "
         "from tests.step.update_test import large_update; print(*large_update())"
     )
-    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    done = forked.run("-c", command, cwd=ROOT)
     alone, one = large_update()  # the tests' threads: one
-    assert one == 1 and run.stdout.split() == [alone, "2"], run.stderr[-2000:]
+    assert one == 1 and done.stdout.split() == [alone, "2"], done.stderr[-2000:]

@@ -13,6 +13,8 @@ from towers.machine.policy import REHEARSAL
 from towers.training import auto_strategy
 from towers.training.build import build
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 
 def config(**options):
     return TrainConfig(**{
@@ -32,6 +34,7 @@ def timed(monkeypatch, **milliseconds):
     monkeypatch.setattr(auto_strategy, "seconds_a_step", seconds)
 
 
+@pytest.mark.telling("10-9.4-*", "10-9.6-*", "inf-inf-*")
 @pytest.mark.parametrize("server, mirrored, chosen", [
     (10, 9.4, "mirrored"), (10, 9.6, "parameter_server"),
     (10, float("inf"), "parameter_server"), (float("inf"),) * 2 + ("parameter_server",),
