@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 
 from towers.config import ASYNC, ASYNC_REFUSED
-from towers.machine.devices import count_cores, has_gpus, intra_op_threads, is_gpu
+from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
 from towers.machine.keras_internals import all_layers
 
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
@@ -100,8 +100,8 @@ def _warned_of_threads(devices: Sequence[str]) -> bool:
         warnings.warn(
             f"jit_compile: XLA runs towers on TensorFlow's threads of an operation, here {threads}:"
             f" fewer than the {at_once} towers that the cores could compute at once. Call "
-            f"towers.logical_cpus({len(devices)}, compiled=True), or give train.py "
-            f"--cpu_threads={at_once}; other threads are other last bits.", stacklevel=4,
+            f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
+            "last bits.", stacklevel=4,
         )
     return True
 
