@@ -4,8 +4,9 @@
     Sqrt(1 - Pow(b, Read(v))) ...  -->  one         optimizers do so for each parameter
     Read(v), Assign(v), Read(v)    stay             the second read has another value
 
-TensorFlow makes each operation anew on each device, and XLA compiles each. A third of ResNet50's
-tower is repeated, and nearly half of its update. The values stay, and their bits.
+TensorFlow makes each operation anew on each device, and XLA compiles each. Of ResNet50's
+6,907 operations of a tower 2,167 repeat others, of 10,279 of its update 4,265. The values stay, and
+their bits.
 """
 
 import functools
