@@ -94,7 +94,9 @@ def _title(row: Mapping[str, Any]) -> str:
 def _about(comparisons: Sequence[Comparison]) -> str:
     """The hardware that the figures were measured on."""
     last = comparisons[-1][-1]
-    where = f"{last['cores']} cores, {last['processor']}"
+    rows = [rows[-1] for rows in comparisons]
+    machines = dict.fromkeys(f"{row['cores']} cores, {row['processor']}" for row in rows)
+    where = " or ".join(machines)
     if last["device"] != "CPU":
         where = f"{last['device']}, {where}"
     sizes = sorted({len(comparison) for comparison in comparisons})

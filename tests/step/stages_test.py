@@ -135,6 +135,10 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
     assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).compiles
 
 
+def test_any_kind_of_integer_is_a_number_of_gpus():
+    check_stages(np.int64(2), ["dense_1"])
+
+
 def test_a_groups_devices_are_counted():
     check_groups(4, 2)
     with pytest.raises(ValueError, match="use 2 devices"):

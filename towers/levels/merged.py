@@ -46,17 +46,17 @@ def repeated_once(graph: tf.Graph, results: Any) -> Any:
     stands_for: dict[str, tf.Tensor] = {}
     assignments: Counter[str] = Counter()  # by the variable
     operations = graph.get_operations()
-    repeated: dict[str, tf.Operation] = {}
+    repeated: set[str] = set()
     for operation in operations:
         value = _value(operation, assignments)
         if operation.type != _READ:
             assignments.update(v.name for v in operation.inputs if v.dtype == tf.resource)
         if value is not None and first.setdefault(value, operation) is not operation:
-            repeated[operation.name] = operation
+            repeated.add(operation.name)
             for old, new in zip(operation.outputs, first[value].outputs, strict=True):
                 read_instead(old, new)
                 stands_for[old.name] = new
-    left_out(graph, repeated.keys() - _named(op for op in operations if op.name not in repeated))
+    left_out(graph, repeated - _named(op for op in operations if op.name not in repeated))
 
     def replaced(value: Any) -> Any:
         return stands_for.get(value.name, value) if tf.is_symbolic_tensor(value) else value
