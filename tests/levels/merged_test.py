@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.levels.merged import once
+from towers.levels.merged import noise_keys_once, once
 
 VECTOR = tf.TensorSpec([None])
 
@@ -122,3 +122,28 @@ def test_an_error_still_tells_the_line_that_made_the_operation():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="merged_test.py"):
         tf.function(traced(fails, VECTOR), input_signature=[VECTOR])(tf.ones([3]))
+
+
+@pytest.mark.parametrize("seed", [
+    np.int32([1, 2]), np.int32([-7, -(2**31)]), np.int64([2**40 + 3, -5]),
+])
+def test_a_key_of_noise_is_not_computed_for_every_number_by_xla_in_the_same_bits(seed):
+    """A key is one operation before; afterwards the noise reads what the generator returned."""
+    def draws(seed):
+        numbers = tf.random.stateless_normal([3, 5], seed)
+        return numbers, tf.nn.experimental.stateless_dropout(numbers, 0.5, seed + 1)
+
+    def draws_once(seed):
+        numbers = draws(seed)
+        noise_keys_once(tf.compat.v1.get_default_graph())
+        return numbers
+
+    seed = tf.constant(seed)
+    before, after = (tf.function(f, autograph=False, jit_compile=True) for f in (draws, draws_once))
+    for value, expected in zip(after(seed), before(seed), strict=True):
+        assert value.numpy().tobytes() == expected.numpy().tobytes()
+    graph = after.get_concrete_function(seed).graph
+    kinds = Counter(op.type for op in graph.get_operations())
+    assert kinds["StatelessRandomUniformFullIntV2"] == kinds["StatelessRandomGetKeyCounter"] == 2
+    keys = [op for op in graph.get_operations() if op.type == "StatelessRandomGetKeyCounter"]
+    assert not any(value.consumers() for op in keys for value in op.outputs)

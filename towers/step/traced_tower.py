@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from towers.levels.cut import Levels, Segment, captures, cut, effects_of
-from towers.levels.merged import repeated_once
+from towers.levels.merged import noise_keys_once, repeated_once
 from towers.levels.repeatable import (
     draws_noise,
     has_unsaved_noise,
@@ -172,7 +172,10 @@ def trace_tower(
         if meets:  # its collectives know their tensors: the sums are put in order as it is cut
             return method(*arguments, sum_towers=collectives.sum)
         graph = collectives.graph
-        return repeated_once(graph, sums_in_order(graph, method(*arguments)))
+        results = sums_in_order(graph, method(*arguments))
+        if options.get("jit_compile"):
+            noise_keys_once(graph)
+        return repeated_once(graph, results)
 
     body.__name__ = method.__name__  # by which the tower is found in graphs and profiles
     with custom_gradients_forgotten(), tf.device(None):
