@@ -181,7 +181,7 @@ def trainer(contender: str, workload: Workload, num_devices: int) -> Trainer:
     return fit_trainer(workload, strategy.scope())
 
 
-def set_up(contender: str, num_devices: int) -> None:
+def set_up(contender: str, num_devices: int, *, recurrent: bool = False) -> None:
     """Makes the devices, as a contender does, before TensorFlow starts."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if gpus:
@@ -189,7 +189,8 @@ def set_up(contender: str, num_devices: int) -> None:
             towers.logical_gpus(num_devices)
     elif contender not in FITS:
         towers.logical_cpus(
-            num_devices, set_threads=contender not in STRATEGIES, compiled=contender == "compiled"
+            num_devices, set_threads=contender not in STRATEGIES,
+            compiled=recurrent or contender == "compiled",
         )
 
 
@@ -236,7 +237,7 @@ def main(argv: list[str]) -> None:
     del argv
     contender, workload = flags.FLAGS.contender, WORKLOADS[flags.FLAGS.workload]()
     num_devices = flags.FLAGS.num_devices or default_devices(workload)
-    set_up(contender, num_devices)
+    set_up(contender, num_devices, recurrent=workload.recurrent)
     steps = workload.steps if flags.FLAGS.steps is None else flags.FLAGS.steps
     num_batches = max(1, min(steps, LARGEST_PASS))
     x, y = workload.data(num_batches)

@@ -27,6 +27,7 @@ class Workload:
     steps: that take 4 to 8 seconds on 2 cores.
     towers_per_core: logical CPU devices a core, one tower each, that train it fastest. Two towers
         that take turns on a core leave it no gaps; large parameters cost more a tower.
+    recurrent: towers get the threads on a CPU with which XLA compiles small loops.
     """
 
     build: Callable[[], keras.Model]
@@ -36,6 +37,7 @@ class Workload:
     num_classes: int
     steps: int
     towers_per_core: int = 1
+    recurrent: bool = False
 
     @property
     def loss(self) -> str:
@@ -80,6 +82,13 @@ def gru(units: int) -> keras.Model:
         keras.layers.GRU(units),
         keras.layers.Dense(128, activation="softmax"),
     ])
+
+
+def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
+    """`gru` with Adam; the rest as of `Workload`."""
+    return Workload(
+        lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps, recurrent=True
+    )
 
 
 class Block(keras.layers.Layer):
@@ -131,8 +140,8 @@ WORKLOADS = {
     "notebook_cnn": lambda: built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
     "mlp": lambda: built_in("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
-    "gru": lambda: Workload(lambda: gru(256), keras.optimizers.Adam, 256, (49, 128), 128, 24),
-    "gru_small": lambda: Workload(lambda: gru(128), keras.optimizers.Adam, 128, (49, 128), 128, 80),
+    "gru": lambda: gru_workload(256, 256, 24),
+    "gru_small": lambda: gru_workload(128, 128, 80),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),

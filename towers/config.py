@@ -131,7 +131,8 @@ class TrainConfig:
         "pass goes on. Off by default: it starts slower.")
     jit_compile: bool | str = switch(
         AUTO, "Compile each tower with XLA: it takes long to start, and mostly pays on GPUs. auto: "
-        "as Keras decides, on GPUs where every layer supports it, or as a compiled model says.",
+        "as Keras decides, on GPUs where every layer supports it, or as a compiled model says; on "
+        "CPUs small recurrent models.",
         word=AUTO)
     cpu_threads: int | None = count(
         None, "Threads of each operation on a CPU; they change the last bits of the results. "

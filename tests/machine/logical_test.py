@@ -52,7 +52,8 @@ def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
 
 
 @pytest.mark.parametrize("flags, threads", [
-    ("num_towers=4, jit_compile=True", 4), ("num_towers=4, jit_compile=True, cpu_threads=1", 1),
+    ("num_towers=4, jit_compile=True", 4), ("num_towers=4, model='gru'", 4),
+    ("num_towers=4, jit_compile=True, cpu_threads=1", 1),
 ])
 def test_a_run_whose_towers_xla_is_to_compile_has_a_thread_for_each(flags, threads):
     code = f"from towers.training import build; {TRAIN.format(flags)}"

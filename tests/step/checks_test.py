@@ -41,20 +41,3 @@ def test_nonfinite_is_one_of_its_choices():
     checks.check_nonfinite("skip")
     with pytest.raises(ValueError, match=r"nonfinite \('raise'\) must be one of apply, stop, skip"):
         checks.check_nonfinite("raise")
-
-
-@pytest.mark.parametrize("threads, num_devices, warned", [
-    (1, 2, True), (2, 2, False), (2, 8, False), (1, 1, False),
-])
-def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
-    threads, num_devices, warned, monkeypatch, recwarn
-):
-    monkeypatch.setattr(checks, "intra_op_threads", lambda: threads)
-    monkeypatch.setattr(checks, "count_cores", lambda: 2)
-    devices = [f"/cpu:{i}" for i in range(num_devices)]
-    model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-    assert not checks.compiles(model, devices, False) and not recwarn
-    assert checks.compiles(model, devices, True) is True
-    assert [str(w.message).split(": ")[0] for w in recwarn] == ["jit_compile"] * warned
-    if warned:
-        assert "towers.logical_cpus(2, compiled=True)" in str(recwarn[0].message)

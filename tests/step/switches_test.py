@@ -110,11 +110,3 @@ def test_xla_does_not_compile_noise_that_it_would_draw_without_a_seed():
               if jit_compile else nullcontext()):
             found.append([step(x, y)["loss"], step(x, y)["loss"]])
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("told, compiled", [(True, True), (False, False), ("auto", False)])
-def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
-    """Without a GPU, only if it was told so."""
-    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
-    model.compile("sgd", "mse", jit_compile=told)
-    assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles is compiled

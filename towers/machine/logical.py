@@ -37,8 +37,8 @@ def logical_cpus(
         count: the number of logical devices, at least 1.
         num_towers: of the step or model to come; None means one for each device of each worker.
         set_threads: False leaves TensorFlow's threads alone, as a rehearsal of GPUs does.
-        compiled: whether XLA is to compile the towers (`jit_compile=True`), which makes small
-            recurrent ones faster on a CPU: they need other threads.
+        compiled: whether XLA is to compile the towers, small recurrent ones by itself and others by
+            `jit_compile=True`: they need other threads.
 
     Raises:
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with

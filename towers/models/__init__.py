@@ -25,6 +25,7 @@ _BUILDERS = {
     "resnet50": "resnet50:build",
 }
 NAMES = tuple(_BUILDERS)
+RECURRENT = ("gru", "lstm")  # whose towers get the threads on a CPU that XLA needs
 
 
 class ModelSource(NamedTuple):

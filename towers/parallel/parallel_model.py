@@ -39,6 +39,7 @@ from towers.step.gathering import NeedsOtherTowers
 from towers.step.row_counts import readable
 from towers.step.stages import check_groups, check_stages
 from towers.step.structures import batch_specs
+from towers.step.xla import follows_keras, small_loops
 
 
 def make_parallel(
@@ -163,6 +164,9 @@ class ParallelModel(keras.Model):
         with tf.device(_home(self)):
             super().compile(*args, **kwargs)
         _forget_functions(self)
+        if kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8:  # it is the eighth
+            towers, (loss, _) = self._towers, losses(self)
+            towers.jit_compile |= small_loops(towers.base.model, towers.num_towers, loss)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
@@ -440,7 +444,7 @@ def _forget_functions(model: ParallelModel) -> None:
             stacklevel=3,
         )
     model.run_eagerly = False
-    model._towers.jit_compile = checks.compiles(model, model._towers.devices, "auto")
+    model._towers.jit_compile = follows_keras(model, model._towers.devices)
     model.jit_compile = False  # around the whole step, XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
     model._towers.step, model._towers.own_steps = None, {}

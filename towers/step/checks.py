@@ -1,12 +1,8 @@
 """Refuses, in one line, what towers cannot compute, before anything is traced."""
 
-import warnings
-from collections.abc import Sequence
-
 import keras
 
 from towers.config import ASYNC, ASYNC_REFUSED
-from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
 from towers.machine.keras_internals import all_layers
 
 BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
@@ -66,44 +62,6 @@ def check_strategy(strategy: str) -> None:
         raise ValueError(ASYNC_REFUSED)
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(STRATEGIES)}.")
-
-
-def compiles(model: keras.Model, devices: Sequence[str], jit_compile: bool | str) -> bool:
-    """Whether XLA compiles the towers.
-
-    Args:
-        model: compiled or not.
-        devices: the towers'.
-        jit_compile: "auto": as the model's `compile` was told, or as Keras decides: where there
-            are GPUs and every layer supports it; but not for towers beside these GPUs.
-
-    Raises:
-        ValueError: it is True, and a layer uses operations that XLA does not know, such as
-            cuDNN's, which recurrent layers take on a machine with a GPU.
-    """
-    if jit_compile == "auto":
-        is_compiled = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        return is_compiled and _warned_of_threads(devices)
-    for layer in all_layers(model) if jit_compile else ():
-        if not layer.supports_jit:
-            raise ValueError(
-                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
-                f"{type(layer).__name__}. Use jit_compile=False."
-            )
-    return bool(jit_compile) and _warned_of_threads(devices)
-
-
-def _warned_of_threads(devices: Sequence[str]) -> bool:
-    """True; warns where towers on a CPU would take turns once XLA compiles them."""
-    threads, at_once = intra_op_threads(), min(len(devices), count_cores())
-    if threads < at_once and not any(map(is_gpu, devices)):
-        warnings.warn(
-            f"jit_compile: XLA runs towers on TensorFlow's threads of an operation, here {threads}:"
-            f" fewer than the {at_once} towers that the cores could compute at once. Call "
-            f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
-            "last bits.", stacklevel=4,
-        )
-    return True
 
 
 def check_nonfinite(nonfinite: str) -> None:

@@ -45,6 +45,7 @@ from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced import TracedGraphs
 from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
+from towers.step.xla import compiles
 
 
 class _Sums(NamedTuple):
@@ -94,8 +95,7 @@ class TowerStep:
         Args:
             model: any built Keras 3 model.
             optimizer: a Keras optimizer or its name. It is called once, on the averaged gradients.
-            loss: a Keras loss, its name, a function, or a list or dict of these; None where layers
-                add all the losses.
+            loss: a Keras loss, its name, a function, a list or dict of these; None: layers add all.
             loss_weights: a factor, or a list or dict of factors, for several outputs.
             metrics: Keras metrics, as `compile` takes them; or a BatchMetrics.
             devices: this worker's device names; None means `tower_devices()`.
@@ -108,9 +108,8 @@ class TowerStep:
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
                 With `LossScaleOptimizer` gradients are its own to check.
-            jit_compile: compile each tower with XLA; "auto": as Keras does, see `checks.compiles`.
-            inline_towers: hand all towers to the graph optimizer as one graph: gradients may leave
-                a device while the backward pass goes on, but the first step takes longer.
+            jit_compile: compile each tower with XLA; "auto": see `towers.step.xla.compiles`.
+            inline_towers: optimize towers as one graph: it starts later, gradients leave earlier.
             pack_transfers: small values travel as one tensor a dtype; "auto": on GPUs.
             strategy: the parameters are on their device alone, "parameter_server", or on every
                 one, "mirrored", see `strategies`: same bits.
@@ -151,7 +150,9 @@ class TowerStep:
             with tf.device(self.home):
                 self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
-        self.compiles = not self.stages and checks.compiles(model, self.devices, jit_compile)
+        self.compiles = not self.stages and compiles(
+            model, self.devices, jit_compile, num_towers, loss
+        )
         self._nonfinite = nonfinite
         of_policy = self.policy.pack_transfers
         self.packs_transfers = of_policy if pack_transfers == "auto" else bool(pack_transfers)

@@ -22,7 +22,7 @@ from towers.machine.gpus import use_only
 from towers.machine.logical import divide_gpus, logical_cpus
 from towers.machine.policy import policy_of
 from towers.machine.workers import Workers, join_workers
-from towers.models import ModelSource
+from towers.models import RECURRENT, ModelSource
 from towers.models.dropout import set_dropout
 from towers.recipe.compiled import CompiledMetrics, check_steps, directions, losses, recompile
 from towers.recipe.freezing import freeze
@@ -32,6 +32,7 @@ from towers.recipe.schedules import Length, schedule_notes
 from towers.recipe.starting_values import take_values
 from towers.step import TowerStep
 from towers.step.stages import check_groups, check_stages
+from towers.step.xla import small_loops
 from towers.training.task import build_layers, build_metrics, find_source, make_model_and_data
 from towers.training.user_objects import UserObjects
 
@@ -115,8 +116,12 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes = [*dataset.notes, *_prepare(model, config, begun)]
         notes += [*weights, *_give_optimizer(model, config, source, length)]
         metrics = CompiledMetrics(model)
+        num_towers = config.num_towers_on(num_devices)
+        is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
+        if is_auto and small_loops(model, num_towers, LOSS):
+            config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
         make_step = _step_maker(config, model, metrics, devices)
-        step = make_step(config.num_towers_on(num_devices), config.accumulate is not None)
+        step = make_step(num_towers, config.accumulate is not None)
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
         build_metrics(step, train_examples)
@@ -286,7 +291,9 @@ def _split_cpu(config: TrainConfig) -> None:
             count = config.num_gpus or each * max(1, min(cores // each, towers))
             of_devices = count // each * join_workers().num_workers
             num_towers = num_towers or max(1, of_devices)
-            logical_cpus(count, num_towers=num_towers, compiled=config.jit_compile is True)
+            may_loop = config.jit_compile == AUTO and config.model in RECURRENT
+            compiled = config.jit_compile is True or may_loop
+            logical_cpus(count, num_towers=num_towers, compiled=compiled)
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"cpu_threads ({threads}): TensorFlow has already started with "

@@ -1,0 +1,140 @@
+"""XLA compiles towers as Keras does, and on a CPU the small loops that it makes faster."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.step import xla
+from towers.training.build import build
+
+L = keras.layers
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Of an operation, on two cores: the tests' own process has one."""
+    monkeypatch.setattr(xla, "intra_op_threads", lambda: 2)
+    monkeypatch.setattr(xla, "count_cores", lambda: 2)
+
+
+def recurrent(*layers, steps=5):
+    return keras.Sequential([
+        keras.Input((steps, 3)), *(layers or [L.GRU(4), L.Dropout(0.5)]), L.Dense(1),
+    ])
+
+
+@pytest.mark.parametrize("told, compiled", [(True, True), (False, False), ("auto", False)])
+def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
+    """Without a GPU, only if it was told so."""
+    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=told)
+    assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles is compiled
+
+
+@pytest.mark.parametrize("threads, num_devices, warned", [
+    (1, 2, True), (2, 2, False), (2, 8, False), (1, 1, False),
+])
+def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
+    threads, num_devices, warned, monkeypatch, recwarn
+):
+    monkeypatch.setattr(xla, "intra_op_threads", lambda: threads)
+    monkeypatch.setattr(xla, "count_cores", lambda: 2)
+    devices = [f"/cpu:{i}" for i in range(num_devices)]
+    model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+    assert not xla.compiles(model, devices, False, num_devices, "mse") and not recwarn
+    assert xla.compiles(model, devices, True, num_devices, "mse") is True
+    assert [str(w.message).split(": ")[0] for w in recwarn] == ["jit_compile"] * warned
+    if warned:
+        assert "towers.logical_cpus(2, compiled=True)" in str(recwarn[0].message)
+
+
+class OwnLayer(L.Dense):
+    pass
+
+
+def own_loss(y, y_pred):
+    return keras.losses.mean_squared_error(y, y_pred)
+
+
+@pytest.mark.parametrize("model, loss, pays", [
+    (recurrent, "mse", True),
+    (lambda: recurrent(L.Bidirectional(L.LSTM(4))), keras.losses.MeanSquaredError(), True),
+    (lambda: recurrent(L.Masking(), L.SimpleRNN(256)), keras.losses.mean_squared_error, True),
+    (lambda: keras.Sequential([keras.Input((5, 3)), recurrent()]), None, True),  # one in another
+    (lambda: keras.Sequential([keras.Input((6,)), L.Dense(1)]), "mse", False),  # nothing repeats
+    (lambda: recurrent(L.GRU(257)), "mse", False),
+    (lambda: recurrent(L.GRU(4, unroll=True)), "mse", False),
+    (lambda: recurrent(L.GRU(4, dtype="mixed_bfloat16")), "mse", False),
+    (lambda: recurrent(steps=None), "mse", False),  # it would compile anew for each length
+    (lambda: recurrent(L.Conv1D(2, 2), L.GRU(4)), "mse", False),
+    (lambda: recurrent(L.GRU(4), OwnLayer(1)), "mse", False),
+    (recurrent, own_loss, False),
+])
+def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays, two_threads):
+    keras_model = model()
+    for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):  # they have no say
+        assert xla.compiles(keras_model, devices, "auto", 2, loss) is pays
+
+
+def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, monkeypatch):
+    assert xla.small_loops(recurrent(), 8, "mse")
+    monkeypatch.setattr(xla, "intra_op_threads", lambda: 1)
+    assert not xla.small_loops(recurrent(), 8, "mse")
+    assert xla.small_loops(recurrent(), 1, "mse")
+
+
+def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(
+    two_threads, monkeypatch
+):
+    made = []
+
+    class Recorded(towers.TowerStep):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self.compiles)
+
+    monkeypatch.setattr("towers.parallel.parallel_model.TowerStep", Recorded)
+    model = recurrent()
+    model.compile("sgd", "mse")
+    assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles
+    x, y = np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")
+    for told in ({}, {"jit_compile": False}):
+        parallel = towers.make_parallel(model, 2)
+        parallel.compile("sgd", "mse", **told)
+        parallel.fit(x, y, verbose=0)
+    assert made == [True, False]
+
+
+def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_threads):
+    """With XLA the noise is another, so that the layers draw none."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 7, 5, 3)), rng.normal(size=(3, 7, 1))
+    found = []
+    for num_devices in (1, 2, 3, None):
+        keras.utils.set_random_seed(0)
+        with tf.device("/cpu:0"):
+            model = recurrent(L.Masking(), L.GRU(4, return_sequences=True), L.LSTM(3))
+        if num_devices is None:
+            model.compile("adam", "mse")
+            model.fit(x.reshape(21, 5, 3), y.reshape(21, 1), batch_size=7, shuffle=False, verbose=0)
+        else:
+            step = towers.TowerStep(
+                model, "adam", "mse", num_towers=3,
+                devices=[f"/cpu:{i}" for i in range(num_devices)],
+            )
+            assert step.compiles
+            for batch in zip(x, y, strict=True):
+                step(*batch)
+        found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    np.testing.assert_allclose(found[0], found[3], rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_of_small_loops_has_a_thread_for_each_tower_and_goes_on_as_it_began(two_threads):
+    """What the configuration says then holds on a machine with other cores, too."""
+    values = dict(dataset="synthetic", model="gru", num_gpus=2, batch_size=4, device="cpu")
+    assert build(towers.TrainConfig(**values)).config.jit_compile is True
+    assert build(towers.TrainConfig(**values, jit_compile=False)).config.jit_compile is False
+    assert build(towers.TrainConfig(**{**values, "model": "mlp"})).config.jit_compile == "auto"
