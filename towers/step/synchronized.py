@@ -54,20 +54,35 @@ def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> 
     """(inputs, mask) -> mean and variance over all towers, by Keras' formulas."""
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
-        axes = list(range(inputs.shape.rank))
-        del axes[layer.axis]
-        valid = tf.ones_like(inputs) if mask is None else tf.where(
-            mask[..., tf.newaxis], tf.ones_like(inputs), 0
-        )
-        valid = tf.where(is_real, valid, 0)
-        (count,) = sum_towers([tf.reduce_sum(valid, axes)])  # by itself: it has no gradient
-        (total,) = sum_towers([tf.reduce_sum(inputs * valid, axes)])
+        axes = [i for i in range(inputs.shape.rank) if i != layer.axis % inputs.shape.rank]
+        shape = [1 if i in axes else -1 for i in range(inputs.shape.rank)]
+        valid = tf.cast(is_real, inputs.dtype)
+        if mask is None:
+            channels = inputs.shape[layer.axis]
+            count = tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype) * valid)
+        else:
+            valid *= tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
+            count = tf.reduce_sum(valid, axes)
+        (count,) = sum_towers([count])  # by itself: it has no gradient
+        (total,) = sum_towers([_sum_over(axes, shape, inputs * valid)])
         if mask is not None:
             count += tf.cast(keras.config.epsilon(), count.dtype)
         mean = total / count
-        shape = [-1 if i not in axes else 1 for i in range(inputs.shape.rank)]
         difference = (inputs - tf.reshape(mean, shape)) * valid
-        (squares,) = sum_towers([tf.reduce_sum(tf.square(difference), axes)])
+        (squares,) = sum_towers([_sum_over(axes, shape, tf.square(difference))])
         return mean, squares / count
 
     return moments
+
+
+def _sum_over(axes: Sequence[int], shape: Sequence[int], values: tf.Tensor) -> tf.Tensor:
+    """tf.reduce_sum, with the gradient's few operations where the axes that stay are known."""
+
+    @tf.custom_gradient
+    def total(values: tf.Tensor) -> Any:
+        def spread(gradient: tf.Tensor) -> tf.Tensor:
+            return tf.broadcast_to(tf.reshape(gradient, shape), tf.shape(values))
+
+        return tf.reduce_sum(values, axes), spread
+
+    return total(values)
