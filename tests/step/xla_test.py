@@ -43,8 +43,8 @@ def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
     monkeypatch.setattr(xla, "count_cores", lambda: 2)
     devices = [f"/cpu:{i}" for i in range(num_devices)]
     model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-    assert not xla.compiles(model, devices, False, num_devices, "mse") and not recwarn
-    assert xla.compiles(model, devices, True, num_devices, "mse") is True
+    assert not xla.compiles(model, devices, False, num_devices, "mse", "average") and not recwarn
+    assert xla.compiles(model, devices, True, num_devices, "mse", "average") is True
     assert [str(w.message).split(": ")[0] for w in recwarn] == ["jit_compile"] * warned
     if warned:
         assert "towers.logical_cpus(2, compiled=True)" in str(recwarn[0].message)
@@ -75,14 +75,23 @@ def own_loss(y, y_pred):
 def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays, two_threads):
     keras_model = model()
     for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):  # they have no say
-        assert xla.compiles(keras_model, devices, "auto", 2, loss) is pays
+        assert xla.compiles(keras_model, devices, "auto", 2, loss, "average") is pays
 
 
 def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, monkeypatch):
-    assert xla.small_loops(recurrent(), 8, "mse")
+    assert xla.small_loops(recurrent(), 8, "mse", "average")
     monkeypatch.setattr(xla, "intra_op_threads", lambda: 1)
-    assert not xla.small_loops(recurrent(), 8, "mse")
-    assert xla.small_loops(recurrent(), 1, "mse")
+    assert not xla.small_loops(recurrent(), 8, "mse", "average")
+    assert xla.small_loops(recurrent(), 1, "mse", "average")
+
+
+def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(two_threads):
+    model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
+    given = (model, ["/cpu:0"], "auto", 2, "mse")
+    assert xla.compiles(*given, "average") and not xla.compiles(*given, "synchronized")
+    with pytest.raises(ValueError, match="recurrent layers .* meet .* Use jit_compile=False"):
+        xla.compiles(model, ["/cpu:0"], True, 2, "mse", "synchronized")
+    assert xla.compiles(model, ["/cpu:0"], True, 1, "mse", "synchronized")  # nobody to meet
 
 
 def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(
@@ -110,15 +119,15 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
 def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_threads):
     """With XLA the noise is another, so that the layers draw none."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(3, 7, 5, 3)), rng.normal(size=(3, 7, 1))
+    x, y = rng.normal(size=(2, 7, 5, 3)), rng.normal(size=(2, 7, 1))
     found = []
-    for num_devices in (1, 2, 3, None):
+    for num_devices in (1, 3, None):
         keras.utils.set_random_seed(0)
         with tf.device("/cpu:0"):
-            model = recurrent(L.Masking(), L.GRU(4, return_sequences=True), L.LSTM(3))
+            model = recurrent(L.Masking(), L.GRU(4))
         if num_devices is None:
             model.compile("adam", "mse")
-            model.fit(x.reshape(21, 5, 3), y.reshape(21, 1), batch_size=7, shuffle=False, verbose=0)
+            model.fit(x.reshape(14, 5, 3), y.reshape(14, 1), batch_size=7, shuffle=False, verbose=0)
         else:
             step = towers.TowerStep(
                 model, "adam", "mse", num_towers=3,
@@ -128,8 +137,8 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_th
             for batch in zip(x, y, strict=True):
                 step(*batch)
         found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))
-    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
-    np.testing.assert_allclose(found[0], found[3], rtol=1e-5, atol=1e-6)
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_of_small_loops_has_a_thread_for_each_tower_and_goes_on_as_it_began(two_threads):

@@ -166,7 +166,9 @@ class ParallelModel(keras.Model):
         _forget_functions(self)
         if kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8:  # it is the eighth
             towers, (loss, _) = self._towers, losses(self)
-            towers.jit_compile |= small_loops(towers.base.model, towers.num_towers, loss)
+            towers.jit_compile |= small_loops(
+                towers.base.model, towers.num_towers, loss, towers.batch_norm
+            )
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""

@@ -151,7 +151,7 @@ class TowerStep:
                 self.optimizer.build(model.trainable_variables)
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         self.compiles = not self.stages and compiles(
-            model, self.devices, jit_compile, num_towers, loss
+            model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
         self._nonfinite = nonfinite
         of_policy = self.policy.pack_transfers

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
 from towers.machine.keras_internals import all_layers
+from towers.step.synchronized import synchronized_layers
 
 L = keras.layers
 _LOOPS = (L.GRU, L.LSTM, L.SimpleRNN)
@@ -30,6 +31,7 @@ def compiles(
     jit_compile: bool | str,
     num_towers: int,
     loss: Any,
+    batch_norm: str,
 ) -> bool:
     """Whether XLA compiles the towers.
 
@@ -40,21 +42,27 @@ def compiles(
             are GPUs and every layer supports it, but not for towers beside these GPUs. On a machine
             without GPUs, a model that was not compiled is, where `small_loops` finds that it pays.
         num_towers: T.
-        loss: as `TowerStep` takes it.
+        loss, batch_norm: as `TowerStep` takes them.
 
     Raises:
         ValueError: it is True, and a layer uses operations that XLA does not know, such as
-            cuDNN's, which recurrent layers take on a machine with a GPU.
+            cuDNN's, which recurrent layers take on a machine with a GPU; or a recurrent layer's
+            loop is cut by synchronized BatchNormalization.
     """
     if jit_compile == "auto":
         follows = follows_keras(model, devices)
-        return follows or not model.compiled and small_loops(model, num_towers, loss)
+        return follows or not model.compiled and small_loops(model, num_towers, loss, batch_norm)
     for layer in all_layers(model) if jit_compile else ():
         if not layer.supports_jit:
             raise ValueError(
                 f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
                 f"{type(layer).__name__}. Use jit_compile=False."
             )
+    if jit_compile and _cut_loops(model, num_towers, batch_norm):
+        raise ValueError(
+            "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in between, "
+            "for synchronized BatchNormalization. Use jit_compile=False."
+        )
     return bool(jit_compile) and _warned_of_threads(devices)
 
 
@@ -64,7 +72,7 @@ def follows_keras(model: keras.Model, devices: Sequence[str]) -> bool:
     return is_compiled and _warned_of_threads(devices)
 
 
-def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
+def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str) -> bool:
     """Whether a CPU computes the model faster once XLA has compiled it.
 
     The loops of small recurrent layers are thousands of small operations a step, which XLA makes
@@ -75,7 +83,7 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
     Args:
         model: built.
         num_towers: T.
-        loss: as `TowerStep` takes it.
+        loss, batch_norm: as `TowerStep` takes them.
     """
     layers = all_layers(model)
     loops = [layer for layer in layers if type(layer) in _LOOPS]
@@ -85,12 +93,20 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
         return False
     if any(loop.compute_dtype not in ("float32", "float64") for loop in loops):
         return False
+    if _cut_loops(model, num_towers, batch_norm):
+        return False
     inputs = getattr(model, "inputs", None) or [tf.TensorSpec([None, None])]
     return (
         all(type(v) in _LOOPS + _BESIDE_LOOPS or _is_container(v) for v in layers)
         and all(None not in value.shape[1:] for value in inputs)
         and all(map(_is_keras_loss, tf.nest.flatten(loss)))
     )
+
+
+def _cut_loops(model: keras.Model, num_towers: int, batch_norm: str) -> bool:
+    """Whether a loop's forward and backward part, which share lists, are in two programs."""
+    has_loop = any(isinstance(layer, keras.layers.RNN) for layer in all_layers(model))
+    return has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
 
 
 def _is_container(layer: keras.layers.Layer) -> bool:

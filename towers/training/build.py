@@ -118,7 +118,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         metrics = CompiledMetrics(model)
         num_towers = config.num_towers_on(num_devices)
         is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
-        if is_auto and small_loops(model, num_towers, LOSS):
+        if is_auto and small_loops(model, num_towers, LOSS, config.batch_norm):
             config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
         make_step = _step_maker(config, model, metrics, devices)
         step = make_step(num_towers, config.accumulate is not None)
