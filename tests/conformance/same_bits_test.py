@@ -67,7 +67,7 @@ def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers
     assert len(digests) == 1
 
 
-@pytest.mark.telling("embedding", "two_outputs_dict", "fan_out")
+@pytest.mark.telling("embedding", "two_outputs_dict")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name != "ignore_class"], ids=str)
 def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     rng = np.random.default_rng(0)

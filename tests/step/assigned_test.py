@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import towers
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 L, ops = keras.layers, keras.ops
 
 

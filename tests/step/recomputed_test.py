@@ -13,6 +13,8 @@ import towers
 from towers.machine import devices
 from towers.step import TowerStep
 
+pytestmark = pytest.mark.light  # not about updates or curves
+
 L = keras.layers
 
 

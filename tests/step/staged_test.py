@@ -18,7 +18,7 @@ L = keras.layers
 POLICIES = {"cpu": CPU, "gpu": GPU}
 
 
-@pytest.mark.telling("gpu-2-attention", "gpu-3-nested")
+@pytest.mark.telling("gpu-3-nested")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("policy", POLICIES)

@@ -79,7 +79,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.telling("decaying", "embedded", "skip", "with idle devices")
+@pytest.mark.telling("embedded", "skip", "with idle devices")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_copies_have_the_bits_of_one_set_of_parameters(name):
     """Of 8 towers on 3 devices, among these partial batches, and one that is skipped; of 2 on 3."""
