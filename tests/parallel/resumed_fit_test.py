@@ -20,8 +20,6 @@ from tests.step.assigned_test import keeps
 from towers.checkpointing import checkpoints, run_dir
 from towers.parallel import resumed_fit as resumed_fit
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 C = keras.callbacks
 ROOT = Path(__file__).parents[2]
 
