@@ -136,7 +136,8 @@ class TrainConfig:
         word=AUTO)
     cpu_threads: int | None = count(
         None, "Threads of each operation on a CPU; they change the last bits of the results. "
-        "Default: the cores divided among the towers.", Role.BEGINNING, at_most=65_536)
+        "Default: the cores divided among the towers; one for each that XLA compiles, up to the "
+        "cores.", Role.BEGINNING, at_most=65_536)
     worker_timeout: float = number(
         60.0, "Of several workers: seconds after which one is lost that does not answer, or lets "
         "the others wait; all end.", Role.FREE, example="60", most_seconds=_LONGEST_WAIT)

@@ -446,7 +446,8 @@ def _forget_functions(model: ParallelModel) -> None:
             stacklevel=3,
         )
     model.run_eagerly = False
-    model._towers.jit_compile = follows_keras(model, model._towers.devices)
+    towers = model._towers
+    towers.jit_compile = follows_keras(model, towers.devices, towers.num_towers, towers.batch_norm)
     model.jit_compile = False  # around the whole step, XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
     model._towers.step, model._towers.own_steps = None, {}

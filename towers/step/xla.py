@@ -50,7 +50,7 @@ def compiles(
             loop is cut by synchronized BatchNormalization.
     """
     if jit_compile == "auto":
-        follows = follows_keras(model, devices)
+        follows = follows_keras(model, devices, num_towers, batch_norm)
         return follows or not model.compiled and small_loops(model, num_towers, loss, batch_norm)
     for layer in all_layers(model) if jit_compile else ():
         if not layer.supports_jit:
@@ -66,10 +66,17 @@ def compiles(
     return bool(jit_compile) and _warned_of_threads(devices)
 
 
-def follows_keras(model: keras.Model, devices: Sequence[str]) -> bool:
-    """Whether XLA compiles the towers as Keras compiles the model on these devices."""
+def follows_keras(
+    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str
+) -> bool:
+    """Whether XLA compiles the towers as Keras compiles the model on these devices.
+
+    What it cannot compile in towers it leaves alone, as Keras does with layers.
+    """
     is_compiled = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-    return is_compiled and _warned_of_threads(devices)
+    if not is_compiled or _cut_loops(model, num_towers, batch_norm):
+        return False
+    return _warned_of_threads(devices)
 
 
 def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str) -> bool:
