@@ -235,6 +235,7 @@ def wait_for_other_workers() -> None:
 def main(argv: list[str]) -> None:
     """Prints {"first_step_seconds", "examples_per_second", "peak_memory_mb", ...}."""
     del argv
+    towers.join_workers()
     contender, workload = flags.FLAGS.contender, WORKLOADS[flags.FLAGS.workload]()
     num_devices = flags.FLAGS.num_devices or default_devices(workload)
     set_up(contender, num_devices, recurrent=workload.recurrent)

@@ -53,6 +53,11 @@ def other_shuffle(out):
     parallel.fit(*data(), batch_size=16, verbose=0)
 
 
+def late(out):
+    """A script that does not join the workers before its model starts TensorFlow."""
+    towers.make_parallel(make(), 1)
+
+
 def other_model(out):
     parallel = towers.make_parallel(make(seed=towers.join_workers().index), 1)
     parallel.compile("adam", "mse")
@@ -71,4 +76,7 @@ def own_step(out):
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (fit, other_shuffle, other_model, own_step)}[sys.argv[1]](sys.argv[2])
+    if sys.argv[1] != "late":
+        towers.join_workers()
+    known = {f.__name__: f for f in (fit, late, other_shuffle, other_model, own_step)}
+    known[sys.argv[1]](sys.argv[2])

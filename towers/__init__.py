@@ -4,7 +4,6 @@ The names are imported when they are first used, so that `import towers`, and wi
 flag, does not wait for TensorFlow to start.
 """
 
-import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -71,22 +70,5 @@ def __getattr__(name: str) -> Any:
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 
-def _join_named_workers() -> None:
-    """Joins the workers that the environment names, before the user's model starts TensorFlow.
-
-    What is wrong is said when a run begins, and TensorFlow's messages do not matter yet.
-    """
-    from towers.machine.cluster import ALONE, find_cluster
-    from towers.machine.terminal import quiet_stderr
-
-    with contextlib.suppress(ValueError):
-        if find_cluster() is not ALONE:
-            with quiet_stderr():
-                __getattr__("join_workers")()
-
-
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-_join_named_workers()

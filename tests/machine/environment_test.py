@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.workers
 from towers.machine import environment
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +28,12 @@ def run_python(code, **variables):
     )
 
 
-def test_importing_towers_and_its_configuration_does_not_import_tensorflow():
+@pytest.mark.parametrize("tf_config", ["", tests.workers.tf_config(["a:1", "b:2"], 1)])
+def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_config):
     done = run_python(
         "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "
-        "sys.modules and 'keras' not in sys.modules; print(towers.__version__)"
+        "sys.modules and 'keras' not in sys.modules; print(towers.__version__)",
+        TF_CONFIG=tf_config,
     )
     assert (done.stdout, done.stderr) == ("0.1.0\n", "")
 

@@ -25,6 +25,8 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
                       "each the same examples in the same order"),
     ("own_step", "towers meet in its train_step, within one process only, and the environment names"
                  " 2 workers. Unset TF_CONFIG."),
+    ("late", "ValueError: the environment names 2 workers, but TensorFlow has started before this "
+             "process joined them: a model's variables start it, too. Call towers.join_workers()"),
     ("other_model", "differs from the chief in variable 0 kernel ("),
 ])
 def test_workers_that_would_train_something_else_are_refused(what, said, tmp_path):

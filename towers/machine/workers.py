@@ -24,9 +24,11 @@ _MOST_LISTED = 3
 
 @functools.cache
 def join_workers() -> Cluster:
-    """The workers that the environment names; from now on this process is one of them.
+    """Joins the workers that TF_CONFIG or Slurm names; this process is one of them from then on.
 
-    Before TensorFlow starts: then it listens at this worker's address.
+    A script calls it before anything uses TensorFlow, which listens at this worker's address once
+    it starts. `make_parallel`, `TowerStep`, `train` and `logical_cpus` call it too. A model's
+    variables start TensorFlow, so a script that makes its model first calls this function first.
 
     Returns:
         Its `num_workers`, this worker's `index` from 0, and `is_chief`, whether that is 0. Without
@@ -41,7 +43,9 @@ def join_workers() -> Cluster:
         if has_started():
             raise ValueError(
                 f"the environment names {cluster.num_workers} workers, but TensorFlow has started "
-                "already. Import towers before anything uses TensorFlow, or unset TF_CONFIG."
+                "before this process joined them: a model's variables start it, too. Call "
+                "towers.join_workers() at the top of the script, right after `import towers`, or "
+                "unset TF_CONFIG."
             )
         _check_port(cluster.addresses[cluster.index])
         start_collectives(cluster.addresses, cluster.index)
