@@ -84,7 +84,7 @@ def test_a_port_that_is_taken_is_left_out(monkeypatch):
             free_addresses(2)
 
 
-@pytest.mark.parametrize("hosts", [["a:2222", " b:2222 "], ["[::1]:1", "a:65535"]])
+@pytest.mark.parametrize("hosts", [["a:2222", " b:2222 "], ["[fe80::1%eth0]:1", "a-b.c_d:65535"]])
 def test_addresses_may_be_names_numbers_or_ipv6(hosts):
     assert checked_hosts(hosts) == [host.strip() for host in hosts]
 
@@ -97,6 +97,10 @@ def test_addresses_may_be_names_numbers_or_ipv6(hosts):
     (["a:0"], "'a:0' is not"),
     (["a:65536"], "'a:65536' is not"),
     (["a:-1"], "'a:-1' is not"),
+    (["::1:2222"], "'::1:2222' is not"),
+    (["http://n:1"], "'http://n:1' is not"),
+    (["me@a:1"], "'me@a:1' is not"),
+    (["a/b:1"], "'a/b:1' is not"),
     (["a:1", "b:1", "a:1"], "--hosts names a:1 twice; each worker needs an address of its own"),
 ])
 def test_other_addresses_are_refused(hosts, message):

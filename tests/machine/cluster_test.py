@@ -55,7 +55,9 @@ def test_a_task_that_is_not_among_them_is_an_error(task, said):
         find_cluster(tf_config({"worker": HOSTS}, task))
 
 
-@pytest.mark.parametrize("address", ["10.0.0.9", ":2222", "host:x", "host:70000", 7])
+@pytest.mark.parametrize("address", [
+    "10.0.0.9", ":2222", "host:x", "host:70000", "host:0", "::1:2222", "http://n:1", 7,
+])
 def test_an_address_needs_a_host_and_a_port(address):
     with pytest.raises(ValueError, match=f"{address!r}, which is no host:port"):
         find_cluster(tf_config({"worker": [*HOSTS, address]}, {"type": "worker", "index": 0}))

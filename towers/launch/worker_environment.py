@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from towers.machine.cluster import LARGEST_PORT, is_address
+
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _HOST = "127.0.0.1"  # TensorFlow's gRPC asks nobody who he is
 _LOWEST_PORT = 10_000
 # From here on the system gives ports to whoever connects, the workers themselves among them.
 CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_CONNECTIONS = 32_768
-_LARGEST_PORT = 65_535
 
 
 def shares(
@@ -107,12 +108,10 @@ def checked_hosts(hosts: Sequence[str]) -> list[str]:
     if not hosts:
         raise ValueError(f"--hosts is empty; name each machine and a port, such as {example}.")
     for text in hosts:
-        host, _, port = text.strip().rpartition(":")
-        number = int(port) if port.isdecimal() else 0
-        if not host or not 1 <= number <= _LARGEST_PORT:
+        if not is_address(text.strip()):
             raise ValueError(
-                f"--hosts: {text!r} is not host:port with a port from 1 to {_LARGEST_PORT:,}; "
-                f"write it as in {example}."
+                f"--hosts: {text!r} is not host:port with a port from 1 to {LARGEST_PORT:,}; "
+                f"write it as in {example}, or --hosts=[fe80::1]:2222 for IPv6."
             )
     found = [text.strip() for text in hosts]
     twice = next((address for address in found if found.count(address) > 1), None)
@@ -131,6 +130,6 @@ def candidate_ports() -> Iterator[int]:
     except (OSError, ValueError, IndexError):
         end = _USUAL_CONNECTIONS
     if end < 2 * _LOWEST_PORT:
-        end = _LARGEST_PORT + 1
+        end = LARGEST_PORT + 1
     ports = range(_LOWEST_PORT, end)
     yield from random.sample(ports, len(ports))

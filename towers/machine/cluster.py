@@ -18,6 +18,9 @@ TF_CONFIG = "TF_CONFIG"
 _SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # what `srun` sets, and `sbatch` alone does not
 _SLURM_PORT = 8888  # of the first task on a machine; the SlurmClusterResolver's default
 _JOBS = ("chief", "worker")
+LARGEST_PORT = 65_535
+# An IPv6 address stands in brackets: "::1:2222" could be an address without a port, too.
+_ADDRESS = re.compile(r"(?:\[[\w.:%]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -130,10 +133,15 @@ def _no_slurm(reason: str) -> ValueError:
     )
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is host:port: a name or an IP address, without "http://" or a user's name."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 1 <= int(found[1]) <= LARGEST_PORT
+
+
 def _check_addresses(addresses: list[Any]) -> None:
     for address in addresses:
-        host, _, port = str(address).rpartition(":")
-        if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+        if not isinstance(address, str) or not is_address(address):
             raise _malformed(f"has {address!r}, which is no host:port. It must look like")
     for address in addresses:
         if addresses.count(address) > 1:
