@@ -268,3 +268,11 @@ def test_a_help_that_cannot_be_written_is_one_line_and_one_that_nobody_reads_non
         check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr) == (code, stderr)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+def test_a_flagfile_in_another_encoding_is_an_error_with_its_name(encoding, tmp_path):
+    file = tmp_path / "my.flags"
+    file.write_text("# été\n--epochs=1\n", encoding=encoding)
+    with pytest.raises(ValueError, match=r"--flagfile \('.*my\.flags'\) must be UTF-8 text "):
+        command_line.parse_flags(["train.py", f"--flagfile={file}"])

@@ -76,10 +76,11 @@ def _flagfile(name: str) -> str:
     """The path of a flagfile: as it is; or of an experiment: "mnist_notebook_small".
 
     Raises:
-        ValueError: there is neither.
+        ValueError: there is neither, or the file is no UTF-8 text.
     """
     known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
     if not name or Path(name).expanduser().exists():
+        _check_encoding(name)
         return name
     stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
     if stem in known:
@@ -88,6 +89,21 @@ def _flagfile(name: str) -> str:
         f"--flagfile ({fields.shown(name)}) is neither a file nor one of the experiments: "
         f"{', '.join(sorted(known))}."
     )
+
+
+def _check_encoding(name: str) -> None:
+    """Raises ValueError for a flagfile that absl would read wrongly, or not at all."""
+    with suppress(OSError):  # absl says why it cannot be read
+        content = Path(name).expanduser().read_bytes()
+        try:
+            is_plain = not content.decode().startswith("\ufeff")
+        except UnicodeDecodeError:
+            is_plain = False
+        if not is_plain:
+            raise ValueError(
+                f"--flagfile ({fields.shown(name)}) must be UTF-8 text without a byte-order mark. "
+                "Save it again in that encoding."
+            )
 
 
 def _print_help(text: str) -> None:
