@@ -75,6 +75,24 @@ def test_the_digest_follows_names_and_sizes_and_not_the_place(folder):
     assert digest(moved) != before
 
 
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_compressed_files_give_the_batches_of_plain_ones(folder, compression):
+    places = {}, {"epoch": 1, "start_step": 1}
+    expected = [numbers(input_lib.load_examples(load(folder).train), **place) for place in places]
+    for path in folder.glob("*/[bc].tfrecord"):  # file a stays as it is
+        records = list(tf.data.TFRecordDataset(str(path)))
+        with tf.io.TFRecordWriter(str(path), compression) as file:
+            for record in records:
+                file.write(record.numpy())
+    compressed = load(folder).train
+    assert compressed.num_examples == sum(COUNTS)
+    examples = input_lib.load_examples(compressed)
+    assert [numbers(examples, **place) for place in places] == expected
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert refusal(load, folder).startswith(f"{path} ({compression}) is damaged: ")
+
+
 @pytest.mark.parametrize("cut", [1, 9, 14])
 def test_a_truncated_file_is_refused_with_its_name(folder, cut):
     path = folder / "train" / "b.tfrecord"

@@ -168,7 +168,7 @@ class Streamed:
                     except Exception as error:  # whatever the user's function raises
                         raise ValueError(
                             f"{self.where}: example {int(index)} cannot be parsed: "
-                            f"{_cause(error)}. {_MEND}"
+                            f"{cause(error)}. {_MEND}"
                         ) from None
         last = -1
         try:
@@ -176,7 +176,7 @@ class Streamed:
                 last = int(index)
         except tf.errors.OpError as error:
             raise ValueError(
-                f"{self.where}: example {last + 1} cannot be read: {_cause(error)}. {_MEND}"
+                f"{self.where}: example {last + 1} cannot be read: {cause(error)}. {_MEND}"
             ) from None
 
 
@@ -306,7 +306,8 @@ def _example_bytes(dataset: tf.data.Dataset) -> int | None:
     return size
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
+    """What an error of TensorFlow says, in one line, without the names of operations."""
     text = " ".join(str(getattr(error, "message", error)).split())
     # TensorFlow names its operations before the message and after it.
     return re.sub(r"\{\{.*?\}\}|.*::\S+|\[.*", "", text).strip(" .")

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from towers.datasets import pixels
 from towers.datasets.dataset import Dataset
 from towers.datasets.record_files import RecordFiles, find, import_features
 from towers.datasets.source import Epoch
-from towers.datasets.tf_data import Streamed
+from towers.datasets.tf_data import Streamed, cause
 
 SUFFIX = ".tfrecord"
 _HEAD, _TAIL = 12, 4  # bytes around a record's data
+_COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78": "ZLIB"}  # what such files begin with
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +29,13 @@ class TfRecords(Streamed):
 
     files: their paths. names: below their directory, which may be moved.
     counts: of the records in each.
+    compressions: of each: "", "GZIP" or "ZLIB".
     """
 
     files: Sequence[str] = ()
     names: Sequence[str] = ()
     counts: Sequence[int] = ()
+    compressions: Sequence[str] = ()
 
     def identity(self) -> Iterator[bytes]:
         yield b"streamed\0"
@@ -43,11 +47,13 @@ class TfRecords(Streamed):
         count = len(self.files)
         places = epoch.order(count)(tf.range(count, dtype=tf.int64)).numpy()
         begins = [0, *accumulate(self.counts)]
-        files = tf.data.Dataset.from_tensor_slices(
-            ([self.files[place] for place in places], [begins[place] for place in places])
-        )
+        files = tf.data.Dataset.from_tensor_slices(tuple(
+            [values[place] for place in places]
+            for values in (self.files, self.compressions, begins)
+        ))
         return files.flat_map(
-            lambda file, begin: tf.data.TFRecordDataset(file).enumerate(tf.cast(begin, tf.int64))
+            lambda file, compression, begin:
+            tf.data.TFRecordDataset(file, compression).enumerate(tf.cast(begin, tf.int64))
         )
 
 
@@ -72,8 +78,13 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
     return Dataset("tfrecord", train, test, num_classes or 1, shape, found)
 
 
-def count_records(path: str) -> int:
-    """The number of records in a file, from their lengths alone.
+def count_records(path: str) -> tuple[int, str]:
+    """The number of records in a file, from their lengths alone, and the file's compression.
+
+    A compressed file has to be read as a whole.
+
+    Returns:
+        (count, compression): the latter "", "GZIP" or "ZLIB", as TensorFlow calls it.
 
     Raises:
         ValueError: it cannot be read, or is no whole TFRecord file.
@@ -81,6 +92,7 @@ def count_records(path: str) -> int:
     count = 0
     try:
         with open(path, "rb") as file:
+            head = file.read(2)
             size, place = os.fstat(file.fileno()).st_size, 0
             while place < size:
                 file.seek(place)
@@ -88,21 +100,31 @@ def count_records(path: str) -> int:
                 count += 1
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if place != size:
+    if place == size:
+        return count, ""
+    compression = next((name for begin, name in _COMPRESSED.items() if head.startswith(begin)), "")
+    if not compression:
         raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
-    return count
+    try:
+        records = tf.data.TFRecordDataset(path, compression)
+        return int(records.reduce(np.int64(0), lambda total, _: total + 1)), compression
+    except tf.errors.OpError as error:
+        raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 
 
 def _split(
     files: RecordFiles, names: list[str], what: str, parse: Callable[[Any], Any]
 ) -> TfRecords:
     paths = files.paths(names)
-    counts = [count_records(path) for path in paths]
+    counts, compressions = zip(*map(count_records, paths), strict=True)
     if sum(counts) == 0:
         raise ValueError(f"{files.directory} ({what}): no records; give at least one.")
     return TfRecords(
-        tf.data.TFRecordDataset(paths), f"{files.directory} ({what})", sum(counts), parse,
-        files=paths, names=names, counts=counts,
+        tf.data.Dataset.from_tensor_slices((paths, list(compressions))).flat_map(
+            tf.data.TFRecordDataset
+        ),
+        f"{files.directory} ({what})", sum(counts), parse,
+        files=paths, names=names, counts=counts, compressions=compressions,
     )
 
 
