@@ -307,7 +307,7 @@ def _example_bytes(dataset: tf.data.Dataset) -> int | None:
 
 
 def cause(error: Exception) -> str:
-    """What an error of TensorFlow says, in one line, without the names of operations."""
+    """The message of a TensorFlow error, in one line, without the names of operations."""
     text = " ".join(str(getattr(error, "message", error)).split())
     # TensorFlow names its operations before the message and after it.
     return re.sub(r"\{\{.*?\}\}|.*::\S+|\[.*", "", text).strip(" .")

@@ -29,7 +29,7 @@ class TfRecords(Streamed):
 
     files: their paths. names: below their directory, which may be moved.
     counts: of the records in each.
-    compressions: of each: "", "GZIP" or "ZLIB".
+    compressions: how each file is compressed: "", "GZIP" or "ZLIB".
     """
 
     files: Sequence[str] = ()
