@@ -34,7 +34,7 @@ def test_without_random_layers_the_difference_is_float_rounding():
     step = make_step(keras.layers.Dense(8, activation="relu"))
     found = verify_gradients(step, LOSS, *make_batch())
     assert found.difference < 1e-5
-    assert (found.random_layers, found.batch_norm_layers) == ([], [])
+    assert (found.draws_noise, found.batch_norm_layers) == (False, [])
     assert str(found).endswith("the averaged gradient is the large-batch gradient")
 
 
@@ -111,15 +111,39 @@ def test_a_gradient_that_is_no_number_is_no_small_difference(monkeypatch):
     assert verify_gradients(step, LOSS, *make_batch()).error
 
 
-def test_layers_that_make_towers_differ_are_named():
-    layers = [
-        keras.layers.BatchNormalization(name="norm"),
-        keras.layers.Dropout(0.5, name="drop"),
-        keras.layers.Dropout(0.0, name="idle"),
-    ]
+class Sampling(keras.layers.Layer):
+    """Adds noise by keras.random, or by tf.random."""
+
+    def __init__(self, draw, **options):
+        super().__init__(**options)
+        self.draw, self.seed_generator = draw, keras.random.SeedGenerator(4)
+
+    def call(self, x):
+        if self.draw is tf.random.normal:
+            return x + x * self.draw(tf.shape(x), dtype=x.dtype)
+        return x + x * self.draw(keras.ops.shape(x), dtype=x.dtype, seed=self.seed_generator)
+
+
+@pytest.mark.parametrize("last", ["float32", "mixed_bfloat16"])
+def test_keras_noise_is_left_out_of_both_gradients(last):
+    step = make_step(
+        keras.layers.Dense(6), keras.layers.Dropout(0.5, dtype=last), Sampling(keras.random.normal),
+        keras.layers.Reshape((3, 2)), keras.layers.GRU(4, dropout=0.3, recurrent_dropout=0.2),
+        keras.layers.AlphaDropout(0.4), last=last,
+    )
+    found = verify_gradients(step, LOSS, *make_batch())
+    assert found.difference < (1e-5 if last == "float32" else 2e-2)
+    assert "the averaged gradient is the large-batch gradient" in str(found)
+
+
+def test_what_makes_towers_differ_by_design_is_named():
+    layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.5)]
     found = verify_gradients(make_step(*layers), LOSS, *make_batch())
-    assert (found.random_layers, found.batch_norm_layers) == (["drop"], ["norm"])
-    assert "by design, each tower draws its own random numbers in drop and each" in str(found)
+    assert (found.draws_noise, found.batch_norm_layers) == (False, ["norm"])
+    assert str(found).endswith("by design, each tower normalizes by its own shard in norm")
+    found = verify_gradients(make_step(Sampling(tf.random.normal)), LOSS, *make_batch())
+    assert (found.draws_noise, found.error) == (True, None)
+    assert str(found).endswith("by design, each tower draws its own random numbers by tf.random")
 
 
 def test_synchronized_batch_norm_is_the_large_batchs():
@@ -132,7 +156,7 @@ def test_synchronized_batch_norm_is_the_large_batchs():
 def test_one_tower_is_the_large_batch_whatever_its_layers():
     layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     found = verify_gradients(make_step(*layers, num_towers=1), LOSS, *make_batch())
-    assert (found.difference, found.random_layers) == (0, [])
+    assert (found.difference, found.draws_noise) == (0, False)
 
 
 def test_no_variable_and_no_seed_changes():

@@ -82,6 +82,31 @@ def test_give_seed_generator():
         assert 400 < np.count_nonzero(model(np.ones([1, 1000]), training=True)) < 600
 
 
+def test_noise_left_out():
+    with keeps("noise_left_out", "draws all random numbers by the functions of one module"):
+        random, layer, seed = keras.random, L.Dropout(0.5), keras.random.SeedGenerator(1)
+        draws = [
+            lambda: layer(np.ones((9, 9), np.float32), training=True),
+            lambda: random.normal((9, 9), 1.0, seed=seed),
+            lambda: random.truncated_normal((9, 9), seed=seed),
+            lambda: random.uniform((9, 9), 1.0, 3.0, seed=seed),
+            lambda: random.randint((9, 9), 1, 9, seed=seed),
+            lambda: random.gamma((9, 9), 2.0, seed=seed),
+            lambda: random.beta((9, 9), 2.0, 2.0, seed=seed),
+            lambda: random.binomial((9, 9), 8.0, 0.5, seed=seed),
+            lambda: random.categorical(np.ones((9, 9), np.float32), 9, seed=seed),
+            lambda: random.shuffle(np.arange(99), seed=seed),
+        ]
+        for draw in draws:
+            assert (draw().numpy() != draw().numpy()).any()
+        with keras_internals.noise_left_out():
+            state = seed.state.numpy()
+            for draw in draws:
+                np.testing.assert_array_equal(draw(), draw())
+            np.testing.assert_array_equal(seed.state, state)
+        assert (draws[0]().numpy() != draws[0]().numpy()).any()
+
+
 def test_moments_replaced():
     with keeps("moments_replaced", "asks BatchNormalization._moments for mean and variance"):
         layer = L.BatchNormalization(epsilon=0.0, momentum=0.0)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from towers.diagnosis.blame import blamed_layer, blamed_loss, suspected
 from towers.machine.cluster import ALONE
 from towers.machine.gpus import multiplies_in_tf32
-from towers.machine.keras_internals import all_layers
+from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
 from towers.step.trials import unknown_parts
@@ -35,7 +35,7 @@ class Verification(NamedTuple):
         `_NEGLIGIBLE`.
     tolerance: what float rounding may amount to in that variable.
     variable: its path.
-    random_layers: layers that draw other random numbers in each tower, such as Dropout.
+    draws_noise: whether the model draws noise by tf.random, which this check cannot leave out.
     batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
     multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
     cause: the loss or layer to blame, as far as can be told, and the way out; empty where the
@@ -45,10 +45,15 @@ class Verification(NamedTuple):
     difference: float
     tolerance: float
     variable: str
-    random_layers: list[str]
+    draws_noise: bool
     batch_norm_layers: list[str]
     multiplied_in: str
     cause: str = ""
+
+    @property
+    def is_by_design(self) -> bool:
+        """Whether towers differ from one device as they should."""
+        return self.difference > self.tolerance and bool(self._reasons())
 
     @property
     def _rounding(self) -> str:
@@ -73,16 +78,15 @@ class Verification(NamedTuple):
         if self.cause:
             cause = self.cause.rstrip(".")
             return f"{found}MORE than {self._rounding} explains: {cause}"
-        if self.random_layers or self.batch_norm_layers:
+        if self.is_by_design:
             return f"{found}by design, {' and '.join(self._reasons())}"
         within = "" if self.multiplied_in == "float32" else f", within {self._rounding}"
         return f"{found}the averaged gradient is the large-batch gradient{within}"
 
     def _reasons(self) -> list[str]:
         reasons = []
-        if self.random_layers:
-            names = ", ".join(self.random_layers)
-            reasons.append(f"each tower draws its own random numbers in {names}")
+        if self.draws_noise:
+            reasons.append("each tower draws its own random numbers by tf.random")
         if self.batch_norm_layers:
             names = ", ".join(self.batch_norm_layers)
             reasons.append(f"each tower normalizes by its own shard in {names}")
@@ -92,10 +96,10 @@ class Verification(NamedTuple):
 def verify_gradients(
     step: TowerStep, loss: Any, x: Any, y: Any, sample_weight: Any = None, loss_weights: Any = None
 ) -> Verification:
-    """Computes both gradients on one batch; changes no variable, no state, no seed.
+    """Computes both gradients on one batch without Keras' noise; changes no variable and no seed.
 
     Args:
-        step: the towers.
+        step: the towers, made for this check alone: the graph that is traced here has no noise.
         loss, loss_weights: what `step` was made with.
         x: the global batch's inputs [N, ...], or a structure of these.
         y, sample_weight: its labels and weights, likewise.
@@ -108,9 +112,10 @@ def verify_gradients(
         )
         return _dense(one_tower.gradients(x, y, sample_weight)[1])
 
-    averaged, rounded = _dense(step.gradients(x, y, sample_weight)[1]), large_batch()
-    with _in_float32(step.model) as changed:
-        expected = large_batch() if changed else rounded
+    with noise_left_out():
+        averaged, rounded = _dense(step.gradients(x, y, sample_weight)[1]), large_batch()
+        with _in_float32(step.model) as changed:
+            expected = large_batch() if changed else rounded
     coarsest = multiplied_in(step.model, step.devices)
     paths = [variable.path for variable in step.trainable_variables]
     difference, tolerance, variable = _compared(
@@ -121,17 +126,16 @@ def verify_gradients(
         difference,
         tolerance,
         variable,
-        _random_layers(step.model) if several else [],
+        several and step.has_unsaved_noise,
         _batch_norm_layers(step.model, step.batch_norm) if several else [],
         coarsest,
     )
     if difference <= tolerance:
         return found
-    by_design = bool(found.random_layers or found.batch_norm_layers)
     cause = blamed_loss(step.model, loss, loss_weights, x, y) if several else None
-    if cause is None and (unknown_parts(step.model) or not by_design):
+    if cause is None and (unknown_parts(step.model) or not found.is_by_design):
         cause = blamed_layer(step.model, x)
-    if cause is None and not by_design:
+    if cause is None and not found.is_by_design:
         cause = suspected(step.model, loss, x)
     return found._replace(cause=cause or "")
 
@@ -203,23 +207,6 @@ def _largest(tensor: tf.Tensor) -> float:
     return float(tf.reduce_max(tf.abs(tensor)))
 
 
-def _random_layers(model: keras.Model) -> list[str]:
-    """The layers that draw random numbers; recurrent cells hold a generator without need."""
-    names = []
-    for layer in all_layers(model):
-        rates = [getattr(layer, name, None) for name in ("rate", "dropout", "recurrent_dropout")]
-        known = [rate for rate in rates if rate is not None]
-        if _draws_itself(layer) and (any(known) or not known):
-            names.append(layer.name)
-    return names
-
-
-def _draws_itself(layer: keras.layers.Layer) -> bool:
-    """Whether a layer holds a seed that none of the layers inside of it holds."""
-    _, *inner = all_layers(layer)
-    return bool(_seed_states(layer) - {state for each in inner for state in _seed_states(each)})
-
-
 def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
     """The layers that normalize by one tower's shard."""
     synchronized = {id(layer) for layer in synchronized_layers(model, batch_norm)}
@@ -228,12 +215,3 @@ def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
         for layer in all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized
     ]
-
-
-def _seed_states(layer: keras.layers.Layer) -> set[int]:
-    """The ids of the variables that are states of a `keras.random.SeedGenerator`.
-
-    Those in a model or layer and in all layers inside of it: what sets its `variables` apart from
-    its `weights`.
-    """
-    return set(map(id, layer.variables)) - set(map(id, layer.weights))

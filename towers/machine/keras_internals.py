@@ -110,6 +110,49 @@ def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
 
 
 @contextmanager
+def noise_left_out() -> Iterator[None]:
+    """Within, Keras draws no random numbers: dropout keeps all, a distribution has one value.
+
+    No value is 0, so that each parameter keeps its gradient. `keras.random` and all layers call
+    these functions; there is no public way to turn off the noise of every layer. Since 3.0.5.
+    """
+    from keras.src.backend.tensorflow import random
+
+    def filled(shape: Any, value: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
+        return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
+
+    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
+        return filled(shape, mean + stddev, **rest)
+
+    def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, **rest: Any) -> tf.Tensor:
+        return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps 0.9
+
+    def categorical(logits: Any, num_samples: int, dtype: str = "int64", **_: Any) -> tf.Tensor:
+        return filled((tf.shape(logits)[0], num_samples), 0, dtype)
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "normal": normal,
+        "truncated_normal": normal,
+        "uniform": uniform,
+        "categorical": categorical,
+        "randint": lambda shape, minval, maxval, **rest: filled(shape, minval, **rest),
+        "gamma": lambda shape, alpha, **rest: filled(shape, alpha, **rest),
+        "beta": lambda shape, alpha, beta, **rest: filled(shape, alpha / (alpha + beta), **rest),
+        "binomial": lambda shape, counts, **rest: filled(shape, counts, **rest),
+        "dropout": lambda inputs, rate, *_, **__: inputs,
+        "shuffle": lambda x, *_, **__: x,
+    }
+    before = {name: getattr(random, name) for name in replaced}
+    try:
+        for name, function in replaced.items():
+            setattr(random, name, function)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(random, name, function)
+
+
+@contextmanager
 def moments_replaced(
     layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
 ) -> Iterator[None]:
