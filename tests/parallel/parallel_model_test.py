@@ -43,14 +43,15 @@ class Subclassed(keras.Model):
 
 
 class OwnWeight(Subclassed):
-    """Makes a variable in `build`."""
+    """Makes a variable in `build`, and an attribute that is None."""
 
     def build(self, input_shape):
         self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="scale")
         super().build(input_shape)
+        self.bias = None  # as Dense.build does without a bias
 
     def call(self, x):
-        return super().call(x * self.scale)
+        return super().call(x * self.scale if self.bias is None else x)
 
 
 class TracksItsLoss(Subclassed):
@@ -113,7 +114,7 @@ def nested():
     return keras.Model(x, L.Dense(3, activation="softmax")(L.add([inner(x), inner(-x)])))
 
 
-@pytest.mark.telling("unbuilt_sequential", "OwnMetrics", "nested")
+@pytest.mark.telling("unbuilt_sequential", "OwnMetrics", "OwnWeight", "nested")
 @pytest.mark.parametrize(
     "build", [unbuilt_sequential, Subclassed, OwnWeight, OwnMetrics, nested, TracksItsLoss]
 )

@@ -11,6 +11,8 @@ from towers.machine import keras_internals
 from towers.recipe.compiled import overrides, own_loss, tracks_outputs
 from towers.step.structures import one_row, symbolic
 
+_ABSENT = object()  # stands for an attribute that is not there, as None may be a value
+
 
 class Base(NamedTuple):
     """The model that a parallel one is of.
@@ -60,13 +62,16 @@ def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
 
 
 def take_over(model: keras.Model, base: Base) -> None:
-    """Takes the attributes that building has changed in the base, save those changed here, too."""
+    """Copies the attributes that `build` changed on the base, except those that also changed here.
+
+    An attribute that `build` made counts as changed, with whatever value: `Dense.build` sets None.
+    """
     before, current = base.unbuilt, vars(model)
     changed = {
         key: value
         for key, value in vars(base.model).items()
-        if before.get(key) is not value
-        and before.get(key) is current.get(key)
+        if before.get(key, _ABSENT) is not value
+        and before.get(key, _ABSENT) is current.get(key, _ABSENT)
         and not key.endswith("_function")
     }
     model.__dict__.update(changed, built=True)
