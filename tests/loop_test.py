@@ -15,6 +15,7 @@ from towers.checkpointing import checkpoints, run_dir
 from towers.config import TrainConfig
 from towers.datasets.batches import shuffled_batches
 from towers.reporting import tensorboard
+from towers.step.nonfinite import NonFiniteError
 from towers.training.build import build
 
 pytestmark = pytest.mark.light  # not about updates or curves
@@ -282,16 +283,17 @@ def test_results_that_cannot_be_written_do_not_end_the_run(monkeypatch, capsys):
 
 
 def test_a_model_with_nan_is_not_saved(capsys):
-    towers.train(
-        config(
-            dataset="tests.loop_test:large_data", max_steps=1, optimizer="sgd",
-            learning_rate=3e38, run_dir="run",
+    with pytest.raises(NonFiniteError, match="final.keras is not written: the model holds NaN"):
+        towers.train(
+            config(
+                dataset="tests.loop_test:large_data", max_steps=1, optimizer="sgd",
+                learning_rate=3e38, run_dir="run",
+            )
         )
-    )
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
         "checkpoints", "config.json", "log.txt", "results.csv", "results.png",
     ]
-    assert "final.keras is not written: the model holds NaN" in capsys.readouterr().out
+    assert "Models    final.keras is not written\nTrained: 1 step" in capsys.readouterr().out
 
 
 def test_too_little_memory_names_the_per_tower_batch_and_a_way_out(monkeypatch):

@@ -12,6 +12,7 @@ from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_ca
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
 from towers.checkpointing import checkpoints, run_dir
 from towers.config import TrainConfig
+from towers.machine.places import LostDirectoryError
 
 SHORT = (*FLAGS, "--max_steps=2")
 
@@ -58,8 +59,11 @@ def test_a_run_outlives_a_full_disk_and_goes_on_from_what_was_saved_before(mount
     code, stdout, stderr = train(
         *flags, cwd=tmp_path, fault=fault, inside=(*NAMESPACE, SMALL_DISK, "sh")
     )
-    assert (code, stderr) == (0, "")
-    for path in ("checkpoints/epoch-1-step-6", "results.csv", "final.keras"):
+    assert (code, stderr) == (5, (
+        "error: run/final.keras cannot be written (No space left on device). Make room, then "
+        "continue the run: python train.py --resume=run.\n"
+    ))
+    for path in ("checkpoints/epoch-1-step-6", "results.csv"):
         assert f"run/{path} cannot be written (No space left on device); " in stdout
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
     assert (path.name, wrong) == ("epoch-1-step-4", [])
@@ -79,7 +83,7 @@ class Harm(keras.callbacks.Callback):
             self.path.mkdir()
 
 
-@pytest.mark.parametrize("name", [run_dir.RESULTS, run_dir.LOG, run_dir.BEST])
+@pytest.mark.parametrize("name", [run_dir.RESULTS, run_dir.LOG])
 def test_a_file_that_cannot_be_written_is_a_warning(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     history = towers.train(config(run_dir="run"), [Harm(tmp_path / "run" / name)])
@@ -90,14 +94,28 @@ def test_a_file_that_cannot_be_written_is_a_warning(name, tmp_path, monkeypatch,
             assert len(list(csv.DictReader(file))) == 2
 
 
-def test_a_run_without_its_final_model_is_not_complete(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name, error, models", [
+    (run_dir.FINAL, "run/final.keras cannot be written .*what it held before is intact",
+     "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss"),
+    (run_dir.BEST, "run/best.keras does not hold the weights of the best epoch",
+     "final.keras holds the weights after 2 epochs"),
+])
+def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
+    name, error, models, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    final = tmp_path / "run" / run_dir.FINAL
-    history = towers.train(config(run_dir="run"), [Harm(final)])
-    assert "run/final.keras cannot be written" in capsys.readouterr().out
-    final.rmdir()
-    assert towers.train(TrainConfig(resume="run")) == history
-    assert int(keras.saving.load_model(final).optimizer.iterations) == 8
+    first_is_best = {"monitor": "loss", "monitor_mode": "max"}
+    path = tmp_path / "run" / name
+    with pytest.raises(LostDirectoryError, match=f"{error}. .*--resume=.*run"):
+        towers.train(config(run_dir="run", **first_is_best), [Harm(path)])
+    said = capsys.readouterr().out
+    assert f"Models    {models}\nTrained: 2 epochs" in said
+    path.rmdir()
+    history = towers.train(TrainConfig(resume="run"))
+    assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
+    for file, iterations in [("best.keras", 4), ("final.keras", 8)]:
+        model = keras.saving.load_model(tmp_path / "run" / file)
+        assert int(model.optimizer.iterations) == iterations
 
 
 def greedy_model(input_shape, num_classes):

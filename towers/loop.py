@@ -23,6 +23,7 @@ from towers.diagnosis.describe import describe, show_plan, show_verified, verifi
 from towers.diagnosis.verify import Verification
 from towers.machine import environment, hang, places, signals, watch, workers
 from towers.machine.devices import placement
+from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.recipe import starting_values
 from towers.reporting import outcome, own_warnings, report, tensorboard
@@ -82,7 +83,9 @@ def train(
         Keras' History.history: {"loss": [one an epoch], "val_accuracy": ...}.
 
     Raises:
-        ValueError: the configuration does not fit the machine, the data, or the files there are.
+        ValueError: the configuration does not fit the machine, the data, or the files there are;
+            or the trained model holds NaN or infinite values.
+        LostDirectoryError: final.keras or best.keras could not be written.
     """
     environment.check()
     begun = places.here()  # data, layers and callbacks may move the process
@@ -178,14 +181,19 @@ def _run(
             show_verified(verification, out)
         train_state = TrainState() if loaded is None else loaded.train_state
         model: keras.Model | Path = run.step.model
+        fault: Exception | None = None
         if config.epochs == 0:
             history = _evaluate_only(run, out)
         elif _is_complete(run, train_state, checkpointer):
             outcome.describe_complete(run, train_state, out)
             history, model = train_state.history, directory / run_dir.FINAL
         else:
-            history = _train(run, train_state, directory, out, callbacks, checkpointer, mirror)
+            history, fault = _train(
+                run, train_state, directory, out, callbacks, checkpointer, mirror
+            )
         run.workers.barrier()
+        if fault is not None:
+            raise fault
         if config.export is not None and cluster.is_chief:
             out.line(export.export_model(model, str(begun / config.export)))
         return history
@@ -211,8 +219,8 @@ def _train(
     callbacks: Sequence[keras.callbacks.Callback],
     checkpointer: Checkpointer,
     mirror: Mirror | None,
-) -> dict[str, list[float]]:
-    """All epochs that are left; then final.keras."""
+) -> tuple[dict[str, list[float]], Exception | None]:
+    """All epochs that are left, then final.keras; the error of a model that is not in its file."""
     config, model, steps = run.config, run.step.model, num_steps(run)
     pace = Pace(
         steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
@@ -241,10 +249,32 @@ def _train(
     with hang.watching(_watched(run, directory, shown(), out)):
         with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown()):
             Epochs(run, train_state, pace, Listeners(beside), pending).train()
-        if run.workers.cluster.is_chief and save_model(model, directory / run_dir.FINAL, out.warn):
-            checkpointer.finish(train_state)
-    outcome.describe_end(run, train_state, pace.run_seconds, out)
-    return model.history.history
+        has_final, fault = True, None
+        if run.workers.cluster.is_chief:
+            has_final, fault = _save_final(run, train_state, directory, shown())
+            if fault is None:
+                checkpointer.finish(train_state)
+    outcome.describe_end(run, train_state, pace.run_seconds, out, has_final=has_final)
+    return model.history.history, fault
+
+
+def _save_final(
+    run: Run, train_state: TrainState, directory: Path, shown: Path | str
+) -> tuple[bool, Exception | None]:
+    """Writes final.keras; whether it is written, and the error where this or best.keras is not."""
+    has_final = False
+    try:
+        save_model(run.step.model, directory / run_dir.FINAL)
+        has_final = True
+        if train_state.best_saved != train_state.best.step:
+            best = directory / run_dir.BEST
+            raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
+    except LostDirectoryError as error:
+        text = outcome.unsaved_error(str(error), shown, is_python(run.config))
+        return has_final, LostDirectoryError(text)
+    except NonFiniteError as error:
+        return has_final, NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
+    return has_final, None
 
 
 def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watched:
@@ -269,7 +299,7 @@ def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> l
         return []
     name = title(run.config, run.step.model)
     return [
-        BestModel(run.step.model, directory, train_state, out.warn),
+        BestModel(run.step, directory, train_state, out.warn),
         Curves(directory, train_state, run.columns, name, run.monitor, out.warn),
         ResultsFile(directory, train_state, run.columns, out.warn),
         *_tensorboard(run, directory, out),

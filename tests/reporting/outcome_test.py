@@ -100,6 +100,10 @@ def test_the_last_lines_of_a_run():
         "Models    final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "
         "best by loss"
     )
+    assert outcome.models_line(None, None, "loss").plain == "Models    final.keras is not written"
+    assert outcome.models_line(None, 1, "loss", is_best=False).plain == (
+        "Models    final.keras is not written, best.keras holds the weights of epoch 1"
+    )
     assert outcome.done_line("2 epochs", 186.2, "best x", 0, 8) == "Done: 2 epochs in 3:06, best x"
     assert outcome.done_line("2 epochs", 186.2, "best x", 1, 1500) == (
         "Done: 2 epochs in 3:06, best x; 1 of 1,500 updates left out"
@@ -151,7 +155,7 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early, said)
 
 def test_the_end_of_a_run_counts_what_was_left_out_and_names_the_best_epoch(said):
     stream, out = said
-    train_state = TrainState(step=6, epoch=2, best=Best(0.75, 4, 1))
+    train_state = TrainState(step=6, epoch=2, best=Best(0.75, 4, 1), best_saved=4)
     assert outcome.num_skipped(run_of(5), train_state) == 1
     trained_before = run_of(105)
     trained_before.first_iteration = 100

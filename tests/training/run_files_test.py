@@ -1,5 +1,8 @@
 """Models on the disk: the best epoch's alone, finite, and never half of one."""
 
+import re
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from towers.checkpointing import run_dir
 from towers.checkpointing.best import Best
 from towers.checkpointing.train_state import TrainState
 from towers.config import TrainConfig
+from towers.machine.places import LostDirectoryError
+from towers.step.nonfinite import NonFiniteError
 from towers.training.run_files import BestModel, ResultsFile, save_model, unreadable
 
 pytestmark = pytest.mark.light  # not about updates or curves
@@ -29,26 +34,27 @@ def bias(path):
 
 def test_only_the_best_epochs_replace_the_file(model, tmp_path):
     train_state = TrainState()
-    best = BestModel(model, tmp_path, train_state, pytest.fail)
+    best = BestModel(SimpleNamespace(model=model), tmp_path, train_state, pytest.fail)
     for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
         train_state.step, train_state.best = step, Best(0.5, best_step)
         model.weights[1].assign([float(step)])
         best.end_epoch(RESULT, {})
-        assert bias(tmp_path / "best.keras") == best_step
+        assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step
 
 
 def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
-    BestModel(model, tmp_path, TrainState(step=4), pytest.fail).end_epoch(RESULT, {})
+    step = SimpleNamespace(model=model)
+    BestModel(step, tmp_path, TrainState(step=4), pytest.fail).end_epoch(RESULT, {})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
-    path, warnings = tmp_path / "final.keras", []
-    assert save_model(model, path, pytest.fail)
+    path = tmp_path / "final.keras"
+    save_model(model, path)
     model.weights[1].assign([value])
-    assert not save_model(model, path, warnings.append)
-    assert warnings == [f"{path} is not written: the model holds NaN or infinite values."]
+    with pytest.raises(NonFiniteError, match=f"^{path} is not written: the model holds NaN or inf"):
+        save_model(model, path)
     assert bias(path) == 0
 
 
@@ -57,19 +63,19 @@ def test_a_model_with_a_weight_of_integers_is_saved(tmp_path):
     normalization.adapt(np.array([[1.0, 2.0], [3.0, 6.0]]))
     model = keras.Sequential([keras.Input((2,)), normalization, keras.layers.Dense(1)])
     assert "int" in {weight.dtype[:3] for weight in model.weights}
-    assert save_model(model, tmp_path / "final.keras", pytest.fail)
+    save_model(model, tmp_path / "final.keras")
     read = keras.saving.load_model(tmp_path / "final.keras")
     for theirs, ours in zip(read.weights, model.weights, strict=True):
         np.testing.assert_array_equal(theirs, ours)
 
 
-def test_a_file_that_cannot_be_written_is_a_warning(model, tmp_path):
-    path, warnings = tmp_path / "final.keras", []
+def test_a_file_that_cannot_be_written_is_an_error(model, tmp_path):
+    path, nowhere = tmp_path / "final.keras", tmp_path / "nowhere" / "final.keras"
     path.mkdir()
-    assert not save_model(model, path, warnings.append)
-    assert warnings == [
-        f"{path} cannot be written (Is a directory); what it held before is intact."
-    ]
+    intact = "; what it held before is intact"
+    for file, text in (path, f"Is a directory){intact}."), (nowhere, "No such file or directory)."):
+        with pytest.raises(LostDirectoryError, match=re.escape(text) + "$"):
+            save_model(model, file)
     assert [file.name for file in tmp_path.iterdir()] == ["final.keras"]
 
 
@@ -121,7 +127,7 @@ def compiled(layer, loss="mse"):
 def test_a_file_that_keras_cannot_read_back_is_told_before(make, unknown, tmp_path):
     model = make()
     line = unreadable(model)
-    assert save_model(model, tmp_path / "final.keras", pytest.fail)
+    save_model(model, tmp_path / "final.keras")
     if unknown is None:
         assert line is None
         keras.saving.load_model(tmp_path / "final.keras")

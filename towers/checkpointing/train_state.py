@@ -16,7 +16,7 @@ class TrainState:
     logs: this epoch's running means, {"loss": ...}.
     history: of the complete epochs, {"loss": [one an epoch], ...}.
     results: the rows of results.csv.
-    best: the best epoch so far.
+    best: the best epoch so far. best_saved: the step whose weights best.keras holds.
     stopped: a callback has ended the run.
     in_step: an update has begun and not ended: the variables may be anything. Never saved.
     """
@@ -28,6 +28,7 @@ class TrainState:
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     results: list[list[float]] = dataclasses.field(default_factory=list)
     best: Best = Best()
+    best_saved: int | None = None
     stopped: bool = False
     in_step: bool = False
 
@@ -42,7 +43,8 @@ class TrainState:
             values.get("best"), values.get("best_step"), values.get("epochs_since_best", 0)
         )
         of_best = ("best", "best_step", "epochs_since_best")
-        return cls(**{k: v for k, v in values.items() if k not in of_best}, best=best)
+        others = {k: v for k, v in values.items() if k not in of_best}
+        return cls(**{"best_saved": best.step, **others}, best=best)
 
     def to_json(self) -> dict[str, Any]:
         """A copy of plain values, which later steps do not change."""
@@ -55,6 +57,7 @@ class TrainState:
             "results": list(self.results),
             "best": self.best.score,
             "best_step": self.best.step,
+            "best_saved": self.best_saved,
             "epochs_since_best": self.best.epochs_since,
             "stopped": self.stopped,
         }

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
-LOST_DIRECTORY = 5  # the exit code of a run whose remote directory takes no more
+LOST_DIRECTORY = 5  # the exit code of a run whose directory takes no more
 
 
 class LostDirectoryError(Exception):
-    """A remote directory takes no more; the message says why, and where what it lacks lies."""
+    """A run's directory takes no more; the message says why, and where to find what it lacks."""
 
 
 def as_path(text: str) -> str:

@@ -35,7 +35,9 @@ def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
     out.line(complete_line(done, train_state.is_stopped(run.config.early_stopping), best))
 
 
-def describe_end(run: Run, train_state: TrainState, seconds: float, out: Report) -> None:
+def describe_end(
+    run: Run, train_state: TrainState, seconds: float, out: Report, *, has_final: bool = True
+) -> None:
     """Says which files hold which weights, and how good the best ones are.
 
     Args:
@@ -43,13 +45,16 @@ def describe_end(run: Run, train_state: TrainState, seconds: float, out: Report)
         train_state: where it has ended.
         seconds: how long this process has trained.
         out: where the lines go.
+        has_final: whether final.keras is written.
     """
-    monitor, best_step = run.monitor, train_state.best.step
-    best_epoch = None if best_step is None else num_steps(best_step, run.steps_an_epoch)
+    monitor, saved = run.monitor, train_state.best_saved
+    best_epoch = None if saved is None else num_steps(saved, run.steps_an_epoch)
+    is_best = saved == train_state.best.step
     done = amount(train_state.step, run.steps_an_epoch)
     best = best_value(run.step.model.history.history.get(monitor.column, []), monitor)
-    out.line(models_line(done, best_epoch, monitor.column))
-    out.line(done_line(done, seconds, best, num_skipped(run, train_state), train_state.step))
+    out.line(models_line(done if has_final else None, best_epoch, monitor.column, is_best))
+    line = done_line(done, seconds, best, num_skipped(run, train_state), train_state.step)
+    out.line(line if has_final and is_best else line.replace("Done", "Trained", 1))
 
 
 def num_skipped(run: Run, train_state: TrainState) -> int:
@@ -133,6 +138,11 @@ def nonfinite_error(reason: str, step: int, directory: Path | str, is_python: bo
     )
 
 
+def unsaved_error(reason: str, directory: Path | str, is_python: bool = False) -> str:
+    """Returns the error for a model that is not in its file: `reason`, and how to continue."""
+    return f"{reason} Make room, then continue the run: {resume_words(directory, is_python)}."
+
+
 def amount(step: int, steps_an_epoch: int) -> str:
     """"12 epochs", or "1,500 steps" where the last epoch is not complete."""
     epochs, rest = divmod(step, steps_an_epoch)
@@ -165,17 +175,22 @@ def complete_line(done: str, is_stopped: bool, best: str) -> str:
     return f"Already complete: {done}{early}, {best}"
 
 
-def models_line(done: str, best_epoch: int | None, monitor: str) -> Text:
+def models_line(
+    done: str | None, best_epoch: int | None, monitor: str, is_best: bool = True
+) -> Text:
     """Which weights are in which file: the last ones are never replaced by the best ones.
 
     Args:
-        done: the `amount` that is done.
-        best_epoch: from 1; None where there is no best epoch, and no file.
-        monitor: the column by which it is the best.
+        done: the `amount` after which final.keras was written; None: it could not be written.
+        best_epoch: whose weights best.keras holds, from 1; None: there is no such file.
+        monitor: the column by which an epoch is the best.
+        is_best: whether that epoch is the best one; else a better one could not be written.
     """
-    files = f"{FINAL} holds the weights after {done}"
+    files = f"{FINAL} is not written" if done is None else f"{FINAL} holds the weights after {done}"
     if best_epoch is not None:
-        files += f", {BEST} those of epoch {best_epoch}, the best by {monitor}"
+        held = "holds the weights" if done is None else "those"
+        best = f", the best by {monitor}" if is_best else ""
+        files += f", {BEST} {held} of epoch {best_epoch}{best}"
     return labelled("Models", files)
 
 

@@ -8,13 +8,17 @@ from typing import Any
 
 import keras
 
-from towers.checkpointing import run_dir
-from towers.checkpointing.checkpoints import is_finite
+from towers.checkpointing import checkpoints, run_dir
+from towers.checkpointing.checkpoints import is_finite, step_of
 from towers.checkpointing.run_dir import Result
+from towers.checkpointing.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.checkpointing.train_state import TrainState
 from towers.command_line import train_command
 from towers.machine import watch
+from towers.machine.places import LostDirectoryError
 from towers.recipe.schedules import plain_schedule
+from towers.step import TowerStep
+from towers.step.nonfinite import NonFiniteError
 from towers.training.listener import Listener
 
 
@@ -23,47 +27,74 @@ class BestModel(Listener):
 
     def __init__(
         self,
-        model: keras.Model,
+        step: TowerStep,
         directory: Path,
         train_state: TrainState,
         warn: Callable[[str], None],
     ) -> None:
         """
         Args:
-            model: what is trained.
+            step: trains the model.
             directory: of the run.
             train_state: where the run stands.
             warn: called with one line where the file cannot be written.
         """
-        self._model, self._path = model, directory / run_dir.BEST
+        self._step, self._path = step, directory / run_dir.BEST
+        self._checkpoints = directory / run_dir.CHECKPOINTS
         self._train_state, self._warn = train_state, warn
+
+    def begin(self) -> None:
+        """Writes the file from the best epoch's checkpoint, where it could not be written then."""
+        state = self._train_state
+        paths = [p for p in checkpoints.find(self._checkpoints) if state.best.step == step_of(p)]
+        if state.best_saved == state.best.step or not paths:
+            return
+        groups = {k: v for k, v in variables_of(self._step).items() if k != "metrics"}
+        before = copy_arrays(groups)
+        try:
+            assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
+            self._save()
+        except checkpoints.DamagedError:
+            pass  # the end of the run says what the file holds
+        finally:
+            assign_arrays(groups, before, self._path)
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
         """Replaces the file if the epoch is the best."""
         if self._train_state.is_best:
-            save_model(self._model, self._path, self._warn)
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            save_model(self._step.model, self._path)
+            self._train_state.best_saved = self._train_state.best.step
+        except (NonFiniteError, LostDirectoryError) as error:
+            self._warn(str(error))
 
 
-def save_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> bool:
-    """Whether the model is saved; where that fails, a warning, and what `path` held is intact.
-
-    Values that are not finite are never saved.
+def save_model(model: keras.Model, path: Path) -> None:
+    """Saves a model; where that fails, what `path` held is intact.
 
     Args:
         model: with its optimizer.
         path: of the file.
-        warn: called with one line.
+
+    Raises:
+        NonFiniteError: the model holds NaN or infinite values.
+        LostDirectoryError: the file cannot be written.
     """
+    before = "; what it held before is intact" if path.exists() else ""
     if not all(is_finite(weight.value.numpy()) for weight in model.weights):
-        warn(f"{path} is not written: the model holds NaN or infinite values.")
-        return False
+        raise NonFiniteError(
+            f"{path} is not written: the model holds NaN or infinite values{before}."
+        )
     try:
         with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):
             run_dir.write_atomically(path, model.save)
     except OSError as error:
-        warn(f"{path} cannot be written ({error.strerror}); what it held before is intact.")
-        return False
-    return True
+        raise LostDirectoryError(
+            f"{path} cannot be written ({error.strerror}){before}."
+        ) from None
 
 
 def unreadable(model: keras.Model) -> str | None:
