@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from towers.config import TrainConfig
-from towers.datasets import batches, tf_data
+from towers.datasets import batches, pixels, tf_data
 from towers.datasets.npz import load as load_npz
 from towers.datasets.pixels import notes
 from towers.datasets.source import InputOptions
@@ -60,10 +60,10 @@ CONTAINERS = {
 }
 
 
-def taken(split):
+def taken(split, restored=()):
     """All x of a split, as a step gets them, in order and with their dtype."""
     options = InputOptions(shuffle_buffer=1)
-    examples = batches.load_examples(split, options)
+    examples = batches.load_examples(split, options, restored)
     (x, _), = batches.ordered_batches(examples, COUNT)
     return x.numpy()
 
@@ -127,6 +127,82 @@ def test_uint8_of_an_unknown_rank_is_refused():
     )
     with pytest.raises(ValueError, match="x: uint8 of an unknown rank .* tf.ensure_shape"):
         from_splits("mine", unknown, None)
+
+
+def image_model(*first):
+    return keras.Sequential([keras.Input((4, 5)), *first, keras.layers.Flatten()])
+
+
+def on_inputs(function):
+    x = keras.Input((4, 5))
+    return keras.Model(x, keras.layers.Flatten()(function(x)))
+
+
+def adapted(pixels):
+    layer = keras.layers.Normalization()
+    layer.adapt(pixels)
+    return image_model(layer)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("make, scales", [
+    (lambda: image_model(keras.layers.Rescaling(1 / 255)), True),
+    (lambda: image_model(image_model(keras.layers.Rescaling(1 / 127.5, offset=-1))), True),
+    (lambda: adapted(IMAGES.astype("float32")), True),
+    (lambda: on_inputs(lambda x: x / 255.0), True),
+    (lambda: on_inputs(lambda x: 2 * ((x - 127.5) / 64)), True),
+    (lambda: image_model(), False),
+    (lambda: image_model(keras.layers.Rescaling(2.0, offset=-1)), False),
+    (lambda: adapted(DIVIDED), False),
+    (lambda: on_inputs(lambda x: (x - 0.485) / 0.229), False),
+    (lambda: on_inputs(lambda x: keras.layers.Dense(5)(x) * 127.5 + 127.5), False),
+])
+def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, container, tmp_path):
+    if scales is False and container != "arrays":
+        return
+    dataset = CONTAINERS[container](IMAGES, False, tmp_path)
+    suited = pixels.suited(dataset, make())
+    found = taken(suited.test, suited.restored)
+    np.testing.assert_array_equal(found, IMAGES if scales else DIVIDED)
+    assert ("scales them" in suited.notes[-1]) is scales
+    assert (SAID in suited.notes) is not scales
+
+
+@pytest.mark.parametrize("split", [
+    ((IMAGES, LABELS),),
+    ((IMAGES, LABELS), LABELS, LABELS),
+    ({"b": LABELS, "a": IMAGES}, LABELS),
+    tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
+], ids=["x", "weights", "dict", "x of tf.data"])
+def test_images_among_several_inputs_are_restored_alone(split):
+    dataset = from_splits("mine", split, None)
+    assert dataset.divided == [True, False]
+    examples = batches.load_examples(dataset.train, restored=[True, False])
+    (found,) = batches.ordered_batches(examples, 9)
+    x, *_ = keras.utils.unpack_x_y_sample_weight(found)
+    image, other = tf.nest.flatten(x)
+    np.testing.assert_array_equal(image, IMAGES)
+    np.testing.assert_array_equal(other, LABELS)
+    assert tf.nest.map_structure(len, x) == tf.nest.map_structure(
+        lambda spec: COUNT, keras.utils.unpack_x_y_sample_weight(
+            split.element_spec if isinstance(split, tf.data.Dataset) else split)[0]
+    )
+
+
+def test_a_run_of_a_model_that_scales_images_is_that_of_the_bytes_as_floats(tmp_path, capsys):
+    run = {"num_gpus": 1, "batch_size": 4, "epochs": 2, "augment": "RandomFlip"}
+    histories = []
+    for name, x in ("bytes", IMAGES[..., None]), ("floats", IMAGES[..., None].astype("float32")):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([
+            keras.Input((4, 5, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
+            keras.layers.Dense(3, "softmax"),
+        ])
+        given = TrainConfig(**run, run_dir=str(tmp_path / name))
+        histories.append(towers.train(given, model=model, train=(x, LABELS), test=(x, LABELS)))
+    assert "images: 0 to 255 as they are, for 'rescaling" in capsys.readouterr().out
+    for key, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][key], rtol=1e-6)
 
 
 def model():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from towers.diagnosis.verify import verify_gradients
-from towers.recipe.compiled import losses
+from towers.step.compiled import losses
 from towers.step import TowerStep
 
 L = keras.layers

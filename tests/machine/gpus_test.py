@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("asked, expected", [
     (1, ["/cpu:0"]),
     (3, ["/cpu:0", "/cpu:1", "/cpu:2"]),
+    (None, [f"/cpu:{i}" for i in range(8)]),
     ([0, 2, 4], ["/cpu:0", "/cpu:2", "/cpu:4"]),
     ((5, 1), ["/cpu:5", "/cpu:1"]),
     (range(2), ["/cpu:0", "/cpu:1"]),
@@ -29,7 +30,7 @@ def test_gpus_is_a_count_or_a_list_of_indices(asked, expected):
 
 
 @pytest.mark.parametrize("asked", [
-    0, -1, 2.0, True, None, "2", [], [0, 0], [0, -1], [0, 1.0], [True, 0], [[0], [1]],
+    0, -1, 2.0, True, "2", [], [0, 0], [0, -1], [0, 1.0], [True, 0], [[0], [1]],
 ])
 def test_other_gpus_are_errors_that_say_what_would_work(asked):
     with pytest.raises(ValueError) as error:

@@ -99,6 +99,9 @@ x = np.zeros((8, 3), "float32")
 """
 
 
+CORES = "from towers.machine import logical; logical.count_cores = lambda: 3"
+
+
 @pytest.mark.skipif(devices.has_gpus(), reason="this machine has a GPU")
 @pytest.mark.parametrize("before, made, warned", [
     ("", STEP.format("num_towers=2"), True),
@@ -107,6 +110,9 @@ x = np.zeros((8, 3), "float32")
     ("", RUN.format("num_towers=2, num_gpus=1"), False),
     ("", RUN.format("accumulate=2"), False),
     ("", STEP.format("num_towers=1"), False),
+    ("", "towers.make_parallel(model, 2)", True),
+    ("", "towers.make_parallel(model, num_towers=2)", True),
+    ("", "towers.make_parallel(model, 1, num_towers=2)", False),
     ("towers.logical_cpus(1)", STEP.format("num_towers=2"), False),
 ])
 def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warned):
@@ -116,6 +122,19 @@ def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warn
     said = " ".join((done.stdout + done.stderr).split())
     assert ("all 2 towers share /cpu:0" in said) is warned
     assert ("restart the kernel, call it first); or use fewer towers" in said) is warned
+
+
+@pytest.mark.parametrize("made, said", [
+    (STEP.format(""), True), (STEP.format("num_towers=1"), False), (RUN.format(""), True),
+    (RUN.format("num_towers=1"), False), (RUN.format("num_gpus=1"), False),
+    ("towers.make_parallel(model)", True), ("towers.make_parallel(model, 1)", False),
+])
+def test_one_tower_that_nobody_asked_for_is_told(made, said):
+    done = forked.run("-c", LATE.format(before=CORES, made=made), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    told = " ".join((done.stdout + done.stderr).split())
+    assert ("there is one tower, on /cpu:0: this machine has no GPU" in told) is said
+    assert ("a tower on each core, call towers.logical_cpus(3)" in told) is said
 
 
 def test_a_rehearsal_of_gpus_leaves_the_threads_to_tensorflow(monkeypatch):

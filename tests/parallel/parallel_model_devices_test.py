@@ -1,5 +1,6 @@
 """The devices of make_parallel: where towers and variables are; machine/gpus_test has `gpus`."""
 
+import re
 from pathlib import Path
 
 import keras
@@ -49,19 +50,31 @@ if sys.argv[1] == "started":
     model.build((None, 2))
 elif sys.argv[1] == "more":
     towers.logical_cpus(4)
-parallel = towers.make_parallel(model, 3)
-print(len(tf.config.list_logical_devices("CPU")))
+parallel = towers.make_parallel(model, *map(int, sys.argv[2:]))
+print(len(tf.config.list_logical_devices("CPU")), parallel)
 """
 
 
-@pytest.mark.parametrize("when, expected", [
-    ("fresh", (0, "3")), ("more", (0, "4")), ("started", (1, "")),
+@pytest.mark.parametrize("when, count, where", [
+    ("fresh", "3", "3 3 towers on /cpu:0, /cpu:1, /cpu:2"),
+    ("more", "3", "4 3 towers on /cpu:0, /cpu:1, /cpu:2"),
+    ("more", "", "4 4 towers on /cpu:0, /cpu:1, /cpu:2, /cpu:3"),
+    ("started", "3", "1 3 towers on /cpu:0"),
+    ("started", "", "1 1 tower on /cpu:0"),
 ])
-def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, expected):
-    run = forked.run("-c", FRESH, when, cwd=ROOT)
-    assert (run.returncode, run.stdout.strip()) == expected
-    if run.returncode:
-        assert "Call towers.logical_cpus(3) before anything else uses TensorFlow" in run.stderr
+def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, count, where):
+    """After that all towers share the CPU, which is said; the repr says where they are."""
+    run = forked.run("-c", FRESH, when, *count, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    shown = r"<parallel <Sequential name=sequential, built=(True|False)>: "
+    assert re.sub(shown, "", run.stdout.strip()) == f"{where}>"
+    said = {"": "there is one tower, on /cpu:0", "3": "all 3 towers share /cpu:0"}[count]
+    assert (said in run.stderr and "call towers.logical_cpus(" in run.stderr) is (when == "started")
+
+
+def test_without_gpus_named_towers_run_on_all_devices():
+    assert "4 towers on /cpu:0, /cpu:1, " in repr(towers.make_parallel(classifier(), num_towers=4))
+    assert ": 8 towers on /cpu:0, " in repr(towers.make_parallel(classifier()))
 
 
 @pytest.mark.parametrize("gpus, num_towers", [(1, None), (1, 4), (3, 4), ([6, 1], 5)])

@@ -179,7 +179,11 @@ def test_clone_model_copy_and_pickle_give_plain_models(build):
     assert type(clone) is parallel.__class__
     clone(x)
     assert [w.shape for w in clone.weights] == [w.shape for w in parallel.weights]
-    for made in (pickle.loads(pickle.dumps(parallel)), copy.deepcopy(parallel)):
+    with pytest.warns(UserWarning, match="is the plain model.* Call towers.make_parallel"):
+        pickled = pickle.dumps(parallel)
+    with pytest.warns(UserWarning, match="a copy or a pickle of parallel model"):
+        copied = copy.deepcopy(parallel)
+    for made in (pickle.loads(pickled), copied):
         assert type(made) is parallel.__class__
         for a, b in zip(outputs(parallel, x), outputs(made, x), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)

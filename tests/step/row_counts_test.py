@@ -89,6 +89,19 @@ def test_a_tower_step_changes_nothing(call):
     )
 
 
+@pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
+def test_lists_of_numbers_are_refused_in_words(call):
+    step, (x, y) = make_step(), batch(8)
+    lists = {"x": (x.tolist(), y), "y": (x, y.tolist()), "sample_weight": (x, y, [1.0] * 8)}
+    for name, given in lists.items():
+        with pytest.raises(ValueError, match=rf"^{name} is a list of numbers.*asarray\({name}\)"):
+            getattr(step, call)(*given)
+    parallel = towers.make_parallel(step.model, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="^x is a list of numbers"):
+        parallel.train_on_batch(x.tolist(), y)
+
+
 @pytest.mark.parametrize("to_devices", [False, True])
 def test_prefetched_batches_are_refused(to_devices):
     step, (x, _), (_, longer) = make_step(), batch(3), batch(5)  # fewer examples than towers, too

@@ -226,6 +226,25 @@ def test_a_tf_data_dataset_of_structures_is_trained_on():
     assert math.isfinite(history["val_size_loss"][-1])
 
 
+@pytest.mark.parametrize("batched", [
+    lambda data: data.batch(4), lambda data: data.batch(4, drop_remainder=True),
+    lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
+])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_batched_dataset_is_refused_with_the_word_unbatch(batched, is_built):
+    data = batched(tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1))))
+    model = regression_model()
+    if not is_built:
+        if data.element_spec[0].shape[0] is not None:  # it may be one example of 4 rows
+            return
+        model = keras.Sequential([L.Dense(4, "tanh"), L.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"seem to be batches: .* add .unbatch\(\); `batch_size`"):
+        towers.train(config(), model=model, train=data)
+    history = towers.train(config(plan=True), model=model, train=data.unbatch())
+    assert history == {}
+
+
 def test_the_objects_of_a_script_resume_to_the_same_bits():
     train, test = two_outputs_data()
     objects = {"train": train, "test": test}
@@ -348,7 +367,7 @@ def test_a_model_with_a_train_step_of_its_own_is_sent_to_make_parallel():
 
     model = Own([keras.Input((3,)), L.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="has a train_step of its own.*make_parallel"):
+    with pytest.raises(ValueError, match="has a custom train_step.*make_parallel"):
         towers.train(config(), model=model, train=regression_data()[0])
 
 

@@ -15,6 +15,7 @@ from towers.after_training.model_files import class_names
 from towers.config import TrainConfig
 from towers.datasets import image_folder
 from towers.datasets.batches import Examples, load_examples, ordered_batches
+from towers.datasets.pixels import suited
 from towers.datasets.dataset import Dataset
 from towers.datasets.source import InputOptions, num_steps
 from towers.machine.devices import place_towers
@@ -142,7 +143,8 @@ def _test_examples(
             f"{found}."
         )
     options = InputOptions(None, config.data_workers, config.data_timeout)
-    return load_examples(dataset.test, options), dataset
+    dataset = suited(dataset, model)
+    return load_examples(dataset.test, options, dataset.restored), dataset
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:

@@ -30,4 +30,7 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
         )
     )
     found = pixels.notes(*(split.structure[0] for split in (train, test)))
-    return Dataset("array_record", train, test, num_classes or 1, train.shape, found)
+    parts = pixels.divided_parts(train.structure[0])
+    return Dataset(
+        "array_record", train, test, num_classes or 1, train.shape, found, divided=parts
+    )

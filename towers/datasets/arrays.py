@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from towers.datasets.dataset import Dataset, check_arrays, check_finite
-from towers.datasets.pixels import divided, notes, specs_of
+from towers.datasets.pixels import are_pixels, divided, notes, specs_of
 from towers.datasets.source import Epoch, InputOptions, as_written, of_batches
 from towers.named import one_line
 
@@ -136,6 +136,7 @@ def from_arrays(
         (x_test, y_test.astype(np.int32)),
         num_classes,
         tuple(shape),
+        divided=[are_pixels(np.asarray(train[0]), is_batch=True)],
     )
 
 

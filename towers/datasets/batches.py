@@ -12,7 +12,7 @@ state is read in its own.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -22,6 +22,7 @@ import tensorflow as tf
 from towers.datasets.augment import Augment, Mix, batch_seed, example_seed, load_mix
 from towers.datasets.augment import load as load_augment
 from towers.datasets.dataset import Split
+from towers.datasets.pixels import with_bytes
 from towers.datasets.source import (
     Batches,
     DataSource,
@@ -42,12 +43,14 @@ class Examples(NamedTuple):
     augment: what changes an example in training, if anything does.
     mix: what mixes the examples of a global batch in training, if anything does.
     weigh: what makes sample weights of the labels of a batch, if anything does.
+    restored: which parts of x have pixels of 0 ... 255 for the model, see `pixels.suited`.
     """
 
     source: DataSource
     augment: Augment | None = None
     mix: Mix | None = None
     weigh: Weigh | None = None
+    restored: Sequence[bool] = ()
 
     @property
     def num_examples(self) -> int:
@@ -59,17 +62,20 @@ class Examples(NamedTuple):
         return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
 
 
-def load_examples(split: Split, options: InputOptions = InputOptions()) -> Examples:
+def load_examples(
+    split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
+) -> Examples:
     """Takes a split into memory, once for the whole run; but what is too large stays where it is.
 
     Args:
         split: of a `Dataset`.
         options: how examples are read, and changed in training.
+        restored: `Dataset.restored` of the data set that the split belongs to.
 
     Raises:
         ValueError: see `augment.load` and `tf_data.Streamed.opened`.
     """
-    examples = Examples(source_of(split).opened(options))
+    examples = Examples(source_of(split).opened(options), restored=restored)
     if options.augment is None:
         return examples
     x, y, sample_weight = examples.specs
@@ -148,4 +154,7 @@ def ordered_batches(examples: Examples, batch_size: int) -> Batches:
 def _batches(examples: Examples, epoch: Epoch) -> Batches:
     """An epoch's batches, with sample weights where classes have weights."""
     batches = examples.source.batches(epoch)
+    if any(examples.restored):
+        is_tuple = isinstance(batches.element_spec, tuple)
+        batches = batches.map(with_bytes(examples.restored, is_tuple))
     return batches if examples.weigh is None else batches.map(examples.weigh)

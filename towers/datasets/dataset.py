@@ -32,6 +32,9 @@ class Dataset:
         notes, warnings: what to tell the user of how the examples were taken, in lines.
         class_names: by label; () where they have none.
         test_names: the names of the test examples, such as of their files; () where they have none.
+        divided: for each part of x, flattened, whether its pixels were divided by 255; () where x
+            holds no images.
+        restored: for each part of x, whether it is multiplied by 255 again, see `pixels.suited`.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Dataset:
     warnings: Sequence[str] = ()
     class_names: Sequence[str] = ()
     test_names: Sequence[str] = ()
+    divided: Sequence[bool] = ()
+    restored: Sequence[bool] = ()
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:

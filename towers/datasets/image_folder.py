@@ -75,6 +75,7 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     note = f"images of {shown(shape)} (height x width x channels)"
     said: dict[str, Any] = {
         "notes": [note], "warnings": others, "class_names": classes, "test_names": test.names,
+        "divided": [True],
     }
     train_files, test_files = (
         ImageFiles(directory, split.names, np.array(split.labels, np.int32), shape)
@@ -118,7 +119,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
     labels = np.zeros(len(names), np.int32)
     files = ImageFiles(directory, names, labels, found, image_files.AT_THE_START)
-    return Dataset("image_folder", files, files, 1, found, test_names=names)
+    return Dataset("image_folder", files, files, 1, found, test_names=names, divided=[True])
 
 
 def shown(shape: tuple[int, ...]) -> str:

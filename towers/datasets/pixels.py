@@ -3,17 +3,30 @@
     uint8 [N, height, width, ...]  ->  float32 in [0, 1]         rank 3 or more, N included
     uint8 [N], [N, features]       ->  0 ... 255 as they are     labels, bytes, counts
 
-Arrays, archives, tf.data, random-access sources and records: one rule, for any model.
+Arrays, archives, tf.data, random-access sources and records: one rule. A model that begins with
+`Rescaling(1 / 255)` or the like gets 0 ... 255 again: it would divide a second time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.machine.keras_internals import all_layers, calls_in_order
+
 _RANK = 3  # [N, height, width]
+_DIVIDED = "uint8 images, divided by 255"
+_LARGEST_SCALE = 1 / 64  # 1/255 and 1/127.5 make small numbers of bytes; 2 is for pixels in [0, 1]
+_FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` and so on is for bytes
+    "TrueDivide": lambda constant: constant >= 1 / _LARGEST_SCALE,
+    "Divide": lambda constant: constant >= 1 / _LARGEST_SCALE,
+    "Multiply": lambda constant: constant <= _LARGEST_SCALE,
+    "Subtract": lambda constant: constant > 2,
+    "Add": lambda constant: constant > 2,
+}
 
 
 def are_pixels(part: Any, *, is_batch: bool) -> bool:
@@ -59,6 +72,74 @@ def specs_of(x: Any) -> Any:
     return keras.tree.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
 
 
+def divided_parts(x: Any) -> list[bool]:
+    """Whether each part of x, flattened, is of images and so divided; x: specs of one example."""
+    return [are_pixels(spec, is_batch=False) for spec in tf.nest.flatten(x)]
+
+
+def suited(dataset: Any, model: keras.Model) -> Any:
+    """The `Dataset` for a model: its images are 0 ... 255 if the model scales them itself."""
+    scales = scaling_layer(model, dataset.divided) if any(dataset.divided) else None
+    if scales is None:
+        return dataset
+    kept = [note for note in dataset.notes if _DIVIDED not in note]
+    note = f"images: 0 to 255 as they are, for {scales!r} of the model scales them"
+    return replace(dataset, notes=[*kept, note], restored=dataset.divided)
+
+
+def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
+    """The name of what in a model scales pixels of 0 ... 255 itself; None where nothing does.
+
+    A `Rescaling` by at most 1/64 does, and a `Normalization` with a mean or a variance that pixels
+    in [0, 1] cannot have. So does an operation such as `x / 255.0` before all layers with weights.
+
+    Args:
+        model: built, or not yet.
+        parts: `Dataset.divided`.
+    """
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.Rescaling) and _largest(layer.scale) <= _LARGEST_SCALE:
+            return str(layer.name)
+        if isinstance(layer, keras.layers.Normalization) and not layer.invert:
+            found = (getattr(layer, name, None) for name in ("mean", "variance"))
+            values = [np.asarray(v) for v in found if v is not None]
+            if any((v.ndim >= _RANK or len(parts) == 1) and _largest(v) > 1 for v in values):
+                return str(layer.name)
+    models = [layer for layer in all_layers(model) if getattr(layer, "inputs", None)]
+    pixels = {id(tensor) for inner in models for tensor in tf.nest.flatten(inner.inputs)}
+    for operation, outputs, arguments in calls_in_order(model) or ():
+        taken = map(id, keras.tree.flatten(arguments))
+        if getattr(operation, "weights", None) or pixels.isdisjoint(taken):
+            continue
+        pixels.update(map(id, outputs))
+        is_for_bytes = _FOR_BYTES.get(type(operation).__name__)
+        constants = [v for v in arguments if not keras.utils.is_keras_tensor(v)]
+        if is_for_bytes and constants and is_for_bytes(_largest(constants[0])):
+            return str(operation.name)
+    return None
+
+
+def _largest(values: Any) -> float:
+    return float(np.max(np.abs(np.asarray(values))))
+
+
+def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
+    """A function of tf.data that multiplies divided pixels by 255: exactly the bytes they were.
+
+    Args:
+        parts: `Dataset.divided`.
+        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), or x alone.
+    """
+
+    def change(x: Any, *others: Any) -> Any:
+        flat = tf.nest.flatten(x)
+        values = [v * 255 if part else v for v, part in zip(flat, parts, strict=True)]
+        restored = tf.nest.pack_sequence_as(x, values)
+        return (restored, *others) if is_tuple else restored
+
+    return tf.autograph.experimental.do_not_convert(change)
+
+
 def notes(train: Any, test: Any = None) -> list[str]:
     """Lines for the user on what becomes of uint8 in x, and what to do about it.
 
@@ -74,7 +155,7 @@ def notes(train: Any, test: Any = None) -> list[str]:
         for path, is_image in leaves:
             what = f"{path} ({which})" if which else path
             lines.append(
-                f"{what}: uint8 images, divided by 255; give floats to have them as they are"
+                f"{what}: {_DIVIDED}; give floats to have them as they are"
                 if is_image else
                 f"{what}: uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
             )

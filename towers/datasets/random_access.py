@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.datasets.dataset import Dataset, check_shapes
-from towers.datasets.pixels import divided, notes
+from towers.datasets.pixels import divided, divided_parts, notes
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
 from towers.reading.examples import Source, arrays_of, leaf_of, read_example
 from towers.reading.readers import Readers
@@ -131,7 +131,8 @@ def of_sources(
     """A data set of two splits. Raises ValueError where they differ in shape."""
     check_shapes(name, train.shape, test.shape)
     found = notes(train.structure[0], test.structure[0])
-    return Dataset(name, train, test, num_classes or 1, train.shape, found)
+    parts = divided_parts(train.structure[0])
+    return Dataset(name, train, test, num_classes or 1, train.shape, found, divided=parts)
 
 
 def of_any(source: Any, where: str) -> tuple[RandomAccess, Any]:

@@ -231,7 +231,8 @@ def of_classes(
     if num_classes is None:
         num_classes = max(_count_labels(train, name), _count_labels(test, name))
     found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
-    return Dataset(name, train, test, num_classes, shape, found)
+    divided = pixels.divided_parts(train.element_spec[0])
+    return Dataset(name, train, test, num_classes, shape, found, divided=divided)
 
 
 def of_any(split: tf.data.Dataset, where: str) -> tuple[tf.data.Dataset, tuple[Any, Any]]:

@@ -75,7 +75,8 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
     test = _split(files, files.test, "test", parse)
     shape = _check(train, str(features), num_classes)
     found = pixels.notes(train.given_spec[0], test.given_spec[0])
-    return Dataset("tfrecord", train, test, num_classes or 1, shape, found)
+    divided = pixels.divided_parts(train.given_spec[0])
+    return Dataset("tfrecord", train, test, num_classes or 1, shape, found, divided=divided)
 
 
 def count_records(path: str) -> tuple[int, str]:

@@ -122,7 +122,10 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
                 f"{_shown(*shapes['train'])}."
             )
     splits = {which: split for which, (split, _) in found.items()}
-    return Dataset(name, splits["train"], splits.get("test"), None, shapes["train"][0], notes)
+    return Dataset(
+        name, splits["train"], splits.get("test"), None, shapes["train"][0], notes,
+        divided=pixels.divided_parts(found["train"][1][0]),
+    )
 
 
 def source_of(split: Split) -> DataSource:

@@ -11,8 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.devices import FIRST, device_names, has_gpus, has_started, is_gpu
-from towers.machine.logical import logical_cpus
+from towers.machine.devices import (
+    FIRST,
+    count_cores,
+    device_names,
+    has_gpus,
+    has_started,
+    is_gpu,
+)
+from towers.machine.logical import is_undivided, logical_cpus
 from towers.machine.workers import join_workers
 
 _TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
@@ -24,19 +31,23 @@ def gpu_devices(
     """The devices that `gpus` stands for; logical CPU devices on a machine without GPUs.
 
     Args:
-        gpus: a count, or a list of distinct device indices such as [0, 2, 4].
+        gpus: a count, or a list of distinct device indices such as [0, 2, 4]; None means all GPUs,
+            or without one the logical CPU devices: one for each core and tower if none are made.
         num_towers: of all workers, which logical CPU devices get their threads by; None means one
             for each `gpus_per_tower` devices.
 
     Returns:
         Device names such as ["/gpu:0", "/gpu:2"], in the order asked for; where the GPUs between
-        could be hidden, see `use_only`, ["/gpu:0", "/gpu:1"].
+        could be hidden, see `use_only`, ["/gpu:0", "/gpu:1"]. On a machine without GPUs where
+        TensorFlow has started with one CPU device, it is that device alone.
 
     Raises:
         ValueError: `gpus` is neither, or names devices that this machine does not have.
     """
-    indices = _indices(gpus)
     kind = "gpu" if has_gpus() else "cpu"
+    if gpus is None:
+        gpus = _all_there_are(kind, num_towers, gpus_per_tower)
+    indices = device_indices(gpus)
     if kind == "cpu":
         groups = max(1, len(indices) // gpus_per_tower)
         towers = num_towers or groups * join_workers().num_workers
@@ -46,9 +57,30 @@ def gpu_devices(
         if as_integer(gpus) is None:
             indices = _numbers_now(gpus, indices)
     present = device_names(kind)
+    if gpus_per_tower == 1 and is_undivided():
+        return present
     if max(indices) >= len(present):
         raise ValueError(_too_many(gpus, indices, kind, present))
     return [present[i] for i in indices]
+
+
+def _all_there_are(kind: str, num_towers: int | None, gpus_per_tower: int) -> int:
+    """The number of devices where the caller names none."""
+    if kind == "gpu" or has_started() or not is_undivided():
+        return len(device_names(kind))
+    return cpu_devices(num_towers, gpus_per_tower)
+
+
+def cpu_devices(num_towers: int | None, gpus_per_tower: int) -> int:
+    """The logical CPU devices to make: one for each tower's stage, at most one a core.
+
+    Args:
+        num_towers: the number of towers of all workers; None means as many as fit.
+        gpus_per_tower: the number of stages.
+    """
+    cores = count_cores()
+    towers = cores if num_towers is None else join_workers().most_towers(num_towers)
+    return gpus_per_tower * max(1, min(cores // gpus_per_tower, towers))
 
 
 # The numbers that the GPUs had which `use_only` has left; empty while it has hidden none.
@@ -116,7 +148,12 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def _indices(gpus: Any) -> list[int]:
+def device_indices(gpus: Any) -> list[int]:
+    """The indices of the devices that `gpus` stands for: 0, 1, ... of a count.
+
+    Raises:
+        ValueError: `gpus` is neither a count nor a list of distinct indices.
+    """
     count = as_integer(gpus)
     if count is not None:
         if count < 1:

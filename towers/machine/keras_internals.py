@@ -29,11 +29,13 @@ def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 class Call(NamedTuple):
     """One call of a layer or operation.
 
-    operation: the layer. outputs: Keras' symbolic tensors.
+    operation: the layer. outputs: Keras' symbolic tensors. arguments: positional ones, such as
+    (tensor, 255.0) of `tensor / 255.0`.
     """
 
     operation: Any
     outputs: list[Any]
+    arguments: Sequence[Any]
 
 
 def calls_in_order(model: keras.Model) -> list[Call] | None:
@@ -57,7 +59,7 @@ def calls_in_order(model: keras.Model) -> list[Call] | None:
                     if has_graph(node.operation):
                         add(node.operation)
                         continue
-                    calls.append(Call(node.operation, node.output_tensors))
+                    calls.append(Call(node.operation, node.output_tensors, node.arguments.args))
 
     if not has_graph(model):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine import nvidia, workers
-from towers.machine.devices import FIRST, HOST, cpu_threads, has_gpus, has_started
+from towers.machine.devices import FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started
 from towers.machine.policy import policy_of
 from towers.machine.words import plural
 
@@ -64,19 +64,32 @@ def logical_cpus(
         _set_cpu_threads(num_towers or count * cluster.num_workers, compiled)
 
 
-def undivided_cpu(num_towers: int) -> str | None:
-    """The warning where towers share the one CPU device that TensorFlow has started with.
+def is_undivided() -> bool:
+    """Whether there is no GPU and the CPU is not divided into logical devices."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    return not has_gpus() and tf.config.get_logical_device_configuration(cpu) is None
+
+
+def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
+    """The warning where all towers are on the one CPU device that TensorFlow has started with.
 
     Args:
-        num_towers: of this process, where nobody has said how many devices they are for.
+        num_towers: the number of towers of this process.
+        is_chosen: whether the caller has named that number; one tower is no surprise then.
 
     Returns:
-        None where there is a GPU, or the CPU's devices are somebody's choice.
+        None where there is a GPU, or the caller has divided the CPU.
     """
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    is_chosen = tf.config.get_logical_device_configuration(cpu) is not None
-    if num_towers < 2 or has_gpus() or is_chosen:
+    if not is_undivided():
         return None
+    if num_towers < 2:
+        cores = count_cores()
+        return None if is_chosen or cores < 2 else (
+            f"there is one tower, on {HOST}: this machine has no GPU, and TensorFlow had started "
+            f"with one CPU device. The results are the same. For a tower on each core, call "
+            f"towers.logical_cpus({cores}) {FIRST}. For one tower without this warning, pass "
+            "num_towers=1."
+        )
     return (
         f"all {num_towers} towers share {HOST}: TensorFlow had started with it alone, such as for "
         "a model that was made before. The results are the same. For a device each, call "

@@ -21,9 +21,11 @@ import tensorflow as tf
 
 from towers.levels.repeatable import UNSAVED_NOISE
 from towers.machine import hang, keras_internals
-from towers.machine.gpus import as_integer, gpu_devices
+from towers.machine.gpus import as_integer, device_indices, gpu_devices
+from towers.machine.logical import undivided_cpu
 from towers.machine.policy import policy_of
 from towers.machine.watch import watched
+from towers.machine.words import plural
 from towers.machine.workers import Workers, join_workers
 from towers.own_step import OwnStep
 from towers.parallel.fresh_copies import with_fresh_copies
@@ -32,11 +34,11 @@ from towers.parallel.layers_ahead import Base, build, build_loss, take_over, tra
 from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
 from towers.parallel.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
-from towers.recipe.compiled import losses, overrides, update_metrics
+from towers.step.compiled import losses, overrides, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.row_counts import readable
+from towers.step.row_counts import check_arrays, readable
 from towers.step.stages import check_groups, check_stages
 from towers.step.structures import batch_specs
 from towers.step.xla import follows_keras, small_loops
@@ -44,7 +46,7 @@ from towers.step.xla import follows_keras, small_loops
 
 def make_parallel(
     model: keras.Model,
-    gpus: Any,
+    gpus: Any = None,
     *,
     num_towers: int | None = None,
     batch_norm: str = "average",
@@ -73,10 +75,13 @@ def make_parallel(
         model: any Keras 3 model; one that is not built yet is built on the first batch, on the
             CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
             docs/own_train_step.md says.
-        gpus: a count, or a list of device indices such as [0, 2, 4]. On a machine without GPUs,
-            logical CPU devices, which `logical_cpus` makes. Other GPUs are hidden from TensorFlow,
-            which would take their memory; where it has started already, a warning says so.
-        num_towers: of all workers together; None means one tower for each `gpus_per_tower` devices.
+        gpus: a count, or a list of device indices such as [0, 2, 4]; None means all GPUs. Other
+            GPUs are hidden from TensorFlow, which would take their memory; where it has started
+            already, a warning says so. On a machine without GPUs the towers run on the logical CPU
+            devices that `logical_cpus` makes. If TensorFlow has started with one CPU device, all
+            towers share it, and a warning says so. None means all logical CPU devices there.
+        num_towers: the number of towers of all workers together; None means one tower for each
+            `gpus_per_tower` of the devices that `gpus` names.
         batch_norm, strategy, gpus_per_tower, stages: as for `TowerStep`.
 
     Raises:
@@ -91,8 +96,14 @@ def make_parallel(
     options = {"batch_norm": batch_norm, "strategy": strategy}
     check_stages(gpus_per_tower, stages, **options)
     devices = gpu_devices(gpus, count, gpus_per_tower)
-    check_groups(len(devices), gpus_per_tower)
-    towers = len(devices) // gpus_per_tower * join_workers().num_workers if count is None else count
+    num_devices = len(devices) if gpus is None else len(device_indices(gpus))
+    check_groups(num_devices, gpus_per_tower)
+    workers = join_workers()
+    towers = num_devices // gpus_per_tower * workers.num_workers if count is None else count
+    if gpus is None or len(devices) < num_devices:
+        shared = undivided_cpu(workers.most_towers(towers), (gpus, count) != (None, None))
+        if shared is not None:
+            warnings.warn(shared, stacklevel=2)
     return parallel_on(
         model, devices, towers, gpus_per_tower=gpus_per_tower, stages=stages, **options
     )
@@ -240,8 +251,19 @@ class ParallelModel(keras.Model):
         """Keras' function, which first makes variables."""
         _make_function(self, "predict", super().make_predict_function, force)
 
+    def __repr__(self) -> str:
+        """Shows the plain model's own text, the number of towers and their devices."""
+        towers = self._towers
+        where = f"{towers.num_towers} {plural('tower', towers.num_towers)}"
+        return f"<parallel {super().__repr__()}: {where} on {', '.join(towers.devices)}>"
+
     def __reduce__(self) -> Any:
         """Pickles, and copies, as the plain model."""
+        warnings.warn(
+            f"a copy or a pickle of parallel model {self.name!r} is the plain model: its fit runs "
+            "on one device. Call towers.make_parallel on it to train it on towers.",
+            stacklevel=2,
+        )
         plain = object.__new__(self.__class__)
         plain.__dict__.update(vars(self))
         return plain.__reduce__()
@@ -332,6 +354,7 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
     else:
         batch = next(data)
         data = itertools.chain([batch], data)
+    check_arrays(*keras.utils.unpack_x_y_sample_weight(batch))
     batch = batch_specs(batch)
     own = _own_step(model, name)
     if own is None:

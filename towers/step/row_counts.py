@@ -37,10 +37,26 @@ def check_rows(*batch: Any) -> None:
     """
     known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
     if len(known) > 1 or _SCALAR in known:
+        check_arrays(*batch)
         odd = {_SCALAR: "none (a scalar)", None: "?"}
         rows = {name: _rows(part) for name, part in _named_parts(batch)}
         listed = ", ".join(f"{name} {odd.get(n, n)}" for name, n in rows.items())
         raise ValueError(_BEGIN + listed + _WAY_OUT)
+
+
+def check_arrays(*batch: Any) -> None:
+    """Raises ValueError for lists of numbers: TensorFlow would make a tensor of each number.
+
+    Args:
+        batch: up to three structures, x, y and sample_weight.
+    """
+    for name, part in zip(_PARTS, batch):
+        numbers = (isinstance(v, bool | int | float) for v in tf.nest.flatten(part))
+        if isinstance(part, list | tuple | dict) and any(numbers):
+            raise ValueError(
+                f"{name} is a {type(part).__name__} of numbers; a batch is an array or a tensor of "
+                f"N rows, or a structure of these. Pass numpy.asarray({name})."
+            )
 
 
 @contextmanager

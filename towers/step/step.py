@@ -29,10 +29,11 @@ from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
+from towers.step.compiled import COMPILED, recipe_of
 from towers.step.exchange import make_exchange
 from towers.step.lookups import whole
 from towers.step.losses import Shares, tower_shares
-from towers.step.metrics import BatchMetrics, join_predictions
+from towers.step.metrics import join_predictions
 from towers.step.nonfinite import checked, nonfinite_error
 from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
@@ -73,11 +74,11 @@ class TowerStep:
     def __init__(
         self,
         model: keras.Model,
-        optimizer: Any,
-        loss: Any,
+        optimizer: Any = COMPILED,
+        loss: Any = COMPILED,
         *,
         loss_weights: Any = None,
-        metrics: Any = (),
+        metrics: Any = None,
         devices: Sequence[str] | None = None,
         num_towers: int | None = None,
         batch_norm: str = "average",
@@ -94,8 +95,9 @@ class TowerStep:
         """
         Args:
             model: any built Keras 3 model.
-            optimizer: a Keras optimizer or its name. It is called once, on the averaged gradients.
+            optimizer: a Keras optimizer or its name, called once, on the averaged gradients.
             loss: a Keras loss, its name, a function, a list or dict of these; None: layers add all.
+                A compiled model's optimizer and loss (with weights and metrics) are the defaults.
             loss_weights: a factor, or a list or dict of factors, for several outputs.
             metrics: Keras metrics, as `compile` takes them; or a BatchMetrics.
             devices: this worker's device names; None means `tower_devices()`.
@@ -131,6 +133,7 @@ class TowerStep:
         )
         firsts = list(self.stages.groups) if self.stages else self.devices
         self.cluster = workers.join_workers() if cluster is None else cluster
+        is_chosen = num_towers is not None
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
@@ -138,17 +141,16 @@ class TowerStep:
         self._exchange = make_exchange(self.cluster, num_towers)
         self.mine = self._exchange.mine
         self.tower_devices = devices_lib.place_towers(len(self.mine), firsts)
-        if devices is None and (shared := undivided_cpu(len(self.mine))):
+        if devices is None and (shared := undivided_cpu(len(self.mine), is_chosen)):
             warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
-        self.optimizer = keras.optimizers.get(optimizer)
         self.batch_norm = batch_norm
         self.home = state_lib.variables_device(model)
-        if not self.optimizer.built:  # LossScaleOptimizer would make its own variables twice
-            with tf.device(self.home):
-                self.optimizer.build(model.trainable_variables)
+        self.optimizer, loss, loss_weights, self._metrics = recipe_of(
+            model, optimizer, loss, loss_weights, metrics, self.home
+        )
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         self.compiles = not self.stages and compiles(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
@@ -168,9 +170,6 @@ class TowerStep:
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
             jit_compile=self.compiles, inline=inline_towers,
         )
-        if not isinstance(metrics, BatchMetrics):
-            metrics = BatchMetrics(metrics, getattr(model, "output_names", None), self.home)
-        self._metrics = metrics
         self._graphs = TracedGraphs(self.cluster, self.check_agreement)
         self.traces = self._graphs.traces  # concrete functions, for batches of any number of rows
 

@@ -9,7 +9,7 @@ from towers.machine import hang
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
-from towers.step.row_counts import check_rows
+from towers.step.row_counts import check_arrays, check_rows
 from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
 
 
@@ -48,6 +48,7 @@ class TracedGraphs:
         Raises:
             ValueError: N is 0, or not the same in all parts.
         """
+        check_arrays(*batch)
         with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
             tensors = map_tensors(as_tensor, batch)
         check_rows(*tensors)

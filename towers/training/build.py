@@ -13,18 +13,19 @@ from towers.config import AUTO, TrainConfig
 from towers.datasets.batches import Examples, load_examples
 from towers.datasets.dataset import Dataset
 from towers.datasets.image_folder import shown
+from towers.datasets.pixels import suited
 from towers.datasets.source import InputOptions, num_steps
 from towers.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
 from towers.machine import places
 from towers.machine.devices import has_started, is_gpu
-from towers.machine.gpus import use_only
-from towers.machine.logical import divide_gpus, logical_cpus
+from towers.machine.gpus import cpu_devices, use_only
+from towers.machine.logical import divide_gpus, logical_cpus, undivided_cpu
 from towers.machine.policy import policy_of
 from towers.machine.workers import Workers, join_workers
 from towers.models import RECURRENT, ModelSource
 from towers.models.dropout import set_dropout
-from towers.recipe.compiled import CompiledMetrics, check_steps, directions, losses, recompile
+from towers.step.compiled import CompiledMetrics, check_steps, directions, losses, recompile
 from towers.recipe.freezing import freeze
 from towers.recipe.label_smoothing import smoothed
 from towers.recipe.optimizer import make_optimizer, with_given
@@ -102,6 +103,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     home = devices[0] if may_copy else _variable_device(config.variable_device)
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, home)
+    dataset = suited(dataset, model)
     train_examples, test_examples = _load(dataset, config)
     num_devices = len(devices) * join_workers().num_workers
     batch_size = config.global_batch_size(num_devices)
@@ -154,8 +156,15 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
         class_names=dataset.class_names,
-        warnings=dataset.warnings,
+        warnings=[*dataset.warnings, *_one_tower(config, step)],
     )
+
+
+def _one_tower(config: TrainConfig, step: TowerStep) -> list[str]:
+    """The warning of a run with one tower by default; [] for any other run."""
+    is_chosen = (config.num_towers, config.num_gpus, config.accumulate) != (None, None, None)
+    warning = undivided_cpu(1, is_chosen) if step.num_towers == 1 else None
+    return [] if warning is None else [warning]
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
@@ -169,10 +178,10 @@ def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | N
     options = InputOptions(
         config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
     )
-    train = load_examples(dataset.train, options)
+    train = load_examples(dataset.train, options, dataset.restored)
     if dataset.test is None:
         return train, None
-    return train, load_examples(dataset.test, options._replace(augment=None))
+    return train, load_examples(dataset.test, options._replace(augment=None), dataset.restored)
 
 
 def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
@@ -286,9 +295,7 @@ def _split_cpu(config: TrainConfig) -> None:
         if threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         if tf.config.get_logical_device_configuration(cpu) is None:
-            cores = devices_lib.count_cores()
-            towers = cores if num_towers is None else join_workers().most_towers(num_towers)
-            count = config.num_gpus or each * max(1, min(cores // each, towers))
+            count = config.num_gpus or cpu_devices(num_towers, each)
             of_devices = count // each * join_workers().num_workers
             num_towers = num_towers or max(1, of_devices)
             may_loop = config.jit_compile == AUTO and config.model in RECURRENT

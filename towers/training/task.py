@@ -68,7 +68,9 @@ def make_model_and_data(
     if source.knows_shapes:
         model = make(None, None)
         _check(model, source)
-        return model, _load(config, _sizes(source, model), objects, own_task=model.compiled)
+        dataset = _load(config, _sizes(source, model), objects, own_task=model.compiled)
+        _check_unbatched(model, dataset)
+        return model, dataset
     try:
         dataset = _load(config, source, objects, own_task=False)
     except ValueError as problem:
@@ -131,6 +133,35 @@ def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
     if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
         return source._replace(input_shape=x[1:], num_classes=y[-1])
     return source
+
+
+def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
+    """Raises ValueError for a tf.data.Dataset whose elements are batches.
+
+    They are if the inputs of a built model have their rank and sizes. If the model is not built,
+    they are if the first size of every part is unknown, as `batch` leaves it.
+    """
+    if not isinstance(dataset.train, tf.data.Dataset):
+        return
+    spec = dataset.train.element_spec
+    shapes = [tf.TensorShape(part.shape) for part in tf.nest.flatten(spec)]
+    x = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(spec)[0])
+    found = [tf.TensorShape(part.shape) for part in x]
+    inputs = [tf.TensorShape(part.shape) for part in tf.nest.flatten(getattr(model, "inputs", []))]
+    if 0 in (shape.rank for shape in shapes) or None in (shape.rank for shape in shapes):
+        return
+    if inputs:
+        fits = [a.rank == b.rank and a[1:].is_compatible_with(b[1:])
+                for a, b in zip(found, inputs)]
+        are_batches = len(found) == len(inputs) and all(fits)
+    else:
+        are_batches = not model.built and all(shape[0] is None for shape in shapes)
+    if are_batches:
+        raise ValueError(
+            f"dataset ({dataset.name}): its elements seem to be batches: x has shape {found[0]}. "
+            "Remove .batch(), or add .unbatch(); `batch_size` says how many examples make a batch. "
+            "If an element is one example, set its sizes with tf.ensure_shape."
+        )
 
 
 def _check(model: Any, source: ModelSource) -> None:

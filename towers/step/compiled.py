@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,7 +16,50 @@ from towers.step.sharding import batch_size
 from towers.step.state import variables_device
 from towers.step.structures import one_row
 
+COMPILED = "compiled"  # an argument of TowerStep that comes from the model's `compile`
 _STEPS = ("train_step", "test_step")
+
+
+class Recipe(NamedTuple):
+    """The built optimizer, the loss with its weights, and the metrics of a step."""
+
+    optimizer: keras.optimizers.Optimizer
+    loss: Any
+    loss_weights: Any
+    metrics: BatchMetrics
+
+
+def recipe_of(
+    model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, home: str
+) -> Recipe:
+    """The recipe of these arguments of `TowerStep`; `home`: where its variables are made.
+
+    An optimizer or a loss that is `COMPILED` is the one that the model was compiled with. With that
+    loss come its weights and the metrics, unless they are given.
+
+    Raises:
+        ValueError: the model is not compiled, or its class has a custom `train_step`.
+    """
+    given = {"optimizer": optimizer, "loss": loss}
+    missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]
+    if missing and not model.compiled:
+        raise ValueError(
+            f"TowerStep has no {' and no '.join(missing)}, and model {model.name!r} is not "
+            "compiled. Pass them, such as TowerStep(model, 'adam', 'mse'), or call model.compile."
+        )
+    if missing:
+        check_steps(model)
+    if "loss" in missing:
+        loss, weights = losses(model)
+        loss_weights = weights if loss_weights is None else loss_weights
+        metrics = CompiledMetrics(model) if metrics is None else metrics
+    optimizer = keras.optimizers.get(model.optimizer if "optimizer" in missing else optimizer)
+    if not optimizer.built:  # LossScaleOptimizer would make its own variables twice
+        with tf.device(home):
+            optimizer.build(model.trainable_variables)
+    if not isinstance(metrics, BatchMetrics):
+        metrics = BatchMetrics(metrics, getattr(model, "output_names", None), home)
+    return Recipe(optimizer, loss, loss_weights, metrics)
 
 
 def check_steps(model: keras.Model) -> None:
@@ -24,8 +67,8 @@ def check_steps(model: keras.Model) -> None:
     for name in _STEPS:
         if overrides(model, name):
             raise ValueError(
-                f"model ({model.name!r}) has a {name} of its own, which towers.train does not run. "
-                "Use towers.make_parallel(model, gpus=...) and its fit."
+                f"model ({model.name!r}) has a custom {name}, which towers.train and TowerStep do "
+                "not run. Use towers.make_parallel(model, gpus=...) and its fit."
             )
 
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.recipe import compiled
-from towers.recipe.compiled import CompiledMetrics, overrides, own_loss
+import towers
+from towers.step import compiled
+from towers.step.compiled import CompiledMetrics, overrides, own_loss
 from towers.step.outputs import ModelLoss
 
 pytestmark = pytest.mark.light  # not about updates or curves
@@ -104,8 +105,44 @@ def test_directions_are_those_of_the_metrics():
 def test_a_step_of_its_own_is_refused(name):
     own = type("Own", (keras.Model,), {name: lambda self, data: {}})
     compiled.check_steps(model_of(("a", 1), loss="mse"))
-    with pytest.raises(ValueError, match=rf"has a {name} of its own.*make_parallel"):
-        compiled.check_steps(model_of(("a", 1), kind=own, loss="mse"))
+    with pytest.raises(ValueError, match=rf"has a custom {name}.*make_parallel"):
+        towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"))
+
+
+def test_a_compiled_model_needs_no_further_arguments():
+    """Its optimizer, loss, loss weights and metrics are those of Keras' own train_on_batch."""
+    outputs, options = (("a", 1), ("b", 2)), {
+        "loss": ["mse", "mae"], "loss_weights": [2.0, 3.0], "metrics": [["mae"], ["mse"]],
+        "weighted_metrics": [["mse"], []],
+    }
+    model, theirs = model_of(*outputs, **options), model_of(*outputs, **options)
+    theirs.set_weights(model.get_weights())
+    step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(1, 2)
+    logs = step(x, y, tf.range(4.0))
+    expected = theirs.train_on_batch(x, list(y), tf.range(4.0), return_dict=True)
+    assert step.optimizer is model.optimizer
+    np.testing.assert_allclose(*([values[k] for k in logs] for values in (logs, expected)), 1e-6)
+    assert set(logs) == set(expected)
+    for a, b in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_what_is_given_beside_a_compiled_model_wins():
+    model = model_of(("a", 1), loss="mse", metrics=["mse"])
+    x, y, _ = batch(1)
+    assert set(towers.TowerStep(model, "adam", num_towers=2)(x, y)) == {"loss", "mse"}
+    assert set(towers.TowerStep(model, loss="mae", num_towers=2)(x, y)) == {"loss"}
+    step = towers.TowerStep(model, metrics=["mae"], num_towers=2)
+    assert set(step(x, y)) == {"loss", "mae"}
+
+
+@pytest.mark.parametrize("given, said", [
+    ((), "no optimizer and no loss"), (("adam",), "no loss"), (("compiled", "mse"), "no optimizer"),
+])
+def test_a_model_that_is_not_compiled_needs_both(given, said):
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    with pytest.raises(ValueError, match=f"TowerStep has {said}.* call model.compile"):
+        towers.TowerStep(model, *given)
 
 
 class Old(keras.Model):
