@@ -15,6 +15,7 @@ import pytest
 import towers
 from tests import forked
 from towers import TrainConfig, fields
+from towers.machine.devices import count_cores, has_gpus
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -80,6 +81,33 @@ def test_the_reference_lists_every_public_name_once():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: towers\.(\w+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted(towers.__all__)
+
+
+SNIPPETS = """
+import re, sys
+import keras, numpy as np
+
+x = np.random.default_rng(0).normal(size=(64, 20)).astype("float32")
+y = (x.sum(axis=1) > 0).astype("int32")
+LAYERS = "keras.Input((20,)), keras.layers.Dense(2, 'softmax')"
+for code in sys.argv[1:]:
+    exec(code.replace("...", LAYERS).replace("epochs=90", "epochs=2"))
+print(sorted(logs), len(gradients), len(model.history.history["loss"]), model)
+"""
+
+
+def test_readme_begins_with_snippets_that_run_without_a_gpu(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    diff = re.search(r"```diff\n(.*?)```", readme, re.DOTALL)[1]
+    fit = "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] != "-")
+    loop = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    done = forked.run("-c", SNIPPETS, fit, loop, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "['accuracy', 'loss'] 2 2 <parallel <Sequential name=sequential, built=True>: 8 towers "
+    assert said in done.stdout
+    if not has_gpus():
+        assert "all 8 towers share /cpu:0" in done.stderr
+        assert "there is one tower" in done.stderr or count_cores() == 1
 
 
 def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path):

@@ -384,7 +384,10 @@ def test_what_the_page_shows_runs(monkeypatch):
     run_dir.Path("house.py").write_text(module)
     monkeypatch.syspath_prepend(".")
     with tf.device("/cpu:3"):
-        exec(compile(script, "own_task.md", "exec"), {})
+        names = {}
+        exec(compile(script, "own_task.md", "exec"), names)
+    assert names["history"]["val_price_mae"][1] < names["history"]["val_price_mae"][0]
+    assert names["history"]["val_kind_accuracy"][-1] > 0.9
     columns = header(run_dir.Path("runs/houses")).split(",")
     assert columns[1:6] == ["loss", "kind_accuracy", "price_mae", "price_loss", "kind_loss"]
 

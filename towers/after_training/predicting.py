@@ -19,6 +19,7 @@ from towers.datasets.pixels import suited
 from towers.datasets.dataset import Dataset
 from towers.datasets.source import InputOptions, num_steps
 from towers.machine.devices import place_towers
+from towers.machine.words import counted
 from towers.machine.workers import join_workers
 from towers.parallel.parallel_model import parallel_on
 from towers.recipe.starting_values import load
@@ -60,8 +61,8 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     _for_each_batch(test, examples, batch_size, "Evaluate", out)
     logs = {name: float(last[name]) for name in sorted(last, key=lambda name: name != "loss")}
     values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
-    seconds = format_seconds(time.perf_counter() - began)
-    out.line(labelled("Evaluate", f"{values} | {examples.num_examples:,} examples in {seconds}"))
+    seconds, count = format_seconds(time.perf_counter() - began), examples.num_examples
+    out.line(labelled("Evaluate", f"{values} | {counted(count, 'example')} in {seconds}"))
     return logs
 
 
@@ -89,7 +90,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
             predictions.add([_plain(value) for value in values])
 
         _for_each_batch(predict, examples, batch_size, "Predict", out)
-    out.line(labelled("Predict", f"{examples.num_examples:,} examples: {path}"))
+    out.line(labelled("Predict", f"{counted(examples.num_examples, 'example')}: {path}"))
 
 
 def _prepare(

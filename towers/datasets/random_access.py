@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers.datasets.dataset import Dataset, check_shapes
 from towers.datasets.pixels import divided, divided_parts, notes
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
+from towers.machine.words import counted
 from towers.reading.examples import Source, arrays_of, leaf_of, read_example
 from towers.reading.readers import Readers
 
@@ -68,8 +69,9 @@ class RandomAccess:
         try:
             if (length := len(self.source.examples)) != self.num_examples:
                 raise ValueError(
-                    f"{self.source.where}: {length:,} examples now, {self.num_examples:,} at the "
-                    "start. A run needs the same ones throughout: restore them, or start a new run."
+                    f"{self.source.where}: {counted(length, 'example')} now, "
+                    f"{self.num_examples:,} at the start. A run needs the same ones throughout: "
+                    "restore them, or start a new run."
                 )
             for index, arrays in self.readers.read(indices.as_numpy_iterator()):
                 yield index, *tf.nest.pack_sequence_as(self.structure, arrays)

@@ -22,6 +22,7 @@ from towers.datasets.dataset import Dataset, check_shapes, describe, is_pair
 from towers.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.machine.devices import count_cores
+from towers.machine.words import counted
 
 _MEND = "Mend it; `resume` then goes on from there."
 
@@ -147,8 +148,9 @@ class Streamed:
             raise
         if done < left:
             raise ValueError(
-                f"{self.where}: {left - done:,} examples fewer than the {self.num_examples:,} at "
-                "the start. A run needs the same ones throughout: restore them, or start a new run."
+                f"{self.where}: {counted(left - done, 'example')} fewer than the "
+                f"{self.num_examples:,} at the start. A run needs the same ones throughout: "
+                "restore them, or start a new run."
             )
 
     def _check(self, records: tf.data.Dataset) -> None:

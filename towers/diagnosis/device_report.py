@@ -17,6 +17,7 @@ from towers.config import TrainConfig
 from towers.machine import nvidia, tensorflow_internals
 from towers.machine.devices import count_cores, intra_op_threads, is_gpu, place_towers
 from towers.machine.logical import shared_gpus
+from towers.machine.words import counted
 from towers.reporting.formats import format_bytes
 from towers.reporting.report import devices_line, labelled
 from towers.training.build import find_devices
@@ -154,7 +155,7 @@ def _cpu() -> list[Text]:
     except OSError:
         info = {}
     cores, present = count_cores(), os.cpu_count() or 1
-    usable = f"{cores} cores" if cores == present else f"{cores} of {present} cores"
+    usable = counted(cores, "core") if cores == present else f"{cores} of {present} cores"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     name = info.get("model name") or platform.processor() or platform.machine()
     flags = info.get("flags") or info.get("Features") or ""

@@ -20,6 +20,7 @@ from towers.machine.devices import (
     is_gpu,
 )
 from towers.machine.logical import is_undivided, logical_cpus
+from towers.machine.words import counted
 from towers.machine.workers import join_workers
 
 _TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
@@ -174,7 +175,7 @@ def _malformed(gpus: Any) -> ValueError:
     names = f" ({', '.join(f'/gpu:{i}' for i in range(count))})" if count else ""
     return ValueError(
         f"gpus ({gpus!r}) must be a count of at least 1, or a list of distinct device indices from "
-        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {count} GPUs{names}"
+        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(count, 'GPU')}{names}"
         + ("." if count else "; towers then run on logical CPU devices.")
     )
 
@@ -188,9 +189,9 @@ def _too_many(gpus: Any, indices: list[int], kind: str, present: list[str]) -> s
             f"Use {instead}."
         )
     return (
-        f"gpus ({gpus!r}) is more than this machine has: no GPU, and {count} logical CPU devices "
-        f"({', '.join(present)}). Call towers.logical_cpus({max(indices) + 1}) {FIRST}, or use "
-        f"{instead}."
+        f"gpus ({gpus!r}) is more than this machine has: no GPU, and "
+        f"{counted(count, 'logical CPU device')} ({', '.join(present)}). Call "
+        f"towers.logical_cpus({max(indices) + 1}) {FIRST}, or use {instead}."
     )
 
 

@@ -11,7 +11,7 @@ from towers.checkpointing.run_dir import BEST, FINAL
 from towers.checkpointing.train_state import TrainState
 from towers.command_line import train_command
 from towers.datasets.source import num_steps
-from towers.machine.words import plural
+from towers.machine.words import counted
 from towers.reporting.formats import format_loss, format_seconds
 from towers.reporting.report import Report, labelled
 from towers.training.build import Run
@@ -120,7 +120,7 @@ def skipped_warning(count: int, loss_scale: float | None) -> str:
     why = "a NaN or infinite loss or gradient"
     if loss_scale is not None:
         why += f"; the loss scale is {loss_scale:,.0f} now"
-    return f"{count:,} {plural('update', count)} left out in this epoch: {why}."
+    return f"{counted(count, 'update')} left out in this epoch: {why}."
 
 
 def nonfinite_error(reason: str, step: int, directory: Path | str, is_python: bool = False) -> str:
@@ -146,7 +146,7 @@ def unsaved_error(reason: str, directory: Path | str, is_python: bool = False) -
 def amount(step: int, steps_an_epoch: int) -> str:
     """"12 epochs", or "1,500 steps" where the last epoch is not complete."""
     epochs, rest = divmod(step, steps_an_epoch)
-    return f"{epochs} {plural('epoch', epochs)}" if rest == 0 else f"{step:,} steps"
+    return counted(epochs, "epoch") if rest == 0 else counted(step, "step")
 
 
 def best_value(values: Sequence[float], monitor: Monitor) -> str:

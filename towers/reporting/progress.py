@@ -6,6 +6,7 @@ from rich.text import Text
 
 from towers.checkpointing.run_dir import Result
 from towers.checkpointing.train_state import TrainState
+from towers.machine.words import counted
 from towers.reporting.formats import format_seconds
 from towers.reporting.outcome import num_skipped, skipped_warning
 from towers.reporting.report import Progress, Report, epoch_label, labelled
@@ -98,6 +99,6 @@ def skipped_line(num_examples: int, seconds: float) -> Text:
     """"Data      1,280 examples of this epoch read again and left out, in 0:12"."""
     return labelled(
         "Data",
-        f"{num_examples:,} examples of this epoch read again and left out, in "
+        f"{counted(num_examples, 'example')} of this epoch read again and left out, in "
         f"{format_seconds(seconds)}",
     )

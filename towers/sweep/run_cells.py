@@ -13,7 +13,7 @@ from pathlib import Path
 from towers import __version__
 from towers.checkpointing import run_dir
 from towers.config import TrainConfig
-from towers.machine.words import plural
+from towers.machine.words import counted, plural
 from towers.named import one_line
 from towers.sweep import directory, table
 from towers.sweep.advice import advice
@@ -173,7 +173,7 @@ def _note(shared: TrainConfig, machine: Machine) -> str:
     """The line below the picture's title."""
     length = f"{shared.epochs} {plural('epoch', shared.epochs)} each"
     if shared.max_steps is not None:
-        length = f"{shared.max_steps:,} steps each"
+        length = f"{counted(shared.max_steps, 'step')} each"
     note = f"{length}; {shared.precision}. A ring: the smallest global batch from which more "
     note += f"{'GPUs' if machine.gpu else 'devices'} are faster than 1."
     return note if machine.gpu else f"{note} No GPU here: the figures say little about GPUs."
