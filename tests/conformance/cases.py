@@ -137,6 +137,24 @@ def _two_outputs_batch(as_dict: bool) -> Callable:
     return batch
 
 
+def _nested_outputs() -> keras.Model:
+    x = keras.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(x)
+    pair = [L.Dense(3, name="first")(hidden), L.Dense(3, name="second")(hidden)]
+    return keras.Model(x, {"pair": pair, "classes": L.Dense(4, activation="softmax")(hidden)})
+
+
+def _nested_batch(n: int, rng: np.random.Generator) -> tuple:
+    x, classes, _ = _labels_with_ignored(n, rng)
+    y = {"pair": list(rng.normal(size=(2, n, 3))), "classes": classes}
+    return x, y, rng.uniform(0.1, 3.0, n)
+
+
+def pair_error(y_true: Any, y_pred: Any) -> Any:
+    """A loss of two outputs at once: by how much the product of two predictions is wrong."""
+    return keras.ops.mean(keras.ops.abs(y_true[0] * y_true[1] - y_pred[0] * y_pred[1]), axis=-1)
+
+
 class WithPositions(L.Layer):
     """One table, looked up by rows and, alike in all towers, by positions."""
 
@@ -323,6 +341,12 @@ ODD = [
         "loss": {"numbers": squared_error("mean_with_sample_weight"),
                  "classes": "sparse_categorical_crossentropy"},
         "loss_weights": {"numbers": 0.3, "classes": 2.0},
+    }),
+    Case("nested_outputs", _nested_outputs, _nested_batch, {
+        "loss": {"pair": pair_error, "classes": [
+            "crossentropy",
+            keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
+        ]},
     }),
     Case("embedding", _embedding, _tokens),
     Case("ragged", _ragged, _ragged_tokens),

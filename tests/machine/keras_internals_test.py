@@ -160,6 +160,29 @@ def test_compiled_loss():
         assert keras_internals.compiled_loss(model) == (["mse", "mae"], [2.0, 3.0])
 
 
+def test_loss_terms():
+    y, p = np.ones((2, 1)), np.zeros((2, 1))
+    one, other = keras.losses.MeanSquaredError(), keras.losses.MeanAbsoluteError()
+    cases = [
+        # loss, loss_weights, y, y_pred, sample_weight; each term's loss, factor and sample_weight
+        (one, None, y, p, None, [(one, 1, None)]),
+        ([one, other], None, y, p, None, [(one, 1, None)]),  # Keras computes the first alone
+        (one, 2, [y, y], [p, p], y, [(one, 2, y), (one, 2, y)]),
+        ([one, None], [2.0, 1.0], [y], [p, p], None, [(one, 2, None)]),
+        ({"b": other, "a": one}, {"b": 3.0, "a": 2.0}, {"a": y, "b": y}, [p, p], None,
+         [(one, 2, None), (other, 3, None)]),
+        ({"a": [one, other]}, None, {"a": y, "b": y}, {"a": p, "b": p}, {"a": p, "b": y},
+         [(one, 1, p), (other, 1, p)]),
+    ]
+    with keeps("LossTerms", "resolves the losses given to compile where the total is computed"):
+        for loss, loss_weights, labels, predictions, weight, expected in cases:
+            losses = keras_internals.LossTerms(loss, loss_weights, ["a", "b"])
+            for _ in range(2):
+                terms = losses.terms(labels, predictions, weight)
+                assert [(t.loss, t.factor, t.sample_weight) for t in terms] == expected
+                assert all(term.y is y and term.y_pred is p for term in terms)
+
+
 def test_track_output_losses():
     with keeps("track_output_losses", "counts the outputs' losses where it computes the total"):
         model = two_outputs()

@@ -149,10 +149,10 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
-@pytest.mark.telling("masked_gru", "adds_loss")
+@pytest.mark.telling("masked_gru", "adds_loss", "nested_outputs")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
-    "adds_loss", "adds_sums", "activity", "l2", "sum",
+    "adds_loss", "adds_sums", "activity", "l2", "sum", "nested_outputs",
 ])
 def test_fit_of_odd_models(name):
     """Several inputs and outputs, masks, sums, added losses, sample weights."""
@@ -171,6 +171,12 @@ def test_fit_of_odd_models(name):
     theirs, ours = (tf.nest.flatten(m.predict(x, batch_size=5, verbose=0)) for m in pair)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values():
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction=None)
+    pair = build_pair(classifier, **{**CLASSIFIER, "loss": loss})
+    assert_same_fit(pair, rows, batch_size=7)
 
 
 def test_labels_of_the_outputs_with_a_loss_alone():

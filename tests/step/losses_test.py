@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.machine.keras_internals import LossTerm
 from towers.step import losses, outputs
 from towers.step.losses import SHARES_SPEC, Losses, Shares, tower_shares
-from towers.step.outputs import ModelLoss, OutputLoss
+from towers.step.outputs import ModelLoss
 from towers.step.sharding import shard_batch
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
@@ -128,33 +129,38 @@ def test_a_loss_with_a_call_of_its_own_is_a_mean_over_examples():
 
 # The shares of towers.
 
-MEAN = OutputLoss(keras.losses.MeanSquaredError(), 1.0)
-SUM = OutputLoss(keras.losses.MeanSquaredError(reduction="sum"), 1.0)
+def term(reduction="sum_over_batch_size", sample_weight=None):
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    return LossTerm(loss, 1.0, None, None, sample_weight)
 
 
-def shares_of(losses, weights, num_examples=7, by_weights=None):
-    """Of T x O weights; the examples in 3 shards of 3, 2 and 2."""
+MEAN, SUM = term(), term("sum")
+BY_WEIGHTS = term("mean_with_sample_weight", sample_weight=tf.ones([7]))
+
+
+def shares_of(terms, weights, num_examples=7):
+    """Of T x K weights; the examples in 3 shards of 3, 2 and 2."""
     shards = shard_batch(tf.range(num_examples), len(weights))
     weights = [tf.constant(each, tf.float64) for each in weights]
-    return tower_shares(losses, weights, shards, by_weights or [False] * len(losses))
+    return tower_shares(terms, weights, shards)
 
 
-def test_each_output_is_divided_by_the_sum_of_its_own_weights():
+def test_each_term_is_divided_by_the_sum_of_its_own_weights():
     found = shares_of([MEAN, MEAN], [[3.0, 1.0], [1.0, 0.0], [4.0, 1.0]])
-    assert [each.outputs.numpy().tolist() for each in found] == [
+    assert [each.terms.numpy().tolist() for each in found] == [
         [3 / 8, 1 / 2], [1 / 8, 0], [4 / 8, 1 / 2]
     ]
 
 
 def test_a_plain_sum_counts_as_it_is():
     found = shares_of([SUM, MEAN], [[1.0, 3.0], [1.0, 2.0], [0.0, 0.0]])  # the last shard is empty
-    assert [each.outputs.numpy().tolist() for each in found] == [[1, 0.6], [1, 0.4], [0, 0]]
+    assert [each.terms.numpy().tolist() for each in found] == [[1, 0.6], [1, 0.4], [0, 0]]
 
 
 def test_sums_over_sample_weights_are_divided_by_all_weights_though_a_shards_are_zero():
     weights = [[3.0, 3.0], [0.0, 0.0], [-1.0, -1.0]]
-    found = shares_of([MEAN, MEAN], weights, by_weights=[True, False])
-    assert [each.outputs.numpy().tolist() for each in found] == [
+    found = shares_of([BY_WEIGHTS, MEAN], weights)
+    assert [each.terms.numpy().tolist() for each in found] == [
         [0.5, 1.5], [0.5, 0], [0.5, -0.5]
     ]
 
@@ -164,9 +170,10 @@ def test_losses_of_layers_are_divided_by_examples_whatever_the_outputs_weigh():
     assert [float(each.examples) for each in found] == [3 / 7, 2 / 7, 2 / 7]
 
 
-def test_weights_of_zero_and_an_output_without_a_loss_count_nothing_and_are_no_nan():
-    found = shares_of([MEAN, None], [[0.0, 0.0]] * 3)
-    assert [each.outputs.numpy().tolist() for each in found] == [[0, 0]] * 3
+def test_weights_of_zero_count_nothing_and_are_no_nan():
+    found = shares_of([MEAN], [[0.0]] * 3)
+    assert [each.terms.numpy().tolist() for each in found] == [[0]] * 3
+    assert [each.terms.shape for each in shares_of([], [[]] * 3)] == [[0]] * 3
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -174,7 +181,7 @@ def test_shares_add_up_to_one(num_towers):
     weights = np.random.default_rng(num_towers).uniform(0.1, 9, (num_towers, 1))
     found = shares_of([MEAN], weights.tolist(), num_examples=5)
     # float64, one rounding a share
-    assert sum(float(each.outputs[0]) for each in found) == pytest.approx(1, rel=1e-15)
+    assert sum(float(each.terms[0]) for each in found) == pytest.approx(1, rel=1e-15)
     assert sum(float(each.examples) for each in found) == pytest.approx(1, rel=1e-15)
 
 
@@ -196,8 +203,8 @@ def bound(loss, loss_weights=None, names=None, outputs=PREDICTIONS):
     return losses
 
 
-def shares(*outputs, examples=0.5):
-    return Shares(tf.constant(outputs, tf.float64), tf.constant(examples, tf.float64))
+def shares(*terms, examples=0.5):
+    return Shares(tf.constant(terms, tf.float64), tf.constant(examples, tf.float64))
 
 
 def test_the_total_is_the_sum_of_share_times_factor_times_loss():
@@ -209,7 +216,7 @@ def test_the_total_is_the_sum_of_share_times_factor_times_loss():
 def test_what_layers_add_comes_weighed():
     losses = bound(["mse", None])
     added = [tf.constant(7.0), tf.constant(9.0)]
-    total = losses.total([Y, Y], PREDICTIONS, None, added, shares(1.0, 0.0, examples=0.25))
+    total = losses.total([Y, Y], PREDICTIONS, None, added, shares(1.0, examples=0.25))
     assert float(total) == 5 + 7 + 9
 
 
@@ -228,9 +235,9 @@ def test_a_total_of_nothing_is_an_error():
 
 
 def test_labels_may_be_given_for_the_outputs_with_a_loss_alone():
-    for y in ([Y + 1], [None, Y + 1], {"b": Y + 1}):
+    for y in ([Y + 1], [None, Y + 1]):
         losses = bound([None, "mse"], names=["a", "b"])
-        total = losses.total(y, PREDICTIONS, None, [], shares(0.0, 1.0))
+        total = losses.total(y, PREDICTIONS, None, [], shares(1.0))
         assert float(total) == (1 + 1) / 2
 
 
@@ -244,9 +251,8 @@ def test_dicts_are_matched_by_name_whatever_their_order():
 
 def test_a_models_own_loss_is_beside_no_output():
     losses = bound(ModelLoss(print))
-    assert losses.model_loss is not None and losses.each == [None, None]
-    assert losses.beside_outputs([Y, Y], "y") == [None, None]
-    total = losses.total(Y, PREDICTIONS, None, [tf.constant(8.0)], shares(0.0, 0.0, examples=0.5))
+    assert losses.model_loss is not None and losses.terms([Y, Y], None) == []
+    total = losses.total(Y, PREDICTIONS, None, [tf.constant(8.0)], shares(examples=0.5))
     assert float(total) == 8
 
 
@@ -254,16 +260,16 @@ def test_the_first_outputs_are_bound_for_good():
     losses = bound("mse", outputs={"a": PREDICTIONS[0], "b": PREDICTIONS[1]})
     losses.bind(PREDICTIONS[0])
     assert losses.outputs == {"a": tf.float32, "b": tf.float32}
-    assert len(losses.each) == 2
 
 
 def test_each_output_weighs_its_own_examples_weights_or_valid_steps():
     mean = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     losses = bound(["mse", mean, None, "mse"], outputs=PREDICTIONS * 2)
     mask = tf.constant([[True, True, False], [True, False, False]])
-    weights = losses.weigh(tf.constant([0.5, 2.0]), tf.constant(2), [None, None, None, mask])
-    assert (weights.numpy().tolist(), weights.dtype) == ([2, 2.5, 0, 3], tf.float64)
-    assert losses.weigh(None, tf.constant(0)).numpy().tolist() == [0] * 4
+    y = [Y] * 4
+    weights = losses.weigh(y, tf.constant([0.5, 2.0]), tf.constant(2), [None, None, mask])
+    assert (weights.numpy().tolist(), weights.dtype) == ([2, 2.5, 3], tf.float64)
+    assert losses.weigh(y, None, tf.constant(0)).numpy().tolist() == [0] * 3
 
 
 def masked_prediction():
@@ -278,10 +284,9 @@ def test_masks_are_those_of_the_outputs_and_of_their_losses():
     predictions = [masked_prediction(), classes, masked_prediction()]
     losses = bound(["mse", ignoring, None], outputs=predictions)
     labels = [tf.zeros([2, 3, 1]), tf.constant([[0, -1, 1], [-1, -1, 2]]), None]
-    first, second, third = losses.masks(labels, predictions)
+    first, second = losses.masks(labels, predictions)
     assert first.numpy().tolist() == [[True] * 3, [True, False, False]]
     assert second.numpy().tolist() == [[True, False, True], [False, False, True]]
-    assert third is None
 
 
 @pytest.mark.parametrize("loss, is_masked, expected", [
@@ -292,7 +297,7 @@ def test_masks_are_those_of_the_outputs_and_of_their_losses():
 ])
 def test_masks_matter_where_an_output_with_a_loss_has_one(loss, is_masked, expected):
     prediction = tf.fill([2, 3, 4], 0.25)
-    losses = bound([loss], outputs=[prediction])
+    losses = bound(loss, outputs=prediction)
     mask = tf.ones([2, 3], tf.bool) if is_masked else None
     labels = tf.zeros([2, 3, 4] if loss == "mse" else [2, 3])
-    assert losses.have_masks([labels], [prediction], [mask]) is expected
+    assert losses.have_masks(labels, [prediction], [mask]) is expected

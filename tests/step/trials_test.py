@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
-from towers.step.outputs import resolve_losses
+from towers.machine.keras_internals import LossTerms
 from towers.step.trials import NoMeanOverRows, check_is_mean, check_rows_apart, made_up
 
 L = keras.layers
@@ -21,8 +21,8 @@ def check(loss, y=ROWS, y_pred=ROWS):
     """Warnings are errors here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (output,) = resolve_losses(loss, None, [tf.float32])
-        check_is_mean(output.loss, y, y_pred)
+        (term,) = LossTerms(loss, None, None).terms(y, y_pred, None)
+        check_is_mean(term.loss, y, y_pred)
 
 
 MEANS = [
@@ -92,8 +92,8 @@ def test_a_function_is_named_with_its_line():
 ])
 def test_what_cannot_be_tried_is_warned_of(loss, reason):
     with pytest.warns(UserWarning, match=f"could not be tried.*{reason}.*--verify_gradients"):
-        (output,) = resolve_losses(loss, None, [tf.float32])
-        check_is_mean(output.loss, ROWS, ROWS)
+        (term,) = LossTerms(loss, None, None).terms(ROWS, ROWS, None)
+        check_is_mean(term.loss, ROWS, ROWS)
 
 
 def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():

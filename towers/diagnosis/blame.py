@@ -33,12 +33,9 @@ def blamed_loss(
     with suppress(Exception), tf.device("/cpu:0"):  # whatever the user's model and loss raise
         outputs = _called(model, x)
         losses.bind(outputs)
-        labels, predictions = losses.beside_outputs(y, "y"), tf.nest.flatten(outputs)
-        for output, label, y_pred in zip(losses.each, labels, predictions, strict=True):
-            if output is None or label is None:
-                continue
+        for term in losses.terms(y, None, tf.nest.flatten(outputs)):
             with suppress(Exception):  # of another output's more may be known
-                found = no_mean(output.loss, label, y_pred)
+                found = no_mean(term.loss, term.y, term.y_pred)
                 if found is not None:
                     return found
     return None

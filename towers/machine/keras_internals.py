@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
 
 # Layers.
 
@@ -273,6 +274,74 @@ def compiled_loss(model: keras.Model) -> CompiledLoss | None:
     if compiled is None:
         return None
     return CompiledLoss(compiled._user_loss, compiled._user_loss_weights)
+
+
+class LossTerm(NamedTuple):
+    """One loss of a compiled model, and what it is called on.
+
+    loss: the loss. factor: its weight in the total. y, y_pred, sample_weight: the arguments of its
+    call, tensors or structures of these; `sample_weight` may be None.
+    """
+
+    loss: keras.losses.Loss
+    factor: float
+    y: Any
+    y_pred: Any
+    sample_weight: Any
+
+
+class LossTerms(CompileLoss):
+    """Keras' resolution of the losses given to `compile`, which returns terms in place of values.
+
+    Keras matches losses, labels, outputs and weights in one object that has no public name, and
+    only while it computes the total. Here each loss notes its arguments. Since 3.7.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
+        """
+        Args:
+            loss, loss_weights: as `keras.Model.compile` takes them.
+            output_names: the names of the model's outputs, or None.
+        """
+        if isinstance(loss_weights, int):
+            loss_weights = float(loss_weights)
+        super().__init__(loss, loss_weights, output_names=output_names)
+        self._resolved: list[Any] = []
+        self._noted: list[LossTerm] = []
+
+    def terms(self, y: Any, y_pred: Any, sample_weight: Any) -> list[LossTerm]:
+        """The terms of the total loss; the first call resolves the losses for good.
+
+        Args:
+            y, y_pred, sample_weight: structures of tensors, or of what stands for tensors.
+
+        Raises:
+            ValueError or KeyError: the structures do not match, as Keras says it.
+        """
+        self._noted = []
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self.call(y, y_pred, sample_weight)
+        # For one output Keras computes the first loss of a list alone.
+        is_one = not keras.tree.is_nested(y) and not keras.tree.is_nested(y_pred)
+        return self._noted[:1] if is_one else self._noted
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        super().build(y_true, y_pred)
+        self._resolved = list(vars(self)["_flat_losses"])
+        self._flat_losses = [
+            each._replace(loss=functools.partial(self._note, each), loss_weights=None)
+            for each in self._resolved
+        ]
+
+    @property
+    def metrics(self) -> list[None]:
+        """No metric for any loss."""
+        return [None] * len(self._resolved)
+
+    def _note(self, resolved: Any, y: Any, y_pred: Any, sample_weight: Any) -> float:
+        factor = 1.0 if resolved.loss_weights is None else resolved.loss_weights
+        self._noted.append(LossTerm(resolved.loss, factor, y, y_pred, sample_weight))
+        return 0.0
 
 
 def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:

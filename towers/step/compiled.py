@@ -204,9 +204,14 @@ class CompiledMetrics(BatchMetrics):
 
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
-    """Whether Keras shows the loss of each output beside the total."""
-    is_own = overrides(model, "compute_loss") or keras_internals.compiled_loss(model) is None
-    return not is_own and len(tf.nest.flatten(y_pred)) > 1
+    """Whether Keras shows the value of each loss beside the total."""
+    compiled = keras_internals.compiled_loss(model)
+    if compiled is None or overrides(model, "compute_loss"):
+        return False
+    given = keras.tree.flatten(compiled.loss)
+    return len([loss for loss in given if loss is not None]) > 1 or (
+        not keras.tree.is_nested(compiled.loss) and len(tf.nest.flatten(y_pred)) > 1
+    )
 
 
 def _direction(metric: keras.metrics.Metric | None) -> str | None:

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.machine.keras_internals import LossTerm, LossTerms
 from towers.step.outputs import (
     ModelLoss,
-    OutputLoss,
+    check_reduction,
     is_sum,
     loss_mask,
     loss_reduction,
     makes_mask,
-    per_output,
-    resolve_losses,
 )
 from towers.step.sharding import Shard
 from towers.step.structures import Structure
@@ -33,12 +32,12 @@ from towers.step.structures import Structure
 class Shares(NamedTuple):
     """A tower's share of the global batch.
 
-    outputs: [O] float64, w_t / sum(w) for the loss of each of O outputs.
+    terms: [K] float64, w_t / sum(w) for each of the K terms of the loss.
     examples: scalar float64, n_t / N, for the batch means that layers add. Weight
         regularization, which every tower adds in full, enters once, because these sum to 1.
     """
 
-    outputs: tf.Tensor
+    terms: tf.Tensor
     examples: tf.Tensor
 
 
@@ -46,11 +45,9 @@ SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.flo
 
 
 class Losses:
-    """One loss for each output, or the model's own `compute_loss` for all.
+    """The losses of the model's outputs, or the model's own `compute_loss` in place of them.
 
-    Attributes known once `bind` was called:
-        outputs: the structure of the model's outputs, of dtypes.
-        each: the loss of each of O outputs; None for an output without one.
+    outputs: the structure of the model's outputs, with dtypes as leaves; None until `bind`.
     """
 
     def __init__(self, loss: Any, loss_weights: Any, names: Sequence[str] | None) -> None:
@@ -62,15 +59,35 @@ class Losses:
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
-        self.each: list[OutputLoss | None] = []
-        self._arguments = (loss, loss_weights)
-        self._names = names
+        has_terms = loss is not None and self.model_loss is None
+        self._terms = LossTerms(loss, loss_weights, names) if has_terms else None
 
     def bind(self, outputs: Structure) -> None:
         """Learns the model's outputs, which are not known before a subclassed model is traced."""
         if self.outputs is None:
             self.outputs = tf.nest.map_structure(lambda v: v.dtype, outputs)
-            self.each = resolve_losses(*self._arguments, self.outputs, self._names)
+
+    def terms(
+        self, y: Structure, sample_weight: Structure, predictions: Sequence[Any] | None = None
+    ) -> list[LossTerm]:
+        """The terms of the loss, as Keras matches losses, labels, outputs and weights.
+
+        Args:
+            y, sample_weight: structures of tensors [n, ...] or None.
+            predictions: the flattened outputs; None where no prediction of a term is needed.
+
+        Raises:
+            ValueError or KeyError: the structures do not match, as Keras says it.
+            NoNumber: a loss has no reduction.
+        """
+        if self._terms is None:
+            return []
+        given = tf.nest.flatten(self.outputs) if predictions is None else list(predictions)
+        y_pred = tf.nest.pack_sequence_as(self.outputs, given)
+        terms = self._terms.terms(y, y_pred, sample_weight)
+        for term in terms:
+            check_reduction(term.loss)
+        return terms
 
     def total(
         self,
@@ -86,133 +103,88 @@ class Losses:
             y, sample_weight: of the shard, structures of tensors [n, ...] or None.
             predictions: the flattened outputs.
             added: the shard's parts of losses that layers, or a `compute_loss`, have added.
-            shares: what the losses of the outputs count.
+            shares: the tower's share of each term.
 
         Raises:
             ValueError: there is no loss at all.
         """
-        labels = self.beside_outputs(y, "y")
-        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
-        terms = []
-        for i, output in enumerate(self.each):
-            if output is not None:
-                by_weights = divides_by_weights(output.loss, weights[i])
-                loss = summed(output.loss) if by_weights else output.loss
-                value = loss(labels[i], predictions[i], weights[i])
-                terms.append(value * tf.cast(shares.outputs[i] * output.factor, value.dtype))
-        terms += added
-        if not terms:
+        values = []
+        for i, term in enumerate(self.terms(y, sample_weight, predictions)):
+            loss = summed(term.loss) if divides_by_weights(term) else term.loss
+            value = loss(term.y, term.y_pred, term.sample_weight)
+            values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
+        values += added
+        if not values:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")
-        return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
+        return tf.add_n([tf.cast(value, values[0].dtype) for value in values])
 
     def weigh(
         self,
+        y: Structure,
         sample_weight: Structure,
         size: tf.Tensor,
         masks: Sequence[tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
-        """w_t of each output's loss on a shard: [O] float64, 0 for an output without a loss.
+        """w_t of each term of the loss on a shard: [K] float64.
 
         Args:
-            sample_weight: the shard's.
+            y, sample_weight: the shard's.
             size: scalar int32, its examples that count.
             masks: what `masks` returned, where masks take part.
         """
-        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
-        return tf.stack([
-            shard_weight(output.loss, weight, size, mask)
-            if output else tf.zeros([], tf.float64)
-            for output, weight, mask in zip(
-                self.each, weights, masks or [None] * len(self.each), strict=True
-            )
-        ])
-
-    def divided_by_weights(self, sample_weight: Structure) -> list[bool]:
-        """Whether each output's loss is divided by the sum of its sample weights."""
-        weights = self.beside_outputs(sample_weight, "sample_weight", repeat=True)
-        return [
-            output is not None and divides_by_weights(output.loss, weight)
-            for output, weight in zip(self.each, weights, strict=True)
+        terms = self.terms(y, sample_weight)
+        weights = [
+            shard_weight(term.loss, term.sample_weight, size, mask)
+            for term, mask in zip(terms, masks or [None] * len(terms), strict=True)
         ]
+        return tf.stack(weights) if weights else tf.zeros([0], tf.float64)
 
     def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """The masks of each output's loss on a shard; None where nothing is masked."""
+        """The masks of each term of the loss on a shard; None where nothing is masked."""
         return [
-            loss_mask(output.loss, label, y_pred) if output else None
-            for output, label, y_pred in zip(
-                self.each, self.beside_outputs(y, "y"), predictions, strict=True
-            )
+            loss_mask(term.loss, term.y, term.y_pred) for term in self.terms(y, None, predictions)
         ]
 
     def have_masks(
         self, y: Structure, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
     ) -> bool:
-        """Whether a mask decides the weight of some loss.
+        """Whether a mask decides the weight of some term.
 
         Args:
             y: a shard's labels.
             predictions, masks: a traced tower's; only dtypes, shapes and absent masks matter.
         """
-        for output, label, y_pred, mask in zip(
-            self.each, self.beside_outputs(y, "y"), predictions, masks, strict=True
-        ):
-            if output is not None and label is not None:
-                if mask is not None or makes_mask(output.loss, label, y_pred):
-                    return True
-        return False
-
-    def beside_outputs(
-        self, value: Structure, what: str, repeat: bool = False
-    ) -> list[tf.Tensor | None]:
-        """`value` laid out beside the flattened outputs; None for all beside a ModelLoss.
-
-        Args:
-            value: labels or sample weights.
-            what: the argument's name, "y" or "sample_weight".
-            repeat: whether one value stands for every output.
-
-        Raises:
-            ValueError: the value does not match.
-        """
-        if self.model_loss:
-            return [None] * len(self.each)
-        if what == "y" and not isinstance(value, dict):
-            value = self._beside_losses(value)
-        return per_output(value, self.outputs, self._names, what, repeat=repeat)
-
-    def _beside_losses(self, y: Structure) -> Structure:
-        """Labels that are given for outputs with a loss alone, laid out with None elsewhere."""
-        labels = tf.nest.flatten(y)
-        if len(labels) != len(self.each) - self.each.count(None):
-            return y
-        remaining = iter(labels)
-        return [None if output is None else next(remaining) for output in self.each]
+        of_outputs = [term.y_pred for term in self.terms(y, None, masks)]
+        return any(
+            mask is not None and not tf.nest.is_nested(mask)
+            or makes_mask(term.loss, term.y, term.y_pred)
+            for term, mask in zip(self.terms(y, None, predictions), of_outputs, strict=True)
+        )
 
 
 def tower_shares(
-    losses: Sequence[OutputLoss | None],
-    weights: Sequence[tf.Tensor],
-    shards: Sequence[Shard],
-    by_weights: Sequence[bool],
+    terms: Sequence[LossTerm], weights: Sequence[tf.Tensor], shards: Sequence[Shard]
 ) -> list[Shares]:
     """The shares of each tower.
 
+    A plain sum counts w_t itself. A sum over sample weights counts 1 / sum(w): weights of both
+    signs may add up to 0 in a shard, but not in all shards. If all weights of a term are 0, its
+    shares are 0, as Keras' own division gives.
+
     Args:
-        losses: of the O outputs; a plain sum counts w_t itself. Where all weights of an output are
-            zero, so are its shares, as Keras' own division gives.
-        weights: w_t of T shards, each [O] float64.
+        terms: the K terms of the loss.
+        weights: w_t of T shards, each [K] float64.
         shards: the towers' shards.
-        by_weights: which outputs' towers have sums over their sample weights: these count
-            1 / sum(w), as weights of both signs may add up to 0 in a shard, but not in all.
     """
     stacked = tf.stack(list(weights))
-    sums = [loss is not None and is_sum(loss.loss) for loss in losses]
+    sums = tf.constant([is_sum(term.loss) for term in terms], tf.bool)
+    by_weights = tf.constant([divides_by_weights(term) for term in terms], tf.bool)
     is_real = tf.stack([[tf.cast(shard.size > 0, tf.float64)] for shard in shards])
     divided = tf.math.divide_no_nan(
-        tf.where(list(by_weights), is_real, stacked), tf.reduce_sum(stacked, axis=0)
+        tf.where(by_weights, is_real, stacked), tf.reduce_sum(stacked, axis=0)
     )
-    outputs = tf.unstack(tf.where(sums, stacked, divided), num=len(weights))
-    return [Shares(each, shard.share) for each, shard in zip(outputs, shards, strict=True)]
+    found = tf.unstack(tf.where(sums, stacked, divided), num=len(weights))
+    return [Shares(each, shard.share) for each, shard in zip(found, shards, strict=True)]
 
 
 # Keras' reductions.
@@ -244,7 +216,7 @@ def shard_weight(
         A scalar float64, 0 for an empty shard.
     """
     reduction = loss_reduction(loss)
-    if divides_by_weights(loss, sample_weight):
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weight = tf.cast(sample_weight, tf.float64)
         if mask is not None:
             while weight.shape.rank < mask.shape.rank:
@@ -260,9 +232,10 @@ def shard_weight(
     return tf.where(size > 0, weight, 0.0)
 
 
-def divides_by_weights(loss: keras.losses.Loss, sample_weight: Any) -> bool:
+def divides_by_weights(term: LossTerm) -> bool:
     """Whether Keras divides the loss by the sum of the sample weights."""
-    return loss_reduction(loss) == "mean_with_sample_weight" and sample_weight is not None
+    is_divided = loss_reduction(term.loss) == "mean_with_sample_weight"
+    return is_divided and term.sample_weight is not None
 
 
 def summed(loss: keras.losses.Loss) -> keras.losses.Loss:

@@ -1,105 +1,31 @@
-"""The loss, the factor, the labels and the weights of each output of a model.
+"""Tells the reduction of a loss and the mask that it applies; holds a model's own loss."""
 
-A user gives one for all, a list, or a dict by the outputs' names; here they are laid side by side.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import function_loss, keras_mask
-from towers.step.structures import Structure
+from towers.machine.keras_internals import keras_mask
+from towers.step.gathering import NeedsOtherTowers
+from towers.step.structures import Structure, map_tensors
 
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
 
-class OutputLoss(NamedTuple):
-    """The loss of one output of the model, and its factor in the total loss."""
-
-    loss: keras.losses.Loss
-    factor: float
+class NoNumber(NeedsOtherTowers):
+    """A loss without a reduction, which is a value for each example."""
 
 
-def resolve_losses(
-    loss: Any, loss_weights: Any, outputs: Structure, names: Sequence[str] | None = None
-) -> list[OutputLoss | None]:
-    """One entry for each output of the model, None for an output without a loss.
-
-    Args:
-        loss: a Keras loss, its name, a function (y_true, y_pred), or a list or dict of these; a
-            ModelLoss, which is no output's.
-        loss_weights: a number, or a list or dict of numbers; None means 1 everywhere.
-        outputs: the model's outputs, a structure.
-        names: the outputs' names, for a dict of losses beside a list of outputs.
-
-    Raises:
-        ValueError: the structures do not match, or a loss has no reduction.
-    """
-    if isinstance(loss, ModelLoss):
-        loss = None
-    losses = per_output(loss, outputs, names, "loss", repeat=True)
-    factors = per_output(loss_weights, outputs, names, "loss_weights", repeat=True)
-    resolved: list[OutputLoss | None] = []
-    for identifier, factor in zip(losses, factors, strict=True):
-        if identifier is None:
-            resolved.append(None)
-        else:
-            resolved.append(OutputLoss(_loss_object(identifier), 1.0 if factor is None else factor))
-    return resolved
-
-
-def _loss_object(identifier: Any) -> keras.losses.Loss:
-    """A Loss from a Keras loss, a name or a function; a function becomes a mean over examples."""
-    loss = keras.losses.get(identifier)
-    if not isinstance(loss, keras.losses.Loss):
-        loss = function_loss(loss)
+def check_reduction(loss: keras.losses.Loss) -> None:
+    """Raises NoNumber where a loss has no reduction."""
     if loss_reduction(loss) not in _REDUCTIONS:
-        raise ValueError(
+        raise NoNumber(
             f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
-            f"number. Use one of {', '.join(_REDUCTIONS)}."
+            f"number. Use one of {', '.join(_REDUCTIONS)}; or towers.make_parallel(model, gpus), "
+            "whose fit takes the gradient of the sum of all values, as Keras does."
         )
-    return loss
-
-
-def per_output(
-    value: Any, outputs: Structure, names: Sequence[str] | None, what: str, *, repeat: bool = False
-) -> list[Any]:
-    """Lays `value` out beside the flattened outputs.
-
-    Args:
-        value: one value, or a structure: like `outputs`, a flat list, or a dict by output name.
-        outputs: the model's outputs.
-        names: their names, where the model has any.
-        what: the argument's name, for the error.
-        repeat: whether one value stands for every output.
-
-    Returns:
-        A list as long as `tf.nest.flatten(outputs)`; None where a dict has no entry.
-
-    Raises:
-        ValueError: `value` does not match.
-    """
-    count = len(tf.nest.flatten(outputs))
-    if not tf.nest.is_nested(value):
-        if count == 1:
-            return [value]
-        if repeat or value is None:
-            return [value] * count
-        raise ValueError(f"{what} is one value, but the model has {count} outputs.")
-    if isinstance(value, dict):
-        keys = sorted(outputs) if isinstance(outputs, dict) else list(names or [])
-        unknown = sorted(set(value) - set(keys))
-        if unknown or len(keys) != count:
-            raise ValueError(f"{what} names {unknown or sorted(value)}; the outputs are {keys}.")
-        return [value.get(key) for key in keys]
-    flat = tf.nest.flatten(value)
-    if len(flat) != count:
-        raise ValueError(f"{what} has {len(flat)} entries, but the model has {count} outputs.")
-    return flat
 
 
 def overrides_call(loss: keras.losses.Loss) -> bool:
@@ -117,13 +43,13 @@ def loss_reduction(loss: keras.losses.Loss) -> str:
     return "mean" if overrides_call(loss) else loss.reduction
 
 
-def loss_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor | None:
+def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor | None:
     """The mask that Keras applies: the output's own, and the loss's (such as `ignore_class`).
 
     Args:
         loss: the Keras loss.
-        y: [n, ...] labels.
-        y_pred: [n, ...] predictions, carrying the output's mask where it has one.
+        y: [n, ...] labels, or a structure of these.
+        y_pred: the predictions alike, carrying the output's mask where it has one.
 
     Returns:
         [n, ...] of bool, or None.
@@ -135,7 +61,7 @@ def loss_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Te
     return own if mask is None else mask & own
 
 
-def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool:
+def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
     """Whether a loss masks by itself (such as by `ignore_class`).
 
     Asks a graph that is thrown away: the loss may hold assertions, which would keep alive all that
@@ -147,13 +73,13 @@ def makes_mask(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> bool
     """
     if overrides_call(loss):
         return False
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (y, y_pred)]
+    specs = map_tensors(lambda v: tf.TensorSpec(v.shape, v.dtype), [y, y_pred])
     masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
     return masked.get_concrete_function(*specs).structured_outputs is not None
 
 
-def _values(loss: keras.losses.Loss, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    return loss.call(tf.cast(y, loss.dtype), tf.cast(y_pred, loss.dtype))
+def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor:
+    return loss.call(*map_tensors(lambda v: tf.cast(v, loss.dtype), [y, y_pred]))
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,10 @@ class TowerStep:
         """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
         tower, weigh = self.tower.trace(name, shards[self.mine.start].values)
         inputs = self._inputs(shards)
-        shares = self._shares(weigh, inputs, shards)
+        if name == "predict":
+            shares = [Shares(tf.zeros([0], tf.float64), shard.share) for shard in shards]
+        else:
+            shares = self._shares(weigh, inputs, shards)
         return self._on_devices(tower, inputs, [(shares[t], *options) for t in self.mine])
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
@@ -255,9 +258,8 @@ class TowerStep:
                 own = self._on_devices(weigh, inputs, [(shards[t].size,) for t in self.mine])
                 weights = self._exchange.one_a_tower(own)
             else:
-                weights = [losses.weigh(shard.values[2], shard.size) for shard in shards]
-            by_weights = losses.divided_by_weights(shards[0].values[2])
-            return tower_shares(losses.each, weights, shards, by_weights)
+                weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
+            return tower_shares(losses.terms(*shards[0].values[1:]), weights, shards)
 
     def _on_devices(
         self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]

@@ -180,7 +180,7 @@ class Tower:
         """
         forward = self._forward(inputs, None, training=True, compute_losses=False)
         masks = self.losses.masks(inputs.y, forward.predictions)
-        return self.losses.weigh(inputs.sample_weight, size, masks)
+        return self.losses.weigh(inputs.y, inputs.sample_weight, size, masks)
 
     def trace(self, name: str, batch: BatchValues) -> tuple[TracedTower, TracedTower | None]:
         """The traced method, and the traced `weigh_masked` where masks decide a loss's weight.
@@ -201,7 +201,8 @@ class Tower:
             known, weigh = len(self.state), None
             tower = self._trace_once(name, batch)
             output = tower.structured_outputs
-            if self.losses.have_masks(batch[1], output.predictions, output.masks):
+            has_losses = name != "predict"
+            if has_losses and self.losses.have_masks(batch[1], output.predictions, output.masks):
                 weigh = self._trace_once("weigh_masked", batch)
         if not self._is_alone:
             self._trials.run(*batch[:2], None if name == "predict" else output.predictions)

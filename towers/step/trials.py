@@ -30,6 +30,7 @@ from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.losses import Losses, shard_weight
 from towers.step.outputs import is_sum, loss_mask, overrides_call
+from towers.step.sharding import batch_size
 from towers.step.structures import Structure, map_tensors
 
 _NUM_ROWS, _FIRST_PART = 5, 3
@@ -61,10 +62,8 @@ class Trials:
             self._done.add("rows")
         if predictions is None or "losses" in self._done:
             return
-        labels = self._losses.beside_outputs(y, "y")
-        for output, label, y_pred in zip(self._losses.each, labels, predictions, strict=True):
-            if output is not None and label is not None:
-                check_is_mean(output.loss, label, y_pred)
+        for term in self._losses.terms(y, None, predictions):
+            check_is_mean(term.loss, term.y, term.y_pred)
         self._done.add("losses")
 
 
@@ -72,8 +71,8 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
     """Finds out whether a loss is what its reduction says: a mean, or a sum, over rows.
 
     Args:
-        loss: of one of the model's outputs.
-        y, y_pred: symbolic labels and predictions [n, ...], or their specs.
+        loss: one term of the model's loss.
+        y, y_pred: symbolic labels and predictions [n, ...], or their specs; or structures of these.
 
     Raises:
         NoMeanOverRows: it is not, such as `keras.losses.Dice`, or a root of a mean.
@@ -84,7 +83,8 @@ def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
     """
     try:
         with tf.init_scope(), tf.device("/cpu:0"):
-            found = no_mean(loss, made_up(y, is_label=True), made_up(y_pred))
+            labels = map_tensors(partial(made_up, is_label=True), y)
+            found = no_mean(loss, labels, map_tensors(made_up, y_pred))
     except Exception as error:
         _refuse_fixed_batch(loss, y, y_pred)
         _warn_untried(_name(loss), error)
@@ -98,21 +98,24 @@ def no_mean(loss: keras.losses.Loss, labels: Any, predictions: Any) -> str | Non
 
     Args:
         loss: of one of the model's outputs.
-        labels, predictions: of at least 2 rows, [n, ...].
+        labels, predictions: tensors [n, ...] with n > 1, or structures of these.
 
     Raises:
         ValueError: these rows do not tell. What the loss itself raises passes through.
     """
 
+    def part_of(rows: slice) -> list[Any]:
+        return map_tensors(lambda v: v[rows], [labels, predictions])
+
     def value(rows: slice) -> float:
-        return float(loss(labels[rows], predictions[rows]))
+        return float(loss(*part_of(rows)))
 
     def weight(rows: slice) -> float:
-        part = labels[rows], predictions[rows]
+        part = part_of(rows)
         mask = None if overrides_call(loss) else loss_mask(loss, *part)
-        return float(shard_weight(loss, None, tf.shape(part[1])[0], mask))
+        return float(shard_weight(loss, None, batch_size(part[1]), mask))
 
-    count = int(predictions.shape[0])
+    count = int(batch_size(predictions))
     middle = -(-count * _FIRST_PART // _NUM_ROWS)
     parts = [slice(0, middle), slice(middle, count)]
     whole, again = (value(slice(0, count)) for _ in range(2))
