@@ -189,6 +189,25 @@ def test_changed_data_are_refused(monkeypatch):
     refused("the train data are not those that .*/run/checkpoints/epoch-1-step-6 was trained on")
 
 
+def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(tmp_path, monkeypatch):
+    """The run has a relative data_dir, and goes on from another working directory."""
+    (x, y), (x_test, y_test) = loop_test.small_data()
+    for name, labels in (("data", y), ("other", y[::-1])):
+        np.savez(f"{name}.npz", x_train=x, y_train=labels, x_test=x_test, y_test=y_test)
+    values = {"dataset": "npz", "data_dir": "data.npz", "epochs": 3}
+    whole = towers.train(config(run_dir="whole", **values))
+    interrupted(**values)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    with pytest.raises(ValueError, match=r"data_dir \(data.npz\).* does not exist.* `resume`"):
+        towers.train(TrainConfig(resume="../run"))
+    with pytest.raises(ValueError, match="the train data are not those"):
+        towers.train(TrainConfig(resume="../run", data_dir="../other.npz"))
+    (tmp_path / "data.npz").rename(tmp_path / "elsewhere" / "moved.npz")
+    assert towers.train(TrainConfig(resume="../run", data_dir="moved.npz")) == whole
+    assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
+
+
 def test_another_model_is_refused_with_the_first_variable_that_differs(monkeypatch):
     interrupted()
 

@@ -54,8 +54,9 @@ class TrainConfig:
         "(train, test). The default needs "
         "no download.")
     data_dir: str | None = text(
-        None, "Directory of the data set's files; for npz, the file. Default: the data set's own "
-        "place.", Role.LOCAL, is_path=True)
+        None, "Directory of the data set's files; for npz, the file. Beside `resume`, the place to "
+        "which the same data have moved. Default: the data set's own place.",
+        Role.FREE | Role.LOCAL, is_path=True)
     image_size: str | None = text(
         None, "Of image_folder: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as 224x224x3, of all "
         "images. Default: what most of those to train on have.", check=_check_image_size)

@@ -74,6 +74,12 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             f"`resume` give only {_listed(Role.FREE)}, other {_listed(Role.LIMIT)}, or a larger "
             f"{_listed(Role.LARGER)}."
         )
+    moved = saved.data_dir if given.get("data_dir") is None else None
+    if moved is not None and "://" not in moved and not os.path.exists(moved):
+        raise ValueError(
+            f"data_dir ({moved}) of the run in {directory} does not exist in {places.here()}. Give "
+            "its new place beside `resume`: data_dir=DIR."
+        )
     if "device" in changed:  # the old numbers were of other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
     if "gpus_per_tower" in changed:  # the old stages were of as many GPUs

@@ -12,6 +12,7 @@ from towers.datasets.dataset import Dataset, check_shapes
 from towers.datasets.pixels import divided, divided_parts, notes
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
 from towers.machine.words import counted
+from towers.reading.array_records import ArrayRecords
 from towers.reading.examples import Source, arrays_of, leaf_of, read_example
 from towers.reading.readers import Readers
 
@@ -47,8 +48,10 @@ class RandomAccess:
         return replace(self, readers=readers)
 
     def identity(self) -> Iterator[bytes]:
-        """The dtypes and shapes of an example: to read all of them would take long."""
+        """The dtypes and shapes of an example, and files' sizes: reading all would take long."""
         yield repr(self.source.leaves).encode()
+        if isinstance(self.source.examples, ArrayRecords):
+            yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """The batches that arrays in memory would give."""

@@ -1,7 +1,8 @@
 """ArrayRecord files as one source: record i, wherever it is, parsed."""
 
+import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -37,6 +38,11 @@ class ArrayRecords:
         begin = self._ends[file - 1] if file else 0
         (record,) = self._readers[file].read([index - begin])
         return self._parse(record)
+
+    def identity(self) -> Iterator[bytes]:
+        """The files' names and sizes, wherever their directory lies."""
+        for path in self._paths:
+            yield os.fsencode(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_paths": self._paths, "_features": self._features, "_ends": self._ends}

@@ -61,7 +61,7 @@ def load_newest(
         ValueError: it cannot continue this run: all are damaged, of other data, another model,
             another configuration; or results would be replaced.
     """
-    config = identity(run.config)
+    config, defaults = identity(run.config), identity(TrainConfig())
     held = {"config": config, "data": data, _ITERATOR: partial(_iterator_state, run)}
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
@@ -72,7 +72,8 @@ def load_newest(
         return None
     state, path = found.checkpoint.state, found.path
     with checkpointer.expecting("a run"):
-        then = {**identity(TrainConfig()), **state["config"]}  # of a younger field, the default
+        # A younger field had the default; one that no longer defines the run does not count.
+        then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
         _check_data(state["data"], data, path)
         train_state = TrainState.from_json(state["position"])
@@ -127,5 +128,6 @@ def _check_data(then: Mapping[str, str], now: Mapping[str, str], path: Path) -> 
         if then.get(split) != now.get(split):
             raise ValueError(
                 f"the {split} data are not those that {path} was trained on: their digest has "
-                "changed. Restore the data, or start a new run."
+                "changed. Restore them, name their place with data_dir=DIR beside `resume`, or "
+                "start a new run."
             )
