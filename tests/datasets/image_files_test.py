@@ -1,16 +1,19 @@
 """Images that are decoded while training runs: the same as in memory, from any step; and faults."""
 
+import io
 import json
+from functools import partial
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import ExifTags, Image
 
 import towers
 from tests import forked
-from tests.datasets.image_folder_test import BAD, BMP, GIF
+from tests.datasets.image_folder_test import BAD
 from tests.train_test import environment
 from towers import datasets
 from towers.after_training.model_files import file_config
@@ -19,7 +22,7 @@ from towers.checkpointing.continued import continued_config
 from towers.config import TrainConfig
 from towers.datasets import batches as input_lib
 from towers.datasets import image_folder
-from towers.datasets.image_files import ImageFiles, header_shape, image_shape
+from towers.datasets.image_files import ImageFiles, decode, image_shape
 from towers.reporting.report import Report
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
@@ -270,40 +273,97 @@ def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_p
     assert "saved at step 5. Resume: python train.py --resume=run" in done.stdout
 
 
-# Headers: what one says is what TensorFlow decodes
+# Files of all kinds: what a header says is what is decoded, upright and in its colors
 
 
-def encoded(encode, channels, **options):
-    """Not before it is called: that starts TensorFlow."""
-    pixels = np.random.default_rng(0).integers(0, 256, (7, 300, channels), np.uint8)
-    return lambda: encode(pixels, **options).numpy()
+def smooth(height, width):
+    """Pixels that JPEG keeps."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 255 / height, columns * 255 / width, 255 - rows * 255 / height], 2)
+
+
+COLORS = Image.fromarray(smooth(40, 60).astype(np.uint8))
+TWELVE_BITS = (np.arange(40 * 60).reshape(40, 60) % 4096).astype(np.uint16)
+TURNS = {
+    3: Image.Transpose.ROTATE_180, 5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270,
+}
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def of_kind(kind, mode="RGB", tolerance=0, orientation=None, **options):
+    """A file and its pixels; stored as a camera does that is held at an orientation of EXIF."""
+    image = COLORS.convert(mode)
+    expected = image.convert("L" if mode in ("L", "LA") else "RGB")
+    if orientation is not None:
+        exif = options["exif"] = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        image = image.transpose(TURNS[orientation])
+    return encoded(image, kind, **options), np.asarray(expected), tolerance
+
+
+def of_16_bits(image, kind=None):
+    content = tf.io.encode_png(image).numpy() if kind is None else encoded(
+        Image.fromarray(image), kind
+    )
+    return content, image / 257, 1e-4
 
 
 IMAGES = {
-    **{f"png {n}": encoded(tf.io.encode_png, n) for n in (1, 2, 3, 4)},
-    **{f"jpeg {n}": encoded(tf.io.encode_jpeg, n) for n in (1, 3)},
-    "jpeg progressive": encoded(tf.io.encode_jpeg, 3, progressive=True),
-    "jpeg with a comment": encoded(tf.io.encode_jpeg, 3, xmp_metadata="x" * 60_000),
-    "gif": lambda: GIF,
-    "bmp": lambda: BMP,
+    **{f"PNG {mode}": partial(of_kind, "PNG", mode) for mode in ("L", "LA", "RGB", "RGBA", "P")},
+    "PNG, turned": partial(of_kind, "PNG", orientation=6),
+    "PNG of 16 bits": lambda: of_16_bits(TWELVE_BITS[..., np.newaxis]),
+    "PNG of 16 bits in color": lambda: of_16_bits(np.stack([TWELVE_BITS] * 3, 2)),
+    **{f"JPEG {mode}": partial(of_kind, "JPEG", mode, 9, quality=95) for mode in ("L", "RGB")},
+    "JPEG in CMYK": partial(of_kind, "JPEG", "CMYK", 16, quality=95),
+    "JPEG, progressive": partial(of_kind, "JPEG", "RGB", 9, quality=95, progressive=True),
+    **{f"JPEG, turned {n}": partial(of_kind, "JPEG", "RGB", 9, n, quality=95) for n in TURNS},
+    "GIF": partial(of_kind, "GIF", "P"),
+    **{f"BMP {mode}": partial(of_kind, "BMP", mode) for mode in ("L", "RGB", "P")},
+    "WebP": partial(of_kind, "WEBP", lossless=True),
+    "TIFF": partial(of_kind, "TIFF"),
+    "TIFF, turned": partial(of_kind, "TIFF", orientation=6),
+    "TIFF of 16 bits": lambda: of_16_bits(TWELVE_BITS, "TIFF"),
+    "PPM": partial(of_kind, "PPM"),
 }
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_a_header_says_what_tensorflow_decodes(kind, tmp_path):
-    path = tmp_path / "image"
-    path.write_bytes(IMAGES[kind]())
-    assert header_shape(path) == image_shape(path)
-
-
-@pytest.mark.parametrize("content", [*BAD[:4], b"\xff\xd8\xff\xe0\0\1"])
-def test_what_is_no_image_or_ends_too_early_says_nothing(content, tmp_path):
+def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(kind, tmp_path):
+    content, expected, tolerance = IMAGES[kind]()
     path = tmp_path / "image"
     path.write_bytes(content)
-    assert header_shape(path) is None
-    path.write_bytes(IMAGES["jpeg 3"]()[:100])
-    assert header_shape(path) is None
+    shape = image_shape(path)
+    assert shape == (40, 60, 1 if expected.size == 40 * 60 else 3)
+    pixels = decode(tf.constant(str(path)), shape).numpy()
+    np.testing.assert_allclose(
+        pixels * 255, expected.reshape(shape), rtol=0, atol=tolerance + 1e-4
+    )
+    (streamed, _), = input_lib.ordered_batches(
+        input_lib.load_examples(ImageFiles(tmp_path, ["image"], np.zeros(1, np.int32), shape)), 1
+    )
+    np.testing.assert_array_equal(streamed[0], pixels)
+    other = (*shape[:2], 4 - shape[2])  # gray from colors, colors from gray
+    assert decode(tf.constant(str(path)), other).shape == other
 
 
-def test_a_file_that_is_not_there_says_nothing(tmp_path):
-    assert header_shape(tmp_path / "none") is None
+def test_pixels_without_a_known_range_are_an_error_with_the_files_name(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(encoded(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
+    files = ImageFiles(tmp_path, ["a.tif"], np.zeros(1, np.int32), (3, 4, 3))
+    with pytest.raises(ValueError, match=f"^{path} cannot be decoded: .* without a known range"):
+        files.decoded()
+
+
+@pytest.mark.parametrize("content", [*BAD[:4], b"\xff\xd8\xff\xe0\0\1", None])
+def test_what_is_no_image_has_no_shape(content, tmp_path):
+    path = tmp_path / "image"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{path} cannot be decoded: "):
+        image_shape(path)

@@ -1,14 +1,16 @@
 """Folders of images: which are read, in what order and size; and what is refused."""
 
 import shutil
+from collections import Counter
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from towers import datasets
 from towers.datasets import image_folder
-from towers.datasets.image_files import decode_all
 from towers.datasets.image_folder import load_flat
 
 
@@ -70,7 +72,7 @@ def test_a_flat_folder_is_read_by_name_in_the_models_size(shape, expected, tmp_p
     dataset = load_flat(str(tmp_path), shape)
     assert dataset.test_names == ["a.png", "b.png", "z.png"] and dataset.class_names == ()
     assert dataset.input_shape == dataset.test.shape == expected
-    assert numbers((decode_all(dataset.test), dataset.test.labels)) == [(2, 0), (1, 0), (0, 0)]
+    assert numbers((dataset.test.decoded(), dataset.test.labels)) == [(2, 0), (1, 0), (0, 0)]
 
 
 def test_a_folder_with_classes_is_not_flat_and_a_flat_one_trains_nothing(split_folder):
@@ -92,6 +94,77 @@ def test_hidden_and_other_files_are_passed_over(split_folder):
     (split_folder / "train" / "a" / "folder.png").mkdir()
     (split_folder / "train" / ".cache").mkdir()
     assert len(numbers(load(split_folder).train)) == 6
+
+
+def test_folders_below_a_class_are_its_images_in_the_order_of_keras(tmp_path):
+    for name in ("z", "b/2", "b/1", "b-a/1", "b/a/1", "B/1", "a.dir/1", "-/1"):
+        write(tmp_path / "train" / "dog" / f"{name}.png", 1)
+    for name in ("train/cat/1", "val/cat/1", "val/dog/new/1"):
+        write(tmp_path / f"{name}.png", 2)
+    found = keras.utils.image_dataset_from_directory(
+        tmp_path / "train", image_size=(4, 5), shuffle=False, verbose=False
+    ).file_paths
+    dataset = load(tmp_path)
+    names = image_folder._find(tmp_path, Counter())[1]
+    assert [f"{tmp_path}/{name}" for name in names] == found and len(found) == 9
+    assert len(dataset.train[0]) == 9 and dataset.test_names == [
+        "val/cat/1.png", "val/dog/new/1.png",
+    ]
+    assert dataset.warnings == []
+
+
+def test_files_that_are_not_used_are_counted_by_their_suffixes(split_folder):
+    folder = split_folder / "train" / "a"
+    for name in ("a.heic", "b.HEIC", "c.txt", "README"):
+        (folder / name).write_bytes(b"")
+    write(split_folder / "train" / "beside.png", 1)
+    (folder / "linked").symlink_to(split_folder / "train" / "b")
+    assert load(split_folder).warnings == [
+        f"{split_folder} holds files that are not used: .heic (2), .txt (1), beside the classes' "
+        "folders (1), links to folders (1), without a suffix (1)."
+    ]
+    for path in (split_folder / "test" / "a").iterdir():
+        path.rename(path.with_suffix(".heic"))
+    assert refusal(split_folder).endswith("a holds files that are not used: .heic (1).")
+
+
+def test_images_of_all_kinds_are_taken_and_gray_ones_of_any_kind_made_gray(tmp_path):
+    for index, suffix in enumerate(image_folder.SUFFIXES):
+        for path in (tmp_path / part / f"{index % 2}" / f"x{suffix}" for part in ("train", "val")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (10, 20, 30)).save(path)
+    dataset = load(tmp_path)
+    assert len(dataset.train[0]) == len(image_folder.SUFFIXES) and dataset.warnings == []
+    pixels = dataset.train[0][:, 9, 9] * 255
+    np.testing.assert_allclose(pixels, [[10, 20, 30]] * len(pixels), atol=4)
+    gray = datasets.load(
+        "image_folder", str(tmp_path), input_shape=(1,), num_classes=2, image_size=(32, 32, 1)
+    )
+    np.testing.assert_allclose(gray.train[0][:, 9, 9] * 255, [[18]] * len(gray.train[0]), atol=4)
+
+
+@pytest.mark.parametrize("name", ["VAL", "Test", "validation", "valid"])
+def test_the_folders_of_a_split_may_be_in_capitals(split_folder, name):
+    (split_folder / "train").rename(split_folder / "Train")
+    (split_folder / "test").rename(split_folder / name)
+    assert numbers(load(split_folder).test) == [(6, 0), (7, 1)]
+
+
+def test_a_directory_that_is_one_level_too_high_is_refused_with_the_right_one(split_folder):
+    message = refusal(split_folder.parent)
+    assert f"use data_dir={split_folder}, or give" in message
+
+
+def test_a_class_without_an_image_to_train_or_test_on_is_warned_of(tmp_path):
+    for index in range(40):
+        write(tmp_path / "a" / f"{index}.png", index)
+    for name in ("b/0.png", "c/2.png"):  # their hashes: one tests, the other trains
+        write(tmp_path / name, 1)
+    said = load(tmp_path).warnings
+    assert [line.partition(". ")[0] for line in said] == [
+        "1 of 3 classes have no image to train on, such as b",
+        "1 of 3 classes have no image to test on, such as c",
+    ]
 
 
 def test_every_fifth_image_tests_by_its_own_name(tmp_path):
@@ -241,7 +314,7 @@ def test_train_or_test_alone_is_refused(split_folder):
     shutil.rmtree(split_folder / "train")
     assert "holds test, but no folder train" in refusal(split_folder)
     (split_folder / "test").rename(split_folder / "train")
-    assert "holds train, but no folder val or test" in refusal(split_folder)
+    assert "holds train, but no folder val or valid or validation or test" in refusal(split_folder)
 
 
 def test_too_few_images_to_divide_are_refused(tmp_path):

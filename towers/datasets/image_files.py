@@ -1,35 +1,31 @@
 """Image files -> pixels: all into memory at the start, or each one when its turn comes.
 
-How large an image is, its header tells: PNG, JPEG, GIF, BMP -> (height, width, 1 or 3 channels).
+TensorFlow decodes JPEG, PNG and GIF. Pillow reads headers, and decodes the files that TensorFlow
+cannot decode, or would turn into other colors or leave on their side.
 """
 
 import os
 import re
-import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.machine.devices import count_cores
 
 Shape = tuple[int, int, int]
 
-AT_THE_START = "Convert it to PNG, or remove it."
-_IN_ITS_TURN = (
-    "Convert it to PNG or remove it, and start a new run; `resume` takes only the file as it was."
-)
-
-_ENOUGH = 32  # bytes: where PNG, GIF and BMP say it
-_GRAY_PNG = (0, 4)  # color types: gray, and gray with transparency
-# JPEG's frame headers, which say it; 0xC4, 0xC8 and 0xCC are no frames (ITU T.81, table B.1).
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
+_REMEDY = "Convert it to PNG, or remove it. A run that has begun can resume only with the old file."
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # Pillow's modes of gray images
+_GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
+_AT_ONCE = 64  # images in a batch of those that go into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +36,12 @@ class ImageFiles:
     names: their paths below it.
     labels: int32 [N].
     shape: (height, width, channels) that each of them gets.
-    way_out: what to do with a file that turns out to be no image.
     """
 
     directory: Path
     names: list[str]
     labels: np.ndarray
     shape: Shape
-    way_out: str = _IN_ITS_TURN
 
     how = "decoded while training runs"
     is_sequential = False
@@ -70,7 +64,7 @@ class ImageFiles:
             try:
                 size = os.path.getsize(path)
             except OSError as error:
-                raise _undecodable(path, error, AT_THE_START) from None
+                raise _undecodable(path, error) from None
             yield os.fsencode(f"{name}\0{size} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
@@ -103,112 +97,101 @@ class ImageFiles:
                 yield batch
                 done += 1
         except tf.errors.OpError:  # it does not tell the file
-            paths = self.paths
             for index in next(indices.skip(done).as_numpy_iterator()):
+                path = self.paths[index]
                 try:
-                    decode(tf.constant(paths[index]), self.shape)
-                except tf.errors.OpError as error:
-                    raise _undecodable(paths[index], error, self.way_out) from None
+                    decode(tf.constant(path), self.shape)
+                except Exception as error:  # Pillow raises many kinds for a damaged file
+                    raise _undecodable(path, error) from None
             raise
+
+    def decoded(self) -> np.ndarray:
+        """The pixels of all files, float32 [N, *shape]; raises ValueError as `batches` does."""
+        x = np.empty((self.num_examples, *self.shape), np.float32)
+        for step, (pixels, _) in enumerate(self.batches(Epoch(_AT_ONCE))):
+            x[step * _AT_ONCE:][:len(pixels)] = pixels
+        return x
 
 
 def image_shape(path: Path) -> Shape:
-    """(height, width, 1 or 3) of an image.
+    """(height, width, 1 or 3) of an upright image, from its header.
 
     Raises:
-        ValueError: it cannot be decoded.
+        ValueError: the file holds no such header.
     """
     try:
-        image = tf.io.decode_image(path.read_bytes(), expand_animations=False)
-    except (OSError, tf.errors.OpError) as error:
-        raise _undecodable(os.fsencode(path), error, AT_THE_START) from None
-    height, width, channels = image.shape
-    return height, width, 1 if channels <= 2 else 3  # 2 and 4: the last one is transparency
+        with Image.open(path) as image:
+            width, height = image.size
+            # Pillow has exchanged them for a TIFF file already.
+            if _orientation(image) >= 5 and image.format != "TIFF":
+                width, height = height, width
+            return height, width, 1 if image.mode in _GRAY and image.format != "GIF" else 3
+    except Exception as error:  # Pillow raises many kinds for a damaged file
+        raise _undecodable(os.fsencode(path), error) from None
 
 
 def decode(path: tf.Tensor, shape: Shape) -> tf.Tensor:
     """The pixels of one file, float32 [height, width, channels] in [0, 1]; squeezed to `shape`."""
-    image = tf.io.decode_image(tf.io.read_file(path), shape[2], expand_animations=False)
-    image.set_shape([None, None, shape[2]])
+    contents, channels = tf.io.read_file(path), shape[2]
+    by_tensorflow = partial(tf.io.decode_image, contents, channels, expand_animations=False)
+    decoder, by_pillow = partial(_decoder, channels), partial(_decode_by_pillow, channels)
+    image = tf.switch_case(tf.numpy_function(decoder, [path], tf.int32, stateful=False), [
+        lambda: tf.cast(by_tensorflow(), tf.float32),
+        lambda: tf.cast(by_tensorflow(tf.uint16), tf.float32) / 257,
+        lambda: tf.numpy_function(by_pillow, [path], tf.float32, stateful=False),
+    ])
+    image.set_shape([None, None, channels])
     # Squeezing to the same size would only take time.
     image = tf.cond(
         tf.reduce_all(tf.shape(image)[:2] == shape[:2]),
-        lambda: tf.cast(image, tf.float32),
+        lambda: image,
         lambda: tf.image.resize(image, shape[:2], antialias=True),
     )
     return tf.ensure_shape(image, shape) / 255
 
 
-def decode_all(files: ImageFiles) -> np.ndarray:
-    """The pixels of all files, float32 [N, *shape], decoded on all cores.
-
-    Raises:
-        ValueError: an image cannot be decoded (naming its file).
-    """
-    paths = files.paths
-    x = np.empty((len(paths), *files.shape), np.float32)
-    decoded = tf.data.Dataset.from_tensor_slices(paths).map(
-        lambda path: decode(path, files.shape), count_cores(), deterministic=True
-    )
-    images = decoded.prefetch(1).as_numpy_iterator()
-    for index, path in enumerate(paths):
-        try:
-            x[index] = next(images)
-        except tf.errors.OpError as error:
-            raise _undecodable(path, error, AT_THE_START) from None
-    return x
+def _decoder(channels: int, path: Any) -> np.int32:
+    """0: TensorFlow decodes the file, as 8 bits. 1: TensorFlow, as 16 bits. 2: Pillow."""
+    # Of a damaged header TensorFlow says what is wrong.
+    with suppress(Exception), Image.open(_name(path)) as image:
+        kind = image.format
+        # TensorFlow leaves images on their side, and refuses to make these gray.
+        is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
+        if kind not in ("JPEG", "MPO", "PNG", "GIF") or _orientation(image) > 1 or is_refused:
+            return np.int32(2)
+        return np.int32(kind == "PNG" and "16" in str(image.tile[0][3]))  # such as "RGB;16B"
+    return np.int32(0)
 
 
-def _undecodable(path: bytes, error: Exception, way_out: str) -> ValueError:
+def _decode_by_pillow(channels: int, path: Any) -> np.ndarray:
+    """The pixels of one file, float32 [height, width, channels] from 0 to 255."""
+    with Image.open(_name(path)) as image:
+        upright = ImageOps.exif_transpose(image)
+    if upright.mode in _SIXTEEN_BITS:
+        gray = np.asarray(upright).astype(np.float32)[..., np.newaxis] / 257
+        return np.repeat(gray, channels, axis=2)
+    if upright.mode in ("I", "F"):
+        raise ValueError("its pixels are 32-bit numbers without a known range")
+    pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"), np.float32)
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _name(path: Any) -> str:
+    """A path that TensorFlow hands to Python."""
+    return os.fsdecode(np.asarray(path).item())
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation: 1 is upright; from 5 on, height and width are exchanged."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1  # else Pillow would decode the whole file to look at its end
+    return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+
+
+def _undecodable(path: bytes, error: Exception) -> ValueError:
     cause = " ".join(str(getattr(error, "message", error)).split())
     # TensorFlow names its operations before the message and after it.
     cause = re.sub(r"\{\{.*?\}\}|.*Iterator::\S+|\[.*", "", cause).strip(" .")
-    return ValueError(f"{os.fsdecode(path)} cannot be decoded: {cause}. {way_out}")
-
-
-# Headers: the first bytes of a file, of which nothing is decoded
-
-
-def header_shape(path: Path) -> Shape | None:
-    """The shape in a file's header; None where it cannot be read, or is of no known kind."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_ENOUGH)
-            shape = _jpeg(file) if head.startswith(b"\xff\xd8") else _fixed(head)
-    except (OSError, struct.error):
-        return None
-    return shape if shape is not None and min(shape) > 0 else None
-
-
-def _fixed(head: bytes) -> Shape | None:
-    """The shape in a PNG, GIF or BMP header, where it has a fixed place."""
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        width, height, _, color = struct.unpack_from(">IIBB", head, 16)
-        return height, width, 1 if color in _GRAY_PNG else 3
-    if head.startswith((b"GIF87a", b"GIF89a")):
-        width, height = struct.unpack_from("<HH", head, 6)
-        return height, width, 3
-    if head.startswith(b"BM"):
-        width, height, _, bits = struct.unpack_from("<iiHH", head, 18)
-        return abs(height), width, 1 if bits == 8 else 3  # TensorFlow takes 8 bits for gray
-    return None
-
-
-def _jpeg(file: BinaryIO) -> Shape | None:
-    """The shape in a JPEG header, behind segments of a marker, a length and that many bytes."""
-    file.seek(2)
-    while True:
-        fill, marker = struct.unpack(">BB", file.read(2))
-        if fill != 0xFF:
-            return None
-        while marker == 0xFF:
-            (marker,) = struct.unpack(">B", file.read(1))
-        if marker in _ALONE:
-            continue
-        (length,) = struct.unpack(">H", file.read(2))
-        if marker in _FRAMES:
-            _, height, width, channels = struct.unpack(">BHHB", file.read(6))
-            return height, width, 1 if channels == 1 else 3
-        if length < 2:
-            return None
-        file.seek(length - 2, 1)
+    if isinstance(error, UnidentifiedImageError):
+        cause = "it is no image that TensorFlow or Pillow knows"
+    return ValueError(f"{os.fsdecode(path)} cannot be decoded: {cause}. {_REMEDY}")

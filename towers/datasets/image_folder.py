@@ -9,33 +9,29 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from towers.datasets import image_files
 from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
-from towers.datasets.image_files import ImageFiles, decode_all, header_shape, image_shape
+from towers.datasets.image_files import ImageFiles, Shape, image_shape
 from towers.datasets.memory_share import MEMORY_SHARE, fits
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
-TRAIN, TESTS = "train", ("val", "test")  # val first: a test folder beside it often has no labels
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif",
+    ".jp2", ".ppm", ".pgm", ".pbm",
+)
+# The first of these that is there: a test folder beside val often has no labels.
+TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 LOOKED_AT = 10_000  # images of a split whose headers are read: less than a second
-_DECODED = 100  # of these, where the header is of another kind
 TEST_SHARE = 5  # every fifth image, where there is one folder for both
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
-
-
-class _Split(NamedTuple):
-    """names: N paths below the directory, labels: their N numbers."""
-
-    names: list[str]
-    labels: list[int]
 
 
 def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
@@ -44,14 +40,15 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     x: float32 [N, height, width, channels] in [0, 1]. The most frequent size of the images to
         train on is that of all, and whether more of them are gray (1) or in color (3) decides the
         channels; others are squeezed to it. Headers tell, of up to `LOOKED_AT` images of a split.
-        A GIF gives its first frame; transparency is ignored.
+        A file of several images gives its first one; transparency is ignored.
     y: int32 [N].
 
     Images that take at most `MEMORY_SHARE` of the machine's memory, as float32, train and test
     together, are decoded here, once, and stay there; more of them stay files, which are decoded
-    while training runs: the same pixels, in the same order. Of the files in a class's folder,
-    those ending in .jpg, .jpeg, .png, .gif or .bmp count. In DIR/CLASS, an image's own path
-    decides whether it trains or tests: adding others changes nothing about it.
+    while training runs: the same pixels, in the same order. The files in a class's folder and in
+    the folders below it count, as in Keras, if they end in one of `SUFFIXES`; a warning counts the
+    others. In DIR/CLASS, an image's own path decides whether it trains or tests: adding others
+    changes nothing about it.
 
     Args:
         data_dir: the directory.
@@ -65,28 +62,27 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     """
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
-    directory = Path(data_dir)
-    folders = _folders(directory)
-    if TRAIN in folders or set(TESTS) & set(folders):
-        classes, train, test = _given_split(directory, folders)
-    else:
-        classes, train, test = folders, *_hashed_split(directory, folders)
-    shape, others = _common_shape(directory, train.names, test.names, image_size)
-    note = f"images of {shown(shape)} (height x width x channels)"
-    said: dict[str, Any] = {
-        "notes": [note], "warnings": others, "class_names": classes, "test_names": test.names,
-        "divided": [True],
-    }
+    directory, left_out = Path(data_dir), Counter[str]()
+    with _readable():
+        classes, train, test = _find(directory, left_out)
+    shape, others = _common_shape(directory, list(train), list(test), image_size)
     train_files, test_files = (
-        ImageFiles(directory, split.names, np.array(split.labels, np.int32), shape)
+        ImageFiles(directory, list(split), np.array(list(split.values()), np.int32), shape)
         for split in (train, test)
     )
-    if not _fit_into_memory(train_files, test_files):
+    said: dict[str, Any] = {
+        "notes": [f"images of {shown(shape)} (height x width x channels)"],
+        "warnings": [*others, *_missing(classes, train, test), *_unused(directory, left_out)],
+        "class_names": classes,
+        "test_names": test_files.names,
+        "divided": [True],
+    }
+    if not fits(4 * math.prod(shape) * (len(train) + len(test)), MEMORY_SHARE):
         return Dataset("image_folder", train_files, test_files, len(classes), shape, **said)
     dataset = from_arrays(
         "image_folder",
-        (decode_all(train_files), train_files.labels),
-        (decode_all(test_files), test_files.labels),
+        (train_files.decoded(), train_files.labels),
+        (test_files.decoded(), test_files.labels),
         (f"{directory} (train)", f"{directory} (test)"),
         len(classes),
     )
@@ -107,19 +103,20 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
     Raises:
         ValueError: it cannot be read, or the first image cannot be decoded.
     """
-    directory = Path(data_dir or "")
-    if data_dir is None or any(entry.is_dir() for entry in _entries(directory)):
-        return None
-    names = _images(directory)
+    directory, left_out = Path(data_dir or ""), Counter[str]()
+    with _readable():
+        names = [] if data_dir is None or _folders(directory) else _images(directory, left_out)
     if not names:
         return None
     found = image_shape(directory / names[0])
     if len(shape) == 3:
         height, width = (size or first for size, first in zip(shape[:2], found, strict=False))
         found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
-    labels = np.zeros(len(names), np.int32)
-    files = ImageFiles(directory, names, labels, found, image_files.AT_THE_START)
-    return Dataset("image_folder", files, files, 1, found, test_names=names, divided=[True])
+    files = ImageFiles(directory, names, np.zeros(len(names), np.int32), found)
+    return Dataset(
+        "image_folder", files, files, 1, found, test_names=names, divided=[True],
+        warnings=_unused(directory, left_out),
+    )
 
 
 def shown(shape: tuple[int, ...]) -> str:
@@ -135,7 +132,7 @@ def _common_shape(
     train: Sequence[str],
     test: Sequence[str],
     asked: tuple[int, int, int | None] | None,
-) -> tuple[tuple[int, int, int], list[str]]:
+) -> tuple[Shape, list[str]]:
     """(height, width, channels) of all images, and a warning where some are of another.
 
     Raises:
@@ -153,74 +150,73 @@ def _common_shape(
     shape = height, width, channels
     shapes |= _shapes(directory, test)
     others = [name for name, found in shapes.items() if found != shape]
-    return shape, [_warning(shape, others, shapes, len(train) + len(test))] if others else []
-
-
-def _warning(
-    shape: tuple[int, ...],
-    others: Sequence[str],
-    shapes: Mapping[str, tuple[int, int, int]],
-    num_images: int,
-) -> str:
+    num_images = len(train) + len(test)
     looked_at = "" if len(shapes) == num_images else f" looked at, of {num_images:,},"
-    return (
+    return shape, [
         f"{len(others):,} of {len(shapes):,} images{looked_at} are not of the most frequent size "
-        f"and channels, {shown(shape)}, such as {others[0]} ({shown(shapes[others[0]])}): they are "
-        "resized to it, whatever their aspect. image_size=HxWxC names another."
-    )
+        f"and channels, {shown(shape)}, such as {name} ({shown(shapes[name])}): they are resized "
+        "to it, whatever their aspect. image_size=HxWxC names another."
+        for name in others[:1]
+    ]
 
 
-def _shapes(directory: Path, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+def _shapes(directory: Path, names: Sequence[str]) -> dict[str, Shape]:
     """The shape of each image, or of as many evenly among them, but for what cannot be read."""
-    step = max(1, -(-len(names) // LOOKED_AT))
-    found, decoded = {}, 0
-    for name in names[::step]:
-        shape = header_shape(directory / name)
-        if shape is None and decoded < _DECODED:  # another kind, or no image, which its turn tells
-            decoded += 1
-            with suppress(ValueError):
-                shape = image_shape(directory / name)
-        if shape is not None:
-            found[name] = shape
+    found = {}
+    for name in names[::max(1, -(-len(names) // LOOKED_AT))]:
+        with suppress(ValueError):  # its turn tells why
+            found[name] = image_shape(directory / name)
     return found
 
 
-# Which images
+# Which images: {path below the directory: label}
 
 
-def _given_split(directory: Path, folders: Sequence[str]) -> tuple[list[str], _Split, _Split]:
-    tests = [name for name in TESTS if name in folders]
-    if TRAIN not in folders or not tests:
-        missing = TRAIN if TRAIN not in folders else " or ".join(TESTS)
+def _find(
+    directory: Path, left_out: Counter[str]
+) -> tuple[list[str], dict[str, int], dict[str, int]]:
+    """The classes, the images to train on and those to test on; counts the files left out."""
+    folders = _folders(directory)
+    if not folders:
+        raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
+    if (parts := _parts(folders)) is not None:
+        train, test = parts
+        if train is None or test is None:
+            raise ValueError(
+                f"data_dir ({directory}) holds {', '.join(folders)}, but no folder "
+                f"{TRAIN if train is None else ' or '.join(TESTS)}; give {_FORMS}."
+            )
+        classes, test_classes = _folders(directory / train), _folders(directory / test)
+        if classes != test_classes:
+            only = sorted(set(classes) ^ set(test_classes))
+            raise ValueError(
+                f"{directory / train} and {directory / test} have different classes: "
+                f"{', '.join(only)} in only one of them; give both the same folders."
+            )
+        images_of = partial(_all_images, directory, classes=classes, left_out=left_out)
+        return classes, images_of(train), images_of(test)
+    for folder in folders:
+        if all(_parts(_folders(directory / folder)) or [None]):
+            raise ValueError(
+                f"data_dir ({directory}): its folder {folder} holds images to train and to test "
+                f"on; use data_dir={directory / folder}, or give {_FORMS}."
+            )
+    images = _all_images(directory, "", folders, left_out)
+    hashed_train = {name: label for name, label in images.items() if not _is_test(name)}
+    hashed_test = {name: label for name, label in images.items() if name not in hashed_train}
+    if not (hashed_train and hashed_test):
         raise ValueError(
-            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
-            f"{_FORMS}."
-        )
-    train_dir, test_dir = directory / TRAIN, directory / tests[0]
-    classes, test_classes = _folders(train_dir), _folders(test_dir)
-    if classes != test_classes:
-        only = sorted(set(classes) ^ set(test_classes))
-        raise ValueError(
-            f"{train_dir} and {test_dir} have different classes: {', '.join(only)} in only one of "
-            "them; give both the same folders."
-        )
-    train, test = (_all_images(directory, f"{part}/", classes) for part in (TRAIN, tests[0]))
-    return classes, train, test
-
-
-def _hashed_split(directory: Path, classes: Sequence[str]) -> tuple[_Split, _Split]:
-    images = _all_images(directory, "", classes)
-    train, test = _Split([], []), _Split([], [])
-    for name, label in zip(*images, strict=True):
-        split = test if _is_test(name) else train
-        split.names.append(name)
-        split.labels.append(label)
-    if not (train.names and test.names):
-        raise ValueError(
-            f"{directory}: {len(images.names)} images are too few to set every fifth aside for "
+            f"{directory}: {len(images)} images are too few to set every fifth aside for "
             f"testing; add some, or divide them yourself: {_FORMS}."
         )
-    return train, test
+    return folders, hashed_train, hashed_test
+
+
+def _parts(folders: Sequence[str]) -> tuple[str | None, str | None] | None:
+    """The folder to train on and the one to test on, in small letters or capitals, if any is."""
+    named = {name.lower(): name for name in folders}
+    test = next((named[name] for name in TESTS if name in named), None)
+    return (named.get(TRAIN), test) if TRAIN in named or test else None
 
 
 def _is_test(name: str) -> bool:
@@ -228,50 +224,80 @@ def _is_test(name: str) -> bool:
     return int.from_bytes(digest, "big") % TEST_SHARE == 0
 
 
-def _all_images(directory: Path, part: str, classes: Sequence[str]) -> _Split:
-    """All images in `directory`/`part`CLASS; `part` is empty, or ends in a slash."""
-    split = _Split([], [])
+def _all_images(
+    directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
+) -> dict[str, int]:
+    """All images in `directory`/`part`/CLASS."""
+    found: dict[str, int] = {}
     for label, name in enumerate(classes):
-        folder = directory / (part + name)
-        names = [f"{part}{name}/{image}" for image in _images(folder)]
-        if not names:
+        folder, others = Path(part, name), Counter[str]()
+        images = _images(directory / folder, others)
+        if not images:
             raise ValueError(
-                f"{folder} holds no image ({', '.join(SUFFIXES)}); add some, or remove the folder."
+                f"{directory / folder} holds no image ({', '.join(SUFFIXES)}); add some, or remove "
+                f"the folder. {' '.join(_unused(folder, others))}"
             )
-        split.names.extend(names)
-        split.labels.extend([label] * len(names))
-    return split
+        found |= dict.fromkeys((f"{folder}/{image}" for image in images), label)
+        left_out.update(others)
+    beside = [name for name in os.listdir(directory / part) if name not in classes]
+    left_out["beside the classes' folders"] += len(list(filter(_is_image, beside)))
+    return found
 
 
-def _images(directory: Path) -> list[str]:
-    """The names of its images, sorted."""
-    return [
-        entry.name
-        for entry in _entries(directory)
-        if entry.name.lower().endswith(SUFFIXES) and entry.is_file()
-    ]
+def _images(folder: Path, left_out: Counter[str]) -> list[str]:
+    """The paths of the images in a folder and below it, in Keras' order; counts other files."""
+    found = []
+    for root, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
+        below = "" if root == str(folder) else os.path.relpath(root, folder)
+        found += [(below, name) for name in files if _is_image(name)]
+        left_out.update(
+            os.path.splitext(name)[1].lower() or "without a suffix"
+            for name in files if not (_is_image(name) or name.startswith("."))
+        )
+    return [os.path.join(below, name) for below, name in sorted(found)]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _folders(directory: Path) -> list[str]:
-    """The names of its folders, sorted; at least one."""
-    names = [entry.name for entry in _entries(directory) if entry.is_dir()]
-    if not names:
-        raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
-    return names
+    """The names of its folders, sorted, without hidden ones."""
+    with os.scandir(directory) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
 
-def _entries(directory: Path) -> list[os.DirEntry]:
-    """A directory's entries, sorted by name, without hidden ones."""
+def _raise(error: OSError) -> None:
+    raise error
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raises ValueError in place of an OSError."""
     try:
-        with os.scandir(directory) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        yield
     except OSError as error:
         raise ValueError(
-            f"`data_dir`: {directory} cannot be read: {error.strerror}; give {_FORMS}."
+            f"`data_dir`: {error.filename} cannot be read: {error.strerror}; give {_FORMS}."
         ) from None
-    return sorted(visible, key=lambda entry: entry.name)
 
 
-def _fit_into_memory(*splits: ImageFiles) -> bool:
-    needed = sum(4 * len(split.names) * math.prod(split.shape) for split in splits)
-    return fits(needed, MEMORY_SHARE)
+# What the user is warned of
+
+
+def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
+    """"DIR holds files that are not used: .heic (1), .txt (3)."."""
+    listed = ", ".join(f"{what} ({count:,})" for what, count in sorted(left_out.items()) if count)
+    return [f"{directory} holds files that are not used: {listed}."] if listed else []
+
+
+def _missing(classes: Sequence[str], train: dict[str, int], test: dict[str, int]) -> Iterator[str]:
+    for split, what in ((train, "train"), (test, "test")):
+        labels = set(split.values())
+        if without := [name for label, name in enumerate(classes) if label not in labels]:
+            yield (
+                f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
+                f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
+            )
