@@ -1,5 +1,7 @@
 """uint8 images of x are divided by 255, whatever they come in; a line says so."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -105,12 +107,23 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
     assert parsed.given_spec[0].dtype == tf.uint8
 
 
-def test_each_part_of_a_structure_and_a_split_of_another_type_are_named():
+def test_each_part_of_a_structure_is_named():
     image, number = (tf.TensorSpec(shape, tf.uint8) for shape in ((4, 5), ()))
     assert notes({"a": image, "b": number}) == [
         SAID.replace("x:", "x['a']:"), LEFT.replace("x:", "x['b']:")
     ]
-    assert notes(image, tf.TensorSpec((4, 5))) == [SAID.replace("x:", "x (train):")]
+    assert notes(number, tf.TensorSpec(())) == [LEFT.replace("x:", "x (train):")]
+
+
+@pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
+@pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
+def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, own_task):
+    make = {"arrays": lambda x: (x, LABELS), "source": Source,
+            "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
+    load = from_splits if own_task else partial(from_splits_of_classes, num_classes=3)
+    for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
+        with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):
+            load("mine", *map(make, images))
 
 
 def test_y_weights_and_ragged_tokens_stay():

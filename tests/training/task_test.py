@@ -152,6 +152,13 @@ def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
     assert not RUN.exists()
 
 
+def test_a_classifier_needs_two_classes():
+    data = {"train": (numbers(3), np.zeros(36, int)), "test": (numbers(3), np.zeros(36, int))}
+    with pytest.raises(ValueError, match="has one class, and a classifier needs at least two"):
+        towers.train(config(), model=uncompiled_model(), **data)
+    assert not RUN.exists()
+
+
 def test_dicts_of_inputs_and_two_outputs_have_a_column_each_and_the_large_batch_gradient(capsys):
     towers.train(config(
         model=f"{__name__}:two_outputs_model", dataset=f"{__name__}:two_outputs_data",

@@ -145,9 +145,19 @@ def notes(train: Any, test: Any = None) -> list[str]:
 
     Args:
         train, test: specs of one x of each split, as the user gives them; None: no such split.
+
+    Raises:
+        ValueError: only one of the splits holds uint8 images, and alone would be divided.
     """
     splits = {"train": train, "test": train if test is None else test}
     found = {which: list(_uint8_leaves(x)) for which, x in splits.items()}
+    images = {w: {path for path, is_image in leaves if is_image} for w, leaves in found.items()}
+    for path in sorted(images["train"] ^ images["test"]):
+        alone = "train" if path in images["train"] else "test"
+        raise ValueError(
+            f"{path}: uint8 images in {alone} alone would be divided by 255. Give one dtype in "
+            "both train and test."
+        )
     if found["train"] == found["test"]:
         found = {"": found["train"]}
     lines = []

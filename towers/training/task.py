@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -70,6 +71,7 @@ def make_model_and_data(
         _check(model, source)
         dataset = _load(config, _sizes(source, model), objects, own_task=model.compiled)
         _check_unbatched(model, dataset)
+        _check_classes(config, model, dataset)
         return model, dataset
     try:
         dataset = _load(config, source, objects, own_task=False)
@@ -80,6 +82,7 @@ def make_model_and_data(
     else:
         model = make(dataset.input_shape, dataset.num_classes)
     _check(model, source)
+    _check_classes(config, model, dataset)
     return model, dataset
 
 
@@ -169,6 +172,21 @@ def _check(model: Any, source: ModelSource) -> None:
         raise ValueError(
             f"model ({source.name!r}) returned {type(model).__name__}; it must be a keras.Model."
         )
+
+
+def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) -> None:
+    """Raises ValueError for a classifier of one class, whose loss would be 0 from the start."""
+    if model.compiled or dataset.num_classes != 1:
+        return
+    named = f", {dataset.class_names[0]}" if dataset.class_names else ""
+    deeper = (
+        " If that folder holds the classes' folders, give data_dir="
+        f"{Path(config.data_dir or '', dataset.class_names[0])}." if dataset.name == "image_folder" else ""
+    )
+    raise ValueError(
+        f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
+        f"examples of another class, or compile the model with a loss of its own.{deeper}"
+    )
 
 
 # What needs examples.
