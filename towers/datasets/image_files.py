@@ -152,7 +152,7 @@ def decode(path: tf.Tensor, shape: Shape) -> tf.Tensor:
 
 def _decoder(channels: int, path: Any) -> np.int32:
     """0: TensorFlow decodes the file, as 8 bits. 1: TensorFlow, as 16 bits. 2: Pillow."""
-    # Of a damaged header TensorFlow says what is wrong.
+    # TensorFlow says what is wrong with a damaged header.
     with suppress(Exception), Image.open(_name(path)) as image:
         kind = image.format
         # TensorFlow leaves images on their side, and refuses to make these gray.

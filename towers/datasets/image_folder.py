@@ -284,7 +284,7 @@ def _readable() -> Iterator[None]:
         ) from None
 
 
-# What the user is warned of
+# Warnings
 
 
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:

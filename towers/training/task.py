@@ -179,13 +179,13 @@ def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) ->
     if model.compiled or dataset.num_classes != 1:
         return
     named = f", {dataset.class_names[0]}" if dataset.class_names else ""
-    deeper = (
-        " If that folder holds the classes' folders, give data_dir="
-        f"{Path(config.data_dir or '', dataset.class_names[0])}." if dataset.name == "image_folder" else ""
-    )
+    deeper = ""
+    if dataset.name == "image_folder":
+        folder = Path(config.data_dir or "", dataset.class_names[0])
+        deeper = f" If that folder holds the classes' folders, give data_dir={folder}."
     raise ValueError(
         f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
-        f"examples of another class, or compile the model with a loss of its own.{deeper}"
+        f"examples of another class, or compile the model with the loss that it needs.{deeper}"
     )
 
 
