@@ -148,8 +148,10 @@ def test_the_folders_of_a_split_may_be_in_capitals(split_folder, name):
 
 
 def test_a_directory_that_is_one_level_too_high_is_refused_with_the_right_one(split_folder):
-    message = refusal(split_folder.parent)
-    assert f"use data_dir={split_folder}, or give" in message
+    for part in ("train", "test"):
+        (split_folder / "photos").mkdir(exist_ok=True)
+        (split_folder / part).rename(split_folder / "photos" / part.title())
+    assert f"use data_dir={split_folder}/photos, or give" in refusal(split_folder)
 
 
 def test_a_class_without_an_image_to_train_or_test_on_is_warned_of(tmp_path):
