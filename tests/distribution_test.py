@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,22 @@ def test_what_the_package_brings_is_there():
     for package, patterns in SETUP["options.package_data"].items():
         folder = ROOT / package.replace(".", "/")
         assert all(list(folder.glob(pattern)) for pattern in patterns.split(", "))
+
+
+def test_a_script_beside_a_checkout_called_towers_imports_the_package(tmp_path):
+    """As after `pip install -e`, which puts what the wheel's .pth names at the path's end."""
+    pytest.importorskip("setuptools")
+    checkout = tmp_path / PACKAGE
+    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "docs/package.md", "towers/__init__.py"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
+    build = "from setuptools import build_meta; build_meta.build_editable('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (pth,) = (archive.read(name).decode() for name in archive.namelist() if ".pth" in name)
+    script = f"import sys; sys.path.append({pth.strip()!r}); import towers; print(towers.__file__)"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=clean, text=True,
+                          capture_output=True)
+    assert (done.stdout.strip(), done.stderr) == (str(checkout / "towers/__init__.py"), "")
