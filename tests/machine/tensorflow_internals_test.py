@@ -304,6 +304,12 @@ def test_custom_gradients_are_forgotten_with_the_graphs_that_they_keep():
     assert kept() is not None, "TensorFlow keeps no graph any more: nothing needs to be forgotten"
 
 
+def test_none_spec():
+    with keeps("NONE_SPEC", "gives a None in a data set this spec"):
+        data = tf.data.Dataset.range(2).map(lambda i: (i, None))
+        assert isinstance(data.element_spec[1], tensorflow_internals.NONE_SPEC)
+
+
 def test_recomputed_by():
     def f(x, factor):
         return x * factor

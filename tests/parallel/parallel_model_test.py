@@ -108,6 +108,22 @@ def unbuilt_sequential():
     return keras.Sequential([L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")])
 
 
+def unbuilt_sequential_of_two():
+    return keras.Sequential([AddsIfGiven(), *unbuilt_sequential().layers])
+
+
+def with_optional_input():
+    one, other = keras.Input((6,)), keras.Input((6,), optional=True)
+    return keras.Model([one, other], L.Dense(3, activation="softmax")(AddsIfGiven()([one, other])))
+
+
+class AddsIfGiven(L.Layer):
+    """The sum of two inputs, the second of which may be absent; it has no argument `training`."""
+
+    def call(self, inputs):
+        return inputs[0] if inputs[1] is None else inputs[0] + inputs[1]
+
+
 def nested():
     inner = keras.Sequential([keras.Input((6,)), L.Dense(4, activation="tanh")], name="inner")
     x = keras.Input((6,))
@@ -125,6 +141,16 @@ def test_fit_of_nested_subclassed_and_unbuilt_models(build):
     assert_same_fit(pair, rows, batch_size=rows()[0].shape[0], epochs=2, validation_split=0.3)
     if build is not TracksItsLoss:  # it does not weight its tracker by the size of the last batch
         assert_same_fit(pair, rows, batch_size=7, epochs=2)
+
+
+@pytest.mark.parametrize("build, other", [
+    (with_optional_input, None), (unbuilt_sequential_of_two, rows()[0] ** 2),
+])
+def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
+    pair, (x, y) = build_pair(build, **CLASSIFIER), rows()
+    assert_same_fit(pair, lambda: ([x, other], y), batch_size=7)
+    theirs, ours = (model.predict([x, other], verbose=0) for model in pair)
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
 
 def test_the_tracker_in_compute_loss_is_fed_once_a_batch():

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.ops import resource_variable_ops
 
 # The class of what `tf.Variable(...)` makes, whose methods are to be replaced. It has no public
 # name, and to make one to ask for its class is refused while a graph is traced.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
+
+# The spec of a None in a tf.data element, such as an optional input that is not given. It has no
+# public name, and to ask an element of a data set for its class makes operations.
+NONE_SPEC: type = NoneTensorSpec
 
 # Graphs.
 

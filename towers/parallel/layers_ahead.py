@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from towers.machine import keras_internals
 from towers.step.compiled import overrides, own_loss, tracks_outputs
-from towers.step.structures import one_row, symbolic
+from towers.step.structures import one_row
 
 _ABSENT = object()  # stands for an attribute that is not there, as None may be a value
 
@@ -29,7 +29,9 @@ class Base(NamedTuple):
 def build(model: keras.Model, base: Base, x: Any) -> None:
     """Builds a model that is not built yet, at home.
 
-    Layers count, too: `build` of a subclassed model may leave its layers without variables.
+    Layers count, too: `build` of a subclassed model may leave its layers without variables. The
+    model is traced, as Keras' own `fit` builds it: symbolic tensors of Keras do not pass through
+    every layer, such as one without shape inference in an unbuilt Sequential model.
 
     Args:
         model: the parallel model.
@@ -37,8 +39,8 @@ def build(model: keras.Model, base: Base, x: Any) -> None:
         x: specs of its inputs.
     """
     if not _is_built(base.model):
-        with tf.device(base.home):
-            base.model(tf.nest.map_structure(symbolic, x))
+        with tf.init_scope(), tf.device(base.home):
+            tf.function(base.model, autograph=False).get_concrete_function(x)
     if not model.built:
         take_over(model, base)
 

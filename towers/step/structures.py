@@ -6,6 +6,8 @@ from typing import Any, TypeAlias, Union
 import keras
 import tensorflow as tf
 
+from towers.machine.tensorflow_internals import NONE_SPEC
+
 # A tensor, ragged ones among them, or what stands for one (its spec, its dtype); lists, tuples and
 # dicts of these, nested as `tf.nest` takes them; None for an absent one. A batch's tensors are
 # [n, ...], of one n.
@@ -43,7 +45,8 @@ def batch_specs(batch: Any) -> Any:
 
 
 def _batch_spec(value: Any) -> tf.TypeSpec | None:
-    return None if value is None or isinstance(value, tf.OptionalSpec) else any_rows(value)
+    is_absent = value is None or isinstance(value, tf.OptionalSpec | NONE_SPEC)
+    return None if is_absent else any_rows(value)
 
 
 def any_rows(value: Any) -> tf.TypeSpec:
