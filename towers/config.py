@@ -80,16 +80,18 @@ class TrainConfig:
 
     # What runs where.
     num_gpus: int | None = count(
-        None, "Devices that run towers. Default: all GPUs; without any, one logical CPU device a "
-        "core.", Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
+        None, "Devices that run towers. With a fixed `num_towers` it changes no bit of the "
+        "results. Default: all GPUs; without any, one logical CPU device a core.",
+        Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
     logical_gpus: int | None = count(
         None, "Divide the GPUs into so many, of equal memory, to rehearse a run with fewer: real "
         "kernels and copies, not their speed. Default: each is one.",
         Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
     num_towers: int | str | None = count(
-        None, "Towers, over all devices: what defines the run, whatever the number of devices. "
-        "auto: one for each device, or 2, 4 ..., until a step fits into its memory. Default: one "
-        "for each device.", Role.BEGINNING, at_most=_MOST_TOWERS, word=AUTO)
+        None, "Towers, over all devices. They define the run: give their number to get the same "
+        "bits on any number of devices. auto: one for each device, or 2, 4 ..., until a step fits "
+        "into its memory. Default: one for each device.", Role.BEGINNING, at_most=_MOST_TOWERS,
+        word=AUTO)
     accumulate: int | None = count(
         None, "Towers on each device, computed one after the other, in place of `num_towers`: the "
         "gradient of a batch that needs so many times the memory. Default: one.",
@@ -115,8 +117,8 @@ class TrainConfig:
         "NAME,NAME; `plan` shows them. Default: balanced by the bytes of parameters and outputs.",
         Role.FREE | Role.BEGINNING)
     batch_size: int | None = count(
-        None, "Global batch: examples of one update, over all towers, so that the number of GPUs "
-        "never changes the mathematics. Default: 128, the Keras convnet's.",
+        None, "Global batch: examples of one update, over all towers; more GPUs do not make it "
+        "larger. Default: 128, the Keras convnet's.",
         at_most=_MOST_EXAMPLES)
     batch_size_per_gpu: int | None = count(
         None, "Examples of one update on each device, instead of `batch_size`. Default: "
