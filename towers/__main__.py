@@ -111,20 +111,16 @@ def use_file(config: TrainConfig) -> None:
     from towers.machine import environment
 
     environment.check()  # as above
-    from towers.after_training import export
     from towers.after_training.predicting import evaluate_file, predict_file
     from towers.reporting import own_warnings
     from towers.reporting.report import Report
 
     file = _model_file()
-    export.check(config.export)
     with closing(Report()) as out, own_warnings.told(out.warn):
         if flags.FLAGS.evaluate:
             evaluate_file(config, file, out)
         else:
             predict_file(config, file, os.path.expanduser(str(flags.FLAGS.out)), out)
-        if config.export is not None:
-            out.line(export.export_model(file, config.export))
 
 
 def train(argv: list[str]) -> None:

@@ -271,6 +271,10 @@ class TrainConfig:
         "(LiteRT), or the directory of a SavedModel. It is the model of the run's end, also of a "
         "complete run with `resume`, or of the file of `evaluate` or `predict`. Default: none.",
         Role.FREE | Role.ONCE | Role.LOCAL, is_path=True)
+    export_pixels: bool = switch(
+        False, "With `export`, the exported model takes uint8 images, 0 to 255, and divides them "
+        "by 255 itself, as the run did. Off by default: it takes what the trained model takes.",
+        Role.FREE | Role.ONCE | Role.LOCAL)
 
     named: ClassVar[frozenset[str]] = frozenset()
 

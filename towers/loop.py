@@ -98,7 +98,7 @@ def train(
     check(callbacks, "callbacks hold")
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
-    export.check(config.export)
+    export.check(config.export, config.export_pixels)
     several_workers.check_config(cluster, config)
     if config.deterministic:
         deterministic.enable(config.seed)  # before the first kernel
@@ -142,6 +142,8 @@ def _run(
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles, in the run's directory."""
     config, cluster = run.config, run.workers.cluster
+    if config.export_pixels:
+        export.check_pixels(run.step.model, run.divided)
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
     several_workers.check_same(run, {})
@@ -195,7 +197,11 @@ def _run(
         if fault is not None:
             raise fault
         if config.export is not None and cluster.is_chief:
-            out.line(export.export_model(model, str(begun / config.export)))
+            for line in export.export_model(
+                model, str(begun / config.export), run.class_names, run.divided,
+                config.export_pixels,
+            ):
+                out.line(line)
         return history
 
 

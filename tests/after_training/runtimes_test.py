@@ -97,7 +97,7 @@ def test_a_recurrent_model_of_mixed_precision_computes_in_float32(suffix):
     recurrent = model.layers[1].forward_layer
     recurrent.use_cudnn = True  # as on a GPU: without one it would be an error
     x = examples(3, 7, 3)
-    line = export_model(model, f"model.{suffix}").plain
+    line = export_model(model, f"model.{suffix}")[0].plain
     assert (recurrent.use_cudnn, recurrent.dtype_policy.name) == (True, "mixed_bfloat16")
     recurrent.use_cudnn = False
     exact = keras.Sequential.from_config(_in_float32(model.get_config()))

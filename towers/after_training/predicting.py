@@ -1,7 +1,7 @@
 """--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import datasets, models, named
-from towers.after_training import prediction_files
+from towers.after_training import export, prediction_files
 from towers.after_training.model_files import class_names
 from towers.config import TrainConfig
 from towers.datasets import image_folder
@@ -38,7 +38,7 @@ _HOME = "/cpu:0"
 
 
 def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
-    """The loss and the metrics that a file was compiled with, of all test examples.
+    """The loss and the metrics that a file was compiled with, of all test examples; its export.
 
     Args:
         config: the data, the batch and the devices.
@@ -48,7 +48,9 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     Raises:
         ValueError: the file, the data or the devices cannot be used, or the model has no loss.
     """
-    parallel, examples, _, batch_size = _prepare(config, file, out, "evaluate", compile=True)
+    parallel, examples, dataset, batch_size = _prepare(
+        config, file, out, "evaluate", compile=True
+    )
     if not parallel.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
@@ -63,11 +65,12 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
     seconds, count = format_seconds(time.perf_counter() - began), examples.num_examples
     out.line(labelled("Evaluate", f"{values} | {counted(count, 'example')} in {seconds}"))
+    _export(config, file, dataset, out)
     return logs
 
 
 def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> None:
-    """Writes the model's outputs for all test examples, in their order, to a new file.
+    """Writes the model's outputs for all test examples, in their order, to a new file; its export.
 
     Args:
         config: the data, the batch and the devices.
@@ -80,8 +83,10 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     """
     prediction_files.check(path)
     classes = class_names(file)
-    parallel, examples, files, batch_size = _prepare(config, file, out, "predict", compile=False)
-    outputs, count = _output_names(parallel), examples.num_examples
+    parallel, examples, dataset, batch_size = _prepare(
+        config, file, out, "predict", compile=False
+    )
+    outputs, count, files = _output_names(parallel), examples.num_examples, dataset.test_names
     with prediction_files.prediction_file(path, outputs, count, files, classes) as predictions:
 
         def predict(batch: Any) -> None:
@@ -91,12 +96,23 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
 
         _for_each_batch(predict, examples, batch_size, "Predict", out)
     out.line(labelled("Predict", f"{counted(examples.num_examples, 'example')}: {path}"))
+    _export(config, file, dataset, out)
+
+
+def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
+    """Exports the file's model, if the configuration says so."""
+    if config.export is not None:
+        for line in export.export_model(
+            file, config.export, class_names(file), dataset.divided_for_model, config.export_pixels
+        ):
+            out.line(line)
 
 
 def _prepare(
     config: TrainConfig, file: Path, out: Report, argument: str, *, compile: bool
-) -> tuple[keras.Model, Examples, Sequence[str], int]:
-    """The model on towers, the test examples, their names if they have any, the global batch."""
+) -> tuple[keras.Model, Examples, Dataset, int]:
+    """The model on towers, the test examples, the data set that they are of, the global batch."""
+    export.check(config.export, config.export_pixels)
     workers = join_workers().num_workers
     if workers > 1:
         raise ValueError(
@@ -109,6 +125,8 @@ def _prepare(
     with tf.device(_HOME):
         model = load(file, argument, compile)
     examples, dataset = _test_examples(config, model, file, argument)
+    if config.export_pixels:
+        export.check_pixels(model, dataset.divided_for_model)
     num_towers, each = config.num_towers_on(len(devices)), config.gpus_per_tower
     out.line(devices_line(_HOME, place_towers(num_towers, devices[::each]), stages=each))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
@@ -121,7 +139,7 @@ def _prepare(
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
     )
-    return parallel, examples, dataset.test_names, batch_size
+    return parallel, examples, dataset, batch_size
 
 
 def _test_examples(

@@ -49,6 +49,11 @@ class Dataset:
     divided: Sequence[bool] = ()
     restored: Sequence[bool] = ()
 
+    @property
+    def divided_for_model(self) -> list[bool]:
+        """For each part of x, whether the model gets pixels divided by 255; [] without images."""
+        return [] if any(self.restored) else list(self.divided)
+
 
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
     """Checks the examples and the labels of one split.

@@ -60,6 +60,7 @@ class Run(NamedTuple):
     notes: what to tell the user of the data, the model and its training, in lines.
     warnings: what to warn of in the data, likewise.
     class_names: of the data, by label; () where they have none.
+    divided: see `Dataset.divided_for_model`.
     """
 
     config: TrainConfig
@@ -76,6 +77,7 @@ class Run(NamedTuple):
     first_iteration: int
     notes: Sequence[str]
     class_names: Sequence[str]
+    divided: Sequence[bool]
     warnings: Sequence[str]
 
     @property
@@ -156,6 +158,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
         class_names=dataset.class_names,
+        divided=dataset.divided_for_model,
         warnings=[*dataset.warnings, *_one_tower(config, step)],
     )
 
