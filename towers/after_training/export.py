@@ -70,7 +70,7 @@ def export_model(
         path: the new file or directory.
         class_names: by label; they are written into the directory as classes.json, or beside the
             file NAME.onnx as NAME.classes.json.
-        divided: see `Dataset.divided_for_model`.
+        divided: which parts of x are images that the model gets divided by 255.
         takes_pixels: the exported model takes uint8 images and divides them by 255 itself.
 
     Returns:

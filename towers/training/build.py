@@ -60,7 +60,7 @@ class Run(NamedTuple):
     notes: what to tell the user of the data, the model and its training, in lines.
     warnings: what to warn of in the data, likewise.
     class_names: of the data, by label; () where they have none.
-    divided: see `Dataset.divided_for_model`.
+    divided: which parts of x are images that the model gets divided by 255.
     """
 
     config: TrainConfig
