@@ -1,5 +1,9 @@
 """A tf.data.Dataset that memory does not hold: an order of seed and epoch alone, from any step."""
 
+import itertools
+import os
+import signal
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,9 +12,10 @@ import towers
 from tests.datasets.random_access_test import config, weights
 from tests.loading import refusal
 from towers.datasets import batches as input_lib
-from towers.datasets import memory_share, tf_data
+from towers.datasets import memory_share, read_through, tf_data
 from towers.datasets.source import InputOptions
 from towers.datasets.tf_data import Cached, Streamed, fits_into_memory
+from towers.datasets.user import from_splits, from_splits_of_classes, num_examples
 
 COUNT, BATCH, BUFFER = 23, 5, 6
 
@@ -101,6 +106,42 @@ def test_the_digest_tells_streamed_from_cached(monkeypatch):
     assert digest() == first
     monkeypatch.setattr(tf_data, "fits", lambda num_bytes: True)
     assert digest() != first
+
+
+def generated(elements):
+    """A tf.data.Dataset that does not know its length, of a generator function."""
+    specs = (tf.TensorSpec([1]), tf.TensorSpec([], tf.int32))
+    return tf.data.Dataset.from_generator(elements, output_signature=specs)
+
+
+def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(read_through, "SECONDS_BETWEEN_LINES", 0)
+    passes = []
+
+    def elements():
+        passes.append(1)
+        yield from (([float(i)], i % 3) for i in range(40))
+
+    split = from_splits_of_classes("mine", generated(elements), pairs(4))
+    assert (split.num_classes, num_examples(split.train)) == (3, 40)
+    assert len(passes) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("counting the examples and classes of mine (train): 16 in 0 s; if")
+    assert any(": 40 in 0 s" in line for line in lines)
+    assert from_splits("mine", generated(elements), None).train.element_spec == pairs().element_spec
+    assert len(passes) == 2
+
+
+@pytest.mark.parametrize("load", [from_splits, from_splits_of_classes])
+def test_ctrl_c_ends_the_count_of_what_has_no_end(load):
+    def elements():
+        for i in itertools.count():
+            if i == 20:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield [0.0], 0
+
+    with pytest.raises(KeyboardInterrupt):
+        load("mine", generated(elements), pairs())
 
 
 @pytest.mark.matrix

@@ -45,6 +45,8 @@ def made(x, start, shuffle=True):
 def epochs(data, start, count):
     """The values of each batch, epoch by epoch, as Keras' fit reads them."""
     endless = iter(as_dataset(data)) if start.steps_per_epoch else None
+    for _ in range(data.skipped):
+        next(endless)
     found = []
     for epoch in range(start.epoch, count):
         data.begin_epoch(epoch)
@@ -153,5 +155,5 @@ def test_arguments_that_make_no_sense_are_refused():
         made(X, Start(0), "batch")
     with pytest.raises(ValueError, match=r"different lengths: \[10, 11\]"):
         make_data(Start(0), X, X[:10], None, 4, True)
-    with pytest.raises(ValueError, match="ends before step 200"):
-        made(generator(), Start(0, epoch=100, **ENDLESS))
+    with pytest.raises(ValueError, match="x is a generator that gives no batch"):
+        made((x for x in ()), Start(0, epoch=100, **ENDLESS))

@@ -342,6 +342,31 @@ def test_a_signal_ends_a_fit_after_a_step_saved(fits, uninterrupted, number, tmp
     assert fits.fit(tmp_path) == uninterrupted
 
 
+def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path):
+    """Three epochs of 40 batches are done; reading them again takes as long as it takes."""
+    read = []
+
+    def batches(last, at=None):
+        for i in range(last):
+            if i == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            read.append(i)
+            yield rows(7)
+
+    def fit(data, epochs):
+        fits.model.fit(
+            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)]
+        )
+
+    fit(batches(1000), 3)
+    read.clear()
+    with pytest.raises(KeyboardInterrupt):
+        fit(batches(1000, at=20), 4)
+    assert len(read) < 100
+    with pytest.raises(ValueError, match="^x ends after 90 batches"):
+        fit(batches(90), 4)
+
+
 def test_a_fit_that_was_killed_goes_on_to_the_same_bits(uninterrupted, tmp_path):
     """Another process, SIGKILL, and a third one on other devices."""
 

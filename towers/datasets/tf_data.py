@@ -7,6 +7,7 @@ What memory does not hold is shuffled within a buffer.
 
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,10 +21,13 @@ import tensorflow as tf
 from towers.datasets import pixels
 from towers.datasets.dataset import Dataset, check_shapes, describe, is_pair
 from towers.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
+from towers.datasets.read_through import count_elements, read_through
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
 
+# Lengths of datasets that had to be read to tell it: a run needs the length several times.
+_counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
 _MEND = "Mend it; `resume` then goes on from there."
 
 
@@ -189,7 +193,8 @@ class Cached(Streamed):
 
     @property
     def labels(self) -> Any:
-        return tf.concat(list(self.records.map(lambda x, y: y).batch(4096)), axis=0)
+        labels = self.records.map(lambda x, y: y)
+        return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
     def opened(self, options: InputOptions) -> "Cached":
         return replace(self, records=self.records.cache())
@@ -207,7 +212,8 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
     Raises:
         ValueError: it repeats forever.
     """
-    count = _count(dataset)
+    _check_end(dataset, "the tf.data.Dataset")
+    count = _count(dataset, "the tf.data.Dataset")
     kind = Cached if fits_into_memory(dataset, count) else Streamed
     return kind(dataset, "the tf.data.Dataset", count)
 
@@ -228,10 +234,13 @@ def of_classes(
     """
     shape = _element_shape(train, f"{name} (train)")
     check_shapes(name, shape, _element_shape(test, f"{name} (test)"))
-    for split, which in ((train, "train"), (test, "test")):
-        _check_count(split, f"{name} ({which})")
+    splits = {f"{name} (train)": train, f"{name} (test)": test}
+    for where, split in splits.items():
+        _check_end(split, where)
     if num_classes is None:
-        num_classes = max(_count_labels(train, name), _count_labels(test, name))
+        num_classes = max(_count_labels(split, where) for where, split in splits.items())
+    for where, split in splits.items():
+        _check_count(split, where)
     found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
     divided = pixels.divided_parts(train.element_spec[0])
     return Dataset(name, train, test, num_classes, shape, found, divided=divided)
@@ -249,25 +258,32 @@ def of_any(split: tf.data.Dataset, where: str) -> tuple[tf.data.Dataset, tuple[A
             raise ValueError(
                 f"{where}: its elements hold {spec}, but must hold numbers, dense or ragged."
             )
+    _check_end(split, where)
     _check_count(split, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(split.element_spec)
     return split, (x, y)
 
 
-def _count(dataset: tf.data.Dataset, where: str = "") -> int:
-    count = int(dataset.cardinality())
-    if count == tf.data.INFINITE_CARDINALITY:
+def _check_end(dataset: tf.data.Dataset, where: str) -> None:
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"{where}the tf.data.Dataset repeats forever, so that an epoch has no end: remove "
-            ".repeat() or end it with .take(N)."
+            f"{where}: it repeats forever, so that an epoch has no end: remove .repeat() or end it "
+            "with .take(N)."
         )
-    if count == tf.data.UNKNOWN_CARDINALITY:
-        return int(dataset.reduce(np.int64(0), lambda total, *_: total + 1))
-    return count
+
+
+def _count(dataset: tf.data.Dataset, where: str) -> int:
+    """The number of examples; one of unknown length is read once."""
+    count = int(dataset.cardinality())
+    if count >= 0:
+        return count
+    if dataset not in _counts:
+        _counts[dataset] = count_elements(dataset, f"counting the examples of {where}")
+    return _counts[dataset]
 
 
 def _check_count(dataset: tf.data.Dataset, where: str) -> None:
-    if _count(dataset, f"{where}: ") == 0:
+    if _count(dataset, where) == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
 
 
@@ -287,14 +303,15 @@ def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
 
 
 def _count_labels(split: tf.data.Dataset, where: str) -> int:
-    labels = split.map(lambda x, y: tf.cast(y, tf.int64))
-    smallest, largest = labels.reduce(
-        (np.int64(0), np.int64(0)),
-        lambda bounds, y: (tf.minimum(bounds[0], y), tf.maximum(bounds[1], y)),
-    )
-    if smallest < 0:
-        raise ValueError(f"{where}: label {int(smallest)} is out of range; 0 is the first.")
-    return int(largest) + 1
+    """The number of classes: 1 + the largest label. All are read, and counted."""
+    largest = count = 0
+    what = f"counting the examples and classes of {where}"
+    for labels in read_through(split.map(lambda x, y: y), what):
+        if labels.min() < 0:
+            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
+        largest, count = max(largest, int(labels.max())), count + len(labels)
+    _counts[split] = count
+    return largest + 1
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:

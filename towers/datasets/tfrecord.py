@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from towers.datasets import pixels
 from towers.datasets.dataset import Dataset
 from towers.datasets.record_files import RecordFiles, find, import_features
+from towers.datasets.read_through import count_elements
 from towers.datasets.source import Epoch
 from towers.datasets.tf_data import Streamed, cause
 
@@ -108,7 +108,7 @@ def count_records(path: str) -> tuple[int, str]:
         raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
     try:
         records = tf.data.TFRecordDataset(path, compression)
-        return int(records.reduce(np.int64(0), lambda total, _: total + 1)), compression
+        return count_elements(records, f"counting the records of {path}"), compression
     except tf.errors.OpError as error:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 

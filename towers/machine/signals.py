@@ -27,6 +27,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._waits = True
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Remembers the first one; the second ends the process at once, like an uncaught one.
@@ -35,14 +36,31 @@ class Pending:
 
         Raises:
             KeyboardInterrupt: the second is SIGINT, and a person is at Python's prompt.
+            StopRequested: the first has come within `at_once`.
         """
         del frame
         if self.number is None:
             self.number = number
+            if not self._waits:
+                raise StopRequested
         elif number == signal.SIGINT and hasattr(sys, "ps1"):  # a notebook has a prompt, too
             raise KeyboardInterrupt
         elif number != signal.SIGHUP:
             os._exit(128 + number)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within, the signal is obeyed as it comes: nothing is there that would have to be saved.
+
+        Raises:
+            StopRequested: a signal has come.
+        """
+        self._waits = False
+        try:
+            self.obey(self.number or 0)
+            yield
+        finally:
+            self._waits = True
 
     def obey(self, agreed: int) -> None:
         """Raises StopRequested for the signal that all workers of a run obey now; 0: for none.
@@ -119,12 +137,20 @@ def show_stacks_on_request() -> None:
 
 def _show_unheard(number: int, frame: FrameType | None) -> None:
     if not Stacks.heard:
-        show_stacks()
+        show_stacks(_terminal())
 
 
-def show_stacks() -> None:
-    """Writes all threads' stacks to stderr."""
-    faulthandler.dump_traceback(_STDERR)
+def show_stacks(file: int = _STDERR) -> None:
+    """Writes all threads' stacks to a file descriptor."""
+    faulthandler.dump_traceback(file)
+
+
+def _terminal() -> int:
+    """The descriptor of Python's own stderr: before there is a log.txt, `_STDERR` leads nowhere."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or a notebook's
+        return _STDERR
 
 
 class Stacks:

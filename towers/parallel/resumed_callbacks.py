@@ -73,6 +73,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of an execution, whose last is `batch`, and saves if it is time."""
         if self.is_done:
+            self._obey()
             return
         super().on_train_batch_end(batch, logs)
         state, before = self.train_state, self.train_state.step

@@ -56,12 +56,14 @@ class Start:
 class Data(Protocol):
     """Data that begin at a Start.
 
-    x: what Keras' fit is given. num_batches: of an epoch of all data; None: not known.
+    x: what Keras' fit is given. skipped: the batches of x before the first one of the epoch.
+    num_batches: of an epoch of all data; None: not known.
     most_steps: of an epoch, also where the last of several in one execution are not there.
     spec: of one batch. identity: what must not differ in a run that goes on.
     """
 
     x: Any
+    skipped: int
     num_batches: int | None
     most_steps: int
     spec: Any
@@ -135,6 +137,8 @@ class Arrays:
     The order is that of train.py for the same seed. Batches that are done have no rows.
     """
 
+    skipped = 0
+
     def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
         if shuffle not in (True, False):
             raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
@@ -192,6 +196,8 @@ class Indexed(keras.utils.PyDataset):
     asked to do again for the epochs that are done; with `steps_per_epoch`, where the next batches
     are read before an epoch ends, it is not asked at all.
     """
+
+    skipped = 0
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
         settings = ("workers", "use_multiprocessing", "max_queue_size")
@@ -259,10 +265,10 @@ class Passes:
         self.most_steps = _most_steps(self.num_batches, start)
         self.spec = dataset.element_spec
         self.identity = {"data": f"{count} {self.spec}"}
-        self._unread = 0
+        self._unread = self.skipped = 0
         if start.steps_per_epoch:
-            skipped = (start.epoch - start.first) * start.steps_per_epoch
-            self.x = dataset.repeat().skip(skipped)
+            self.skipped = (start.epoch - start.first) * start.steps_per_epoch
+            self.x = dataset.repeat()
             return
         # Within, the dataset begins with the first batch that is read, not with each iterator:
         # Keras makes some that it never reads.
@@ -285,10 +291,10 @@ class Stream:
     most_steps = sys.maxsize
 
     def __init__(self, generator: Any, start: Start) -> None:
-        skipped = (start.epoch - start.first) * (start.steps_per_epoch or 0)
-        first = next(itertools.islice(generator, skipped, None), None)
+        self.skipped = (start.epoch - start.first) * (start.steps_per_epoch or 0)
+        first = next(generator, None)
         if first is None:
-            raise ValueError(f"x is a generator that ends before step {start.done(None)}.")
+            raise ValueError("x is a generator that gives no batch.")
         self.x = (batch for batch in itertools.chain([first], generator))
         self.spec = batch_specs(map_tensors(np.asarray, first))
         self.identity = {"data": str(self.spec)}

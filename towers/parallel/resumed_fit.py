@@ -21,6 +21,7 @@ import keras
 from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.train_state import TrainState
+from towers.datasets.read_through import Lines
 from towers.machine import signals
 from towers.machine.workers import Workers, join_workers
 from towers.parallel.hang_timeout import HangTimeout
@@ -141,7 +142,7 @@ def resumed_fit(
                 **_options(arguments), model=model,
                 steps=arguments["steps_per_epoch"] or data.num_batches,
             )
-            return _fit(model, fit, arguments, data, callbacks)
+            return _fit(model, fit, arguments, data, callbacks, pending)
 
 
 def _read(
@@ -178,12 +179,18 @@ def _fit(
     arguments: Mapping[str, Any],
     data: Data,
     callbacks: ResumedCallbacks,
+    pending: signals.Pending,
 ) -> Any:
     """Keras' own fit, with a train function that passes over what is done."""
     model.make_train_function()
     function = model.train_function
+    unread = data.skipped
 
     def train(iterator: Any) -> Any:
+        nonlocal unread
+        if unread:
+            _read_again(iterator, unread, pending)
+            unread = 0
         if not callbacks.is_done:
             return function(iterator)
         for _ in range(model.steps_per_execution):
@@ -202,6 +209,20 @@ def _fit(
     finally:
         if model.train_function is train:
             model.train_function = function
+
+
+def _read_again(iterator: Any, num_batches: int, pending: signals.Pending) -> None:
+    """Reads batches that are done; a signal ends that at once.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    lines = Lines("reading again the batches of the epochs that are done")
+    with pending.at_once():
+        for index in range(num_batches):
+            if next(iterator, None) is None:
+                raise ValueError(f"x ends after {index} batches, and the fit has done more.")
+            lines.show(index + 1)
 
 
 def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from towers.step.structures import as_tensor, batch_specs, map_tensors
 class Stateful:
     """An endless row of passes over an iterable, which goes on where its state says."""
 
+    skipped = 0
     num_batches: int | None = None
     most_steps = sys.maxsize
 

@@ -1,0 +1,92 @@
+"""Reads a tf.data.Dataset to its end, where nothing else tells its length or its labels.
+
+    main thread     waits in Python: Ctrl-C and SIGTERM end it, SIGUSR1 shows the stacks
+    one more        reads
+
+Python runs its signal handlers in the main thread, and not while this one waits within TensorFlow.
+"""
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_ROWS = 16  # of a batch: Python's own time does not matter, and a slow source shows progress
+_TICK = 0.5
+SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_TO_STOP = 2.0
+
+
+def count_elements(dataset: tf.data.Dataset, what: str) -> int:
+    """The number of a dataset's elements; `what`: see `read_through`."""
+    return sum(map(len, read_through(dataset.map(lambda *_: 0), what)))
+
+
+def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
+    """Yields the elements of a dataset, in batches of a few; says how far it is.
+
+    Args:
+        values: numbers of one shape, which may be slow to read, or have no end.
+        what: the beginning of the lines on stderr: "counting the examples of mine (train)".
+    """
+    come: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def read() -> None:
+        try:
+            for batch in values.batch(_ROWS):
+                if stopped.is_set():
+                    return
+                come.put(batch.numpy())
+            come.put(None)
+        except Exception as error:
+            come.put(error)
+
+    thread = threading.Thread(target=read, daemon=True, name="towers-reads")
+    thread.start()
+    is_unknown = int(values.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    lines = Lines(what, "if it has no end, end it with .take(N)" if is_unknown else "")
+    count = 0
+    try:
+        while True:
+            with suppress(queue.Empty):
+                got = come.get(timeout=_TICK)
+                if isinstance(got, Exception):
+                    raise got
+                if got is None:
+                    return
+                count += len(got)
+                yield got
+            lines.show(count)
+    finally:
+        stopped.set()
+        thread.join(_SECONDS_TO_STOP)
+
+
+class Lines:
+    """Lines on stderr that say how far something is, if it takes more than a few seconds."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        """
+        Args:
+            what: the beginning of each line: "counting the examples of mine (train)".
+            advice: the end of the first line.
+        """
+        self._what, self._advice = what, f"; {advice}" if advice else ""
+        self._begun, self._due = time.monotonic(), 0.2 * SECONDS_BETWEEN_LINES
+
+    def show(self, count: int) -> None:
+        """Prints a line, if it is time."""
+        seconds = time.monotonic() - self._begun
+        if seconds < self._due or sys.stderr is None:
+            return
+        text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+        self._due, self._advice = seconds + SECONDS_BETWEEN_LINES, ""
