@@ -44,9 +44,11 @@ def batch_specs(batch: Any) -> Any:
     return tf.nest.map_structure(_batch_spec, batch)
 
 
+_ABSENT = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
+
+
 def _batch_spec(value: Any) -> tf.TypeSpec | None:
-    is_absent = value is None or isinstance(value, tf.OptionalSpec | NONE_SPEC)
-    return None if is_absent else any_rows(value)
+    return None if value is None or isinstance(value, _ABSENT) else any_rows(value)
 
 
 def any_rows(value: Any) -> tf.TypeSpec:
