@@ -100,7 +100,7 @@ CROSS_CUTTING = {
     "isolation_test": "the tests' own: tests/isolation.py",
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",
-    "ragged_test": "ragged tensors, wherever a batch goes",
+    "composite_test": "ragged and sparse tensors, wherever a batch goes",
     "process_test": "a run as a process: full disks, closed pipes, too little memory",
 }
 

@@ -216,6 +216,18 @@ def row_error(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_sum(tf.square(y_true - y_pred), axis=[1, 2])
 
 
+def _sparse() -> keras.Model:
+    words, numbers = keras.Input((6,), sparse=True, name="words"), keras.Input((2,), name="numbers")
+    hidden = L.Concatenate()([L.Dense(4)(words), numbers])
+    return keras.Model({"words": words, "numbers": numbers}, L.Dense(3)(hidden))
+
+
+def _sparse_rows(n: int, rng: np.random.Generator) -> tuple:
+    words = rng.normal(size=(n, 6)) * (rng.random((n, 6)) < 0.4) * (n != 3)  # of 3 all are empty
+    x = {"words": tf.sparse.from_dense(words), "numbers": rng.normal(size=(n, 2))}
+    return x, rng.normal(size=(n, 3)), rng.uniform(0.1, 3.0, n)
+
+
 def _masked_gru() -> keras.Model:
     x = keras.Input((None,), dtype="int32")
     hidden = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
@@ -351,6 +363,7 @@ ODD = [
     Case("embedding", _embedding, _tokens),
     Case("ragged", _ragged, _ragged_tokens),
     Case("ragged_output", _ragged_output, _ragged_labels, {"loss": row_error}),
+    Case("sparse", _sparse, _sparse_rows),
     Case("notes", _notes, _notes_batch, {"loss": "sparse_categorical_crossentropy"}),
     Case("masked_gru", _masked_gru, _padded_tokens),
     Case("layer_norm", _layer_norm, rows),

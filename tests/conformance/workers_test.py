@@ -41,7 +41,7 @@ def alone(num_towers, kinds):
 @pytest.mark.parametrize("num_towers, workers, kinds", [
     (6, [3], SMALL),  # worker 1 has two towers of two subtrees
     pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
-    pytest.param(6, [3], ("embedding", "two_outputs_dict", "ragged"), marks=pytest.mark.matrix),
+    pytest.param(6, [3], ("embedding", "sparse", "ragged"), marks=pytest.mark.matrix),
     pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
     pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
     pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),

@@ -133,14 +133,31 @@ def test_a_random_generator_is_refused():
     assert "SeedGenerator" in refused(step)
 
 
-def test_a_lookup_table_is_refused():
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 6.0]), 7.0)
+def table_of(kind):
+    if kind is tf.lookup.StaticHashTable:
+        return kind(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 6.0]), 7.0)
+    return kind(tf.int32, tf.float32, 7.0)
+
+
+def test_a_lookup_table_is_read_as_in_keras():
+    table = table_of(tf.lookup.StaticHashTable)
 
     def step(model, data):
-        return {"loss": tf.reduce_mean(table.lookup(tf.cast(data[0] > 0, tf.int32)))}
+        factors = tf.cast(table.lookup(tf.cast(data[0] > 0, tf.int32)), data[0].dtype)
+        return {"loss": tf.reduce_mean(data[0] * factors) + tf.cast(table.size(), factors.dtype)}
+
+    fit_alike(lambda: model_with(step), batch_size=5)
+
+
+def test_a_lookup_table_that_a_step_writes_is_refused():
+    table = table_of(tf.lookup.experimental.MutableHashTable)
+
+    def step(model, data):
+        table.insert(tf.constant([1]), tf.constant([2.0]))
+        return {"loss": tf.reduce_mean(data[0])}
 
     message = refused(step)
-    assert "trace_test.py:" in message and "lookup table" in message and "dataset.map" in message
+    assert "trace_test.py:" in message and "writes to a lookup table" in message
 
 
 def test_a_summary_writer_is_refused(tmp_path):

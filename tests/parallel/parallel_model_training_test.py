@@ -282,3 +282,19 @@ def test_a_loss_that_is_no_mean_over_rows_is_kerass_of_the_whole_batch(loss, dat
     assert_same_fit(pair, data, batch_size=7, epochs=2, shuffle=False)
     evaluated = [m.evaluate(*data(), batch_size=7, verbose=0) for m in (pair.ours, pair.theirs)]
     assert evaluated[0] == pytest.approx(evaluated[1], rel=TOLERANCE)
+
+
+def test_words_are_looked_up_inside_of_a_model_whose_loss_is_of_all_rows():
+    def build():
+        return keras.Sequential([
+            keras.Input((2,), dtype="string"), keras.layers.StringLookup(vocabulary=list("abcd")),
+            keras.layers.Embedding(5, 3), keras.layers.Flatten(),
+            keras.layers.Dense(3, activation="softmax"),
+        ])
+
+    def words(count=31):
+        return tf.constant(np.array(list("abcdx"))[np.arange(2 * count) % 5].reshape(count, 2)), (
+            one_hot(count)[1])
+
+    pair = build_pair(build, optimizer=lambda: "sgd", loss=keras.losses.Dice())
+    assert_same_fit(pair, words, batch_size=7, epochs=2, shuffle=False)

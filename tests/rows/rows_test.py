@@ -59,6 +59,25 @@ def test_a_mean_over_ragged_rows_is_none(x):
     assert rows.kind(tf.reduce_mean(ragged.flat_values)).name == "other"
 
 
+def test_the_rows_of_ragged_and_sparse_tensors_are_counted_and_added_up(x):
+    placeholder = tf.compat.v1.placeholder
+    splits, values = placeholder(tf.int64, [None]), placeholder(tf.float64, [None])
+    ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+    sparse = tf.SparseTensor(
+        placeholder(tf.int64, [None, 2]), placeholder(tf.float64, [None]),
+        placeholder(tf.int64, [2]))
+    rows = Rows.of_shard([ragged, sparse])
+    for tensor in (ragged, sparse):
+        assert rows.kind(tf.cast(tf.shape(tensor)[0], tf.float64)).name == "sum"
+    assert rows.kind(tf.reduce_mean(tf.reduce_sum(ragged, axis=1))).name == "mean"
+    assert rows.kind(tf.reduce_mean(tf.sparse.reduce_sum(sparse, axis=1))).name == "mean"
+    assert rows.kind(tf.sparse.reduce_sum(sparse)).name == "sum"
+    dense = tf.sparse.to_dense(sparse)
+    dense.set_shape([None, 3])
+    assert rows.kind(tf.reduce_mean(dense)).name == "mean"
+    assert rows.kind(tf.reduce_mean(sparse.values)).name == "other"
+
+
 def test_each_line_is_warned_of_once(x):
     rows = Rows.of_shard([x])
     root = tf.sqrt(tf.reduce_mean(x))

@@ -1,5 +1,9 @@
 """The plan of the tree over workers; what is exchanged is in conformance/workers_test.py."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +20,7 @@ from towers.step.exchange import (
     subtrees,
     towers_of,
 )
+from towers.step.sharding import shard_batch
 from towers.step.transfers import pack, packages, unpack
 
 counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
@@ -87,6 +92,41 @@ def test_who_is_alone_hands_on_what_it_has():
     trees = [exchange.reduce([[1], [2]], ["/cpu:0"] * 2, add_on_devices=b) for b in (False, True)]
     assert trees == [([1], [2]), [3]]
     assert exchange.one_a_tower(values) == values
+
+
+class Meeting:
+    """Stands for the collectives between threads: each waits for the other's value."""
+
+    def __init__(self, count):
+        self.barrier, self.values = threading.Barrier(count, timeout=60), [None] * count
+
+    def of(self, index):
+        return type("", (), {"all_gather": partial(self.all_gather, index)})
+
+    def all_gather(self, index, value, varies=None):
+        self.values[index] = value
+        self.barrier.wait()
+        gathered = tf.stack(self.values)
+        self.barrier.wait()
+        return gathered
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_rows_of_all_workers_are_joined_in_order(is_sparse):
+    rows = np.arange(20.0).reshape(5, 4) % 3
+    batch, meeting = tf.sparse.from_dense(rows) if is_sparse else rows, Meeting(2)
+    shards = shard_batch(batch, 6)  # the last is empty
+
+    def joined(index):
+        found = make_exchange(Cluster(("a:1", "b:1"), index), 6)
+        found._collectives = meeting.of(index)
+        return found.rows([shards[tower].values for tower in found.mine], shards)
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(joined, range(2)):
+            np.testing.assert_array_equal(
+                tf.sparse.to_dense(found) if is_sparse else found, rows
+            )
 
 
 def test_a_large_tensor_travels_by_itself_and_the_others_of_a_dtype_together():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.step import sharding
+from towers.step import sharding, structures
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -34,6 +34,22 @@ def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
     assert second[0]["b"].numpy().tolist() == [13, 14]
     assert second[1].numpy().tolist() == [23, 24]
     assert second[2] is None
+
+
+def test_the_rows_of_a_sparse_tensor_are_split_joined_and_gathered_as_dense_rows_are():
+    dense = np.arange(24).reshape(6, 2, 2) % 5 * (np.arange(6) != 2)[:, None, None]
+    batch = tf.sparse.from_dense(dense)
+    for num_towers in (1, 4, 8):
+        shards = sharding.shard_batch(batch, num_towers)
+        for ours, theirs in zip(shards, sharding.shard_batch(dense, num_towers), strict=True):
+            np.testing.assert_array_equal(tf.sparse.to_dense(ours.values), theirs.values)
+            assert ours.values.shape == theirs.values.shape
+        joined = sharding.concat_shards([shard.values for shard in shards], shards)
+        for ours, theirs in zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True)):
+            np.testing.assert_array_equal(ours, theirs)
+    for index in ([3, 0, 2, 3], []):
+        rows = structures.gather_rows(batch, tf.constant(index, tf.int64))
+        np.testing.assert_array_equal(tf.sparse.to_dense(rows), dense[index])
 
 
 def test_shares_are_fractions_of_the_examples():

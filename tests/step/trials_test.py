@@ -10,6 +10,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
 from towers.machine.keras_internals import LossTerms
+from towers.step.structures import any_rows, map_tensors
 from towers.step.trials import NoMeanOverRows, check_is_mean, check_rows_apart, made_up
 
 L = keras.layers
@@ -168,10 +169,51 @@ def test_an_operation_of_a_functional_model_is_tried_too():
 @pytest.mark.parametrize("case", BUILT_IN + ODD, ids=str)
 def test_models_that_keep_rows_apart_pass(case):
     x, _, _ = case.batch(8, np.random.default_rng(0))
-    specs = tf.nest.map_structure(
-        lambda v: tf.type_spec_from_value(v) if isinstance(v, tf.RaggedTensor)
-        else tf.TensorSpec([None, *v.shape[1:]], v.dtype), x)
-    assert not warned(case.build(), specs)
+    assert not warned(case.build(), map_tensors(any_rows, x))
+
+
+class Padded(L.Layer):
+    """The mean over the steps of ragged rows, padded to the longest; `length`: to that length."""
+
+    def __init__(self, length=None):
+        super().__init__()
+        self.length = length
+
+    def compute_output_shape(self, shape):
+        return (shape[0],)
+
+    def call(self, x):
+        return tf.reduce_mean(x.to_tensor(shape=[None, self.length]), axis=1)
+
+
+def texts(**options):
+    return L.TextVectorization(vocabulary=["a", "b"], **options)
+
+
+RAGGED = tf.RaggedTensorSpec([None, None], tf.float32)
+
+
+@pytest.mark.parametrize("layers, spec, is_across", [
+    ([Padded], RAGGED, True),
+    ([lambda: Padded(9)], RAGGED, False),
+    ([lambda: L.Rescaling(2.0), lambda: L.Lambda(lambda x: x * 1.0)], RAGGED, False),
+    ([texts], tf.TensorSpec([None], tf.string), True),
+    ([lambda: texts(output_sequence_length=7)], tf.TensorSpec([None], tf.string), False),
+    ([lambda: texts(ragged=True)], tf.TensorSpec([None], tf.string), False),
+    ([texts, lambda: L.Embedding(4, 3, mask_zero=True), L.GlobalAveragePooling1D],
+     tf.TensorSpec([None], tf.string), False),
+    ([lambda: L.Lambda(tf.strings.upper, dtype="string")], tf.TensorSpec([None], tf.string), False),
+], ids=["padded", "one length", "ragged", "texts", "texts of one length", "ragged texts", "masked",
+        "strings"])
+def test_rows_that_are_padded_to_the_longest_are_warned_of_unless_it_has_no_effect(
+    layers, spec, is_across
+):
+    is_ragged = isinstance(spec, tf.RaggedTensorSpec)
+    inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name, ragged=is_ragged)
+    model = keras.Sequential([inputs, *(layer() for layer in layers)])
+    message = warned(model, spec)
+    assert ("to the longest row one length" in message) == is_across, message
+    assert is_across or not message
 
 
 def test_a_trial_changes_nothing():
@@ -199,9 +241,14 @@ class RowMeanOf(L.Layer):
 
 
 def test_made_up_rows_fit_their_spec():
-    ragged = made_up(tf.RaggedTensorSpec([None, None, 3], tf.int64))
+    ragged = made_up(tf.RaggedTensorSpec([None, None, 3], tf.int64, ragged_rank=1))
     assert ragged.shape.as_list() == [5, None, 3] and ragged.dtype == tf.int64
     assert made_up(tf.TensorSpec([None, None, 2])).shape == [5, 32, 2]
-    assert made_up(tf.TensorSpec([None], tf.string)).numpy().tolist() == [b"a"] * 5
+    nested = made_up(tf.RaggedTensorSpec([None, None, None, 2], ragged_rank=2))
+    assert nested.ragged_rank == 2 and nested.shape.as_list() == [5, None, None, 2]
+    sparse = made_up(tf.SparseTensorSpec([None, 4], tf.int64))
+    assert sparse.shape == [5, 4] and 0 < sparse.values.shape[0] < 20
+    words = made_up(tf.TensorSpec([None], tf.string)).numpy().tolist()
+    assert words == [b"a"] * 3 + [b"a a a"] * 2
     labels = made_up(tf.TensorSpec([None, 1]), is_label=True).numpy()
     assert set(labels[:3].flat) == set(labels[3:].flat) == {0, 1}

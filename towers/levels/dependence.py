@@ -52,6 +52,9 @@ class Dependence:
             tensor: of the graph.
             but_sizes: pass over what follows from the shape of a shard alone.
         """
+        if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
+            parts = tf.nest.flatten(tensor, expand_composites=True)
+            return any(self.local(part, but_sizes=but_sizes) for part in parts)
         if not but_sizes or not self._fact(tensor).local:
             return self._fact(tensor).local
         waiting, seen = [tensor], set()

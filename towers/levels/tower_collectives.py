@@ -25,6 +25,7 @@ class TowerCollective:
     how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
         whatever they are; "first", tower 0's.
     line: of the user's code, where there is one.
+    spec: the spec of the ragged, sparse or dense rows whose components the inputs are, or None.
     """
 
     how: str
@@ -32,6 +33,7 @@ class TowerCollective:
     level: int
     outputs: list[tf.Tensor]
     line: str
+    spec: Any = None
 
 
 class TowerCollectives:
@@ -57,12 +59,13 @@ class TowerCollectives:
         return self.sum([tf.convert_to_tensor(d) for d in gradients])
 
     def add(
-        self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None
+        self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
+        spec: Any = None,
     ) -> list[tf.Tensor]:
         """Adds a collective; returns placeholders for its outcome.
 
         Args:
-            how, values: see `TowerCollective`.
+            how, values, spec: see `TowerCollective`.
             backward: the gradients with respect to the outcome -> those with respect to the values.
         """
         self.check_outermost("makes towers meet")
@@ -73,7 +76,8 @@ class TowerCollectives:
             return (outputs, backward) if backward else outputs
 
         outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
-        self.events.append(TowerCollective(how, list(values), level, outputs, current_line()))
+        event = TowerCollective(how, list(values), level, outputs, current_line(), spec)
+        self.events.append(event)
         for tensor in outputs:
             self.dependence.feed(tensor, local=False, level=level + 1)
         return outputs

@@ -75,7 +75,7 @@ class OwnStep:
         checks.check_layers(model)
         checks.check_shared(model, num_towers)
         _check_alone(model, name)
-        self._name, method = name, getattr(model.__class__, name)
+        method = getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)
         policy = policy_of(devices)
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
@@ -123,16 +123,8 @@ class OwnStep:
 
         Args:
             data: a batch, or the TensorSpecs of one.
-
-        Raises:
-            ValueError: the batch holds ragged tensors.
         """
         specs = structures.batch_specs(data)
-        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
-            raise ValueError(
-                f"a {self._name} of the model's own takes no ragged tensors: pad the rows to one "
-                "length, or leave the step to Keras."
-            )
         key = str(specs)
         if key not in self._cuts:
             trace = trace_step(
@@ -186,14 +178,16 @@ class _Run:
             self._end, take_turns=self._place.policy.take_turns,
         )
         with tf.device(self._place.home):
-            logs = tf.nest.map_structure(self._at_home, self._trace.logs)
+            logs = tf.nest.map_structure(
+                self._at_home, self._trace.logs, expand_composites=True
+            )
             for variable, value in self._trace.assigned:
                 variable.assign(self._at_home(value))
         return logs
 
     def _of_shard(self, shard: Shard, begin: tf.Tensor) -> dict[str, tf.Tensor]:
         trace = self._trace
-        leaves = [v for v in tf.nest.flatten(shard.values) if v is not None]
+        leaves = structures.components(shard.values)
         names = [v.name for v in [*trace.leaves, trace.share, trace.begin]]
         return dict(zip(names, [*leaves, shard.share, begin], strict=True))
 
@@ -257,15 +251,16 @@ class _Run:
                 return add_tree(tree)
         with tf.device(place.home):
             if collective.how == "rows":
-                self._check_rows(values, collective.line)
-                return [sharding.concat_shards(v, self._shards) for v in zip(*values)]
+                rows = [structures.packed(collective.spec, iter(v)) for v in values]
+                self._check_rows(rows, collective.line)
+                return structures.components([sharding.concat_shards(rows, self._shards)])
             return [tf.concat(v, axis=0) for v in zip(*values)]
 
-    def _check_rows(self, values: list[list[tf.Tensor]], line: str) -> None:
+    def _check_rows(self, values: list[Any], line: str) -> None:
         """Asserts a row for each example, at home: of other devices only an error's end is told."""
-        for (rows,), shard in zip(values, self._shards, strict=True):
+        for rows, shard in zip(values, self._shards, strict=True):
             tf.debugging.assert_equal(
-                tf.shape(rows)[0], tf.maximum(shard.size, 1), gathered_rows_text(line)
+                sharding.batch_size([rows]), tf.maximum(shard.size, 1), gathered_rows_text(line)
             )
 
     def _update(self, update: Update) -> None:

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from towers.levels.tower_collectives import TowerCollectives
 from towers.machine.user_lines import current_line
-from towers.rows.facts import COUNT, ROWS, Fact
+from towers.rows.facts import COUNT, Fact
 from towers.rows.rows import Rows
 from towers.step.gathering import gathered_by
+from towers.step.sharding import batch_size
+from towers.step.structures import any_rows, components, packed, take_rows
 
 
 @dataclass
@@ -51,20 +53,23 @@ class StepCollectives(TowerCollectives):
     """
 
     def __init__(
-        self, shard: Sequence[tf.Tensor], share: tf.Tensor, begin: tf.Tensor
+        self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor
     ) -> None:
         """
         Args:
-            shard: symbolic tensors [max(n, 1), ...].
+            shard: symbolic tensors [max(n, 1), ...] of any kind.
             share: scalar float64, n / N; 0 where one row stands for an empty shard.
             begin: scalar int32, the index of the shard's first row in the global batch.
         """
-        super().__init__([*shard, share, begin])
+        super().__init__([*components(shard), share, begin])
         self.is_real = share > 0
-        self._num_rows = tf.shape(shard[0])[0]
+        self._num_rows = batch_size(shard)
         self._share, self._begin = share, begin
-        fed = [*((v, ROWS) for v in shard), (share, COUNT), (begin, Fact(degree=None))]
-        self.rows = Rows(fed, lambda v: v.graph is self.graph and self.dependence.is_fed(v))
+        self.rows = Rows.of_shard(
+            shard, is_shared=lambda v: v.graph is self.graph and self.dependence.is_fed(v)
+        )
+        self.rows.declare(share, COUNT)
+        self.rows.declare(begin, Fact(degree=None))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -94,18 +99,31 @@ class StepCollectives(TowerCollectives):
 
     # The ways to meet.
 
-    def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Implements `towers.gather`."""
-        if not self.dependence.local(rows):
+    def gather(self, rows: Any) -> Any:
+        """Implements `towers.gather`; rows: a tensor of any kind."""
+        tensors = components([rows])
+        if not any(self.dependence.local(v) for v in tensors):
             return rows
         if not has_rows(rows):
             raise ValueError(
                 f"towers.gather, {current_line()}: a tensor of shape {rows.shape} has no batch "
                 "axis. Gather what has one row for each example, and reduce it after that."
             )
+        spec = any_rows(rows)
         if not rows.dtype.is_floating:
-            return self.add("rows", [rows])[0]
-        return self.add("rows", [rows], lambda d: [self._own(v) for v in self.total([d])])[0]
+            joined = self.add("rows", tensors, spec=spec)
+            return packed(spec, iter(joined))
+
+        def backward(*gradients: Any) -> list[Any]:
+            """The tower's own part of the gradient of each tensor of floats."""
+            floats = [v.dtype.is_floating for v in tensors]
+            totals = iter(self.total([g for g, f in zip(gradients, floats) if f]))
+            given = iter([next(totals) if f else v for v, f in zip(joined, floats)])
+            own = components([self._own(packed(spec, given))])
+            return [v if f else None for v, f in zip(own, floats)]
+
+        joined = self.add("rows", tensors, backward, spec=spec)
+        return packed(spec, iter(joined))
 
     def join(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The towers' values one after another, of empty shards too."""
@@ -165,10 +183,13 @@ class StepCollectives(TowerCollectives):
         """The value, or zeros of an empty shard."""
         return tf.where(self.is_real, value, tf.zeros_like(value))
 
-    def _own(self, rows: tf.Tensor) -> tf.Tensor:
+    def _own(self, rows: Any) -> Any:
         """A tower's own rows of [N, ...]; zeros where its shard is empty."""
-        begin = tf.minimum(self._begin, tf.shape(rows)[0] - self._num_rows)
-        return self.masked(rows[begin:begin + self._num_rows])
+        begin = tf.minimum(self._begin, batch_size([rows]) - self._num_rows)
+        own = take_rows(rows, [begin], [begin + self._num_rows])
+        return tf.nest.map_structure(
+            lambda v: self.masked(v) if v.dtype.is_floating else v, own, expand_composites=True
+        )
 
 
 def check_rank(tensor: tf.Tensor, what: str) -> None:

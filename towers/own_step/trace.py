@@ -22,6 +22,7 @@ from towers.own_step.patches import Patches
 from towers.own_step.step_collectives import StepCollectives, Update
 from towers.own_step.variables import VariableScope
 from towers.rows.rows import Rows
+from towers.step import structures
 from towers.step.fixed_batch import check_no_fixed_batch
 from towers.step.raw_variables import raw_variables_in
 from towers.step.state import statistics as statistics_of
@@ -29,6 +30,7 @@ from towers.step.synchronized import synchronized, synchronized_layers
 
 _MOST_TRACES = 4  # layers in layers are built one after another
 _OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
+_READS_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
 _OF_TABLES = ("LookupTable",)
 
 
@@ -66,8 +68,11 @@ class Trace:
 
     @property
     def captured(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """(outside, inside) of the values that the step takes from outside."""
-        return [(o, i) for o, i in captures(self.function) if i.dtype != tf.resource]
+        """(outside, inside) of the values that the step takes from outside, and of its tables."""
+        return [
+            (outside, inside) for outside, inside in captures(self.function)
+            if inside.dtype != tf.resource or _is_read_table(inside)
+        ]
 
     @property
     def effects(self) -> list[tf.Operation]:
@@ -134,7 +139,8 @@ def _trace_once(
             logs = _of_batch(collectives, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
         all_but_function = functools.partial(
-            Trace, dependence=collectives.dependence, rows=collectives.rows, leaves=given,
+            Trace, dependence=collectives.dependence, rows=collectives.rows,
+            leaves=structures.components(given),
             share=share, begin=begin, events=collectives.events, reads=scope.reads,
             seeds=scope.seeds, assigned=assigned, logs=logs,
         )
@@ -164,7 +170,7 @@ def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
 
 
 def check_no_foreign_resources(function: Any, scope: VariableScope) -> None:
-    """Raises ValueError for a tf.Variable, a lookup table, and whatever else has a state.
+    """Raises ValueError for a tf.Variable, a table that is written, and whatever else has a state.
 
     Args:
         function: the traced step.
@@ -172,28 +178,34 @@ def check_no_foreign_resources(function: Any, scope: VariableScope) -> None:
     """
     known = scope.read_names
     for handle, placeholder in captures(function):
-        if placeholder.dtype not in (tf.resource, tf.variant):
+        if placeholder.dtype not in (tf.resource, tf.variant) or _is_read_table(placeholder):
             continue
         for user in placeholder.consumers():
             if not any(output.name in known for output in user.outputs):
-                raise ValueError(f"{line_of(user)} uses {_what(user, handle, function)}")
+                raise ValueError(f"{line_of(user)} {_what(user, handle, function)}")
+
+
+def _is_read_table(handle: tf.Tensor) -> bool:
+    """Whether a resource of the trace is a lookup table that the step only reads."""
+    users = handle.consumers()
+    return handle.dtype == tf.resource and all(user.type in _READS_TABLES for user in users)
 
 
 def _what(user: tf.Operation, handle: Any, function: Any) -> str:
     if user.type.startswith(_OF_TABLES):
         return (
-            "a lookup table, which towers cannot copy into their graphs. Look the values up in the "
-            "data pipeline: dataset.map(layer)."
+            "writes to a lookup table, which all towers share. Fill the table before training, or "
+            "keep the values in a variable: add_weight."
         )
     names = [v.name for v in function.variables if v.handle is handle]
     if names or user.type.startswith(_OF_VARIABLES):
         name = f" {names[0]!r}" if names else ""
         return (
-            f"tf.Variable{name}, which Keras does not track, so that towers cannot tell what it "
-            "becomes. Create it with add_weight or keras.Variable, and draw noise from "
+            f"uses tf.Variable{name}, which Keras does not track, so that towers cannot tell what "
+            "it becomes. Create it with add_weight or keras.Variable, and draw noise from "
             "keras.random with a keras.random.SeedGenerator."
         )
     return (
-        f"{user.type}, which has a state of its own outside of the step. Take it out of the step, "
-        "into a callback or the data pipeline."
+        f"uses {user.type}, which keeps its state outside of the step. Take it out of the step, "
+        "into a callback or the data pipeline: dataset.map(layer) looks up a table."
     )

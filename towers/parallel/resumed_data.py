@@ -17,6 +17,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import keras
@@ -28,7 +29,15 @@ from towers.datasets.batches import sha256, shuffled
 from towers.datasets.repeated import has_state
 from towers.datasets.source import num_steps, prepare_ahead
 from towers.parallel.stateful import Stateful
-from towers.step.structures import as_tensor, batch_specs, map_tensors
+from towers.step.structures import (
+    as_tensor,
+    batch_specs,
+    gather_rows,
+    is_composite,
+    is_scipy,
+    map_tensors,
+    take_rows,
+)
 
 _ENDLESS = tf.int64.max
 
@@ -113,7 +122,7 @@ def are_arrays(x: Any) -> bool:
     """Whether x is an array, or a structure of arrays."""
     leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
     return bool(leaves) and all(
-        hasattr(leaf, "__array__") or isinstance(leaf, tf.RaggedTensor) for leaf in leaves
+        hasattr(leaf, "__array__") or is_composite(leaf) or is_scipy(leaf) for leaf in leaves
     )
 
 
@@ -128,7 +137,9 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
     at = int(np.floor(count * (1.0 - share)))
     if not 0 < at < count:
         raise ValueError(f"validation_split ({share}) leaves one part of {count} examples empty.")
-    return map_tensors(lambda v: v[:at], parts), map_tensors(lambda v: v[at:], parts)
+    bounds = ([0], [at]), ([at], [count])
+    first, last = (map_tensors(partial(take_rows, begin=b, end=e), parts) for b, e in bounds)
+    return first, last
 
 
 class Arrays:
@@ -185,7 +196,7 @@ class Arrays:
             rows = shuffled(rows, self._start.seed, epoch, self._count)
         is_done = total < self._start.done(self._num_batches)
         rows = rows[: tf.where(is_done, tf.constant(0, tf.int64), end - begin)]
-        x, y, sample_weight = map_tensors(lambda part: tf.gather(part, rows), self._parts)
+        x, y, sample_weight = map_tensors(lambda part: gather_rows(part, rows), self._parts)
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
 
@@ -210,8 +221,8 @@ class Indexed(keras.utils.PyDataset):
         self._base, self._is_replayed = 0, False
         self.most_steps = _most_steps(self._length, start)
         first = source[0]
-        self._empty = map_tensors(lambda v: np.asarray(v)[:0], first)
-        self.x, self.spec = self, batch_specs(map_tensors(np.asarray, first))
+        self._empty = map_tensors(_without_rows, first)
+        self.x, self.spec = self, batch_specs(map_tensors(_array, first))
         self.identity = {"shuffle": self._shuffle, "data": f"{self._length} {self.spec}"}
 
     @property
@@ -296,11 +307,20 @@ class Stream:
         if first is None:
             raise ValueError("x is a generator that gives no batch.")
         self.x = (batch for batch in itertools.chain([first], generator))
-        self.spec = batch_specs(map_tensors(np.asarray, first))
+        self.spec = batch_specs(map_tensors(_array, first))
         self.identity = {"data": str(self.spec)}
 
     def begin_epoch(self, epoch: int) -> None:
         """Does nothing: a generator goes on."""
+
+
+def _array(value: Any) -> Any:
+    """Converts a part of a batch to an array; returns a ragged or sparse tensor unchanged."""
+    return value if is_composite(value) else np.asarray(value)
+
+
+def _without_rows(value: Any) -> Any:
+    return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
 
 
 def _most_steps(num_batches: int | None, start: Start) -> int:
@@ -326,7 +346,10 @@ def _tensors(parts: Any) -> Any:
 def _tensor(array: Any) -> tf.Tensor:
     if hasattr(array, "to_numpy"):  # of pandas; Keras makes a column of a series
         array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
-    tensor = as_tensor(array if tf.is_tensor(array) else np.asarray(array))
+    is_known = tf.is_tensor(array) or is_scipy(array)
+    tensor = as_tensor(array if is_known else np.asarray(array))
+    if isinstance(tensor, tf.SparseTensor):
+        tensor = tf.sparse.reorder(tensor)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 

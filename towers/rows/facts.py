@@ -45,6 +45,7 @@ class Fact:
     each: rows for each example; 0: some fixed number; None: as the rows' values say.
     parts: the elements of a vector of sizes, one by one.
     zero: whether it is the constant 0, or of the size of a rounding.
+    more: a ragged tensor's row_splits are one more than its rows; so is the number of them.
     """
 
     axis: int | None = None
@@ -53,6 +54,7 @@ class Fact:
     each: int | None = 1
     parts: "tuple[Fact, ...]" = ()
     zero: bool = False
+    more: int = 0
     fault: Fault | None = None
 
     @property

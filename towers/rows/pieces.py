@@ -36,6 +36,11 @@ def _sizes_of(tensor: tf.Tensor, fact: Fact) -> list[Fact]:
     if tensor.shape.rank is None:
         return []
     axis = open_axis(tensor) if fact.axis == UNKNOWN else fact.axis
+    source = tensor.op
+    while source.type in ("Cast", "Identity"):
+        source = source.inputs[0].op
+    if fact.more and source.type == "Placeholder":
+        return [Fact(degree=None, more=fact.more)]
     number = COUNT if fact.each is not None else Fact(local=True, degree=1)
     return [number if i == axis else SHARED for i in range(tensor.shape.rank)]
 
@@ -131,6 +136,8 @@ def concatenated(operation: tf.Operation, facts: Inputs) -> Fact:
     if int(axis) % rank not in places:
         return whole
     if not all(fact.has_rows for fact in values):
+        if whole.each is None and result.dtype.is_integer:  # row_splits of lengths
+            return whole
         return faulty(operation, whole, "joins the rows of the batch with others")
     each = [fact.each for fact in values]
     if None in each:

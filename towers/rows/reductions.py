@@ -80,7 +80,8 @@ def along(operation: tf.Operation, facts: Inputs) -> Fact:
         axes = reduced_axes(operation, 2)
     else:
         axes = [rank - 1]
-    if axes is None or fact.axis in axes:
+    are_splits = kind == "Cumsum" and fact.each is None and operation.outputs[0].dtype.is_integer
+    if (axes is None or fact.axis in axes) and not are_splits:  # row_splits of lengths
         return faulty(operation, fact, f"({kind}) {MIXES}")
     return fact if kind in ("Cumsum", "ReverseV2", "Roll") else nonlinear(operation, fact)
 
@@ -138,6 +139,18 @@ def segments(operation: tf.Operation, facts: Inputs) -> Fact:
     if axis is not None:
         return replace(fact, axis=axis, each=1)
     return summed(fact)
+
+
+def of_sparse(operation: tf.Operation, facts: Inputs) -> Fact:
+    """SparseToDense, SparseTensorDenseMatMul, SparseReduceSum: entries become the rows again."""
+    fact = row_by_row(operation, facts, operation.outputs[0])
+    is_sum = operation.type == "SparseReduceSum"
+    axes = tf.get_static_value(operation.inputs[3]) if is_sum else ()
+    if fact.fault or axes is None or not fact.has_rows and not is_sum:
+        return fact
+    if 0 in axes:
+        return summed(replace(facts[1], degree=0))
+    return replace(fact, axis=0, each=1)
 
 
 def product_of(operation: tf.Operation, parts: Inputs) -> Fact:

@@ -134,6 +134,9 @@ def like(operation: tf.Operation, facts: Inputs) -> Fact:
 
 def sum_of_all(operation: tf.Operation, facts: Inputs) -> Fact:
     """Add, Sub, AddN."""
+    first = facts[0]
+    if first.more and not first.has_rows and operation.type == "Sub":
+        return COUNT if tf.get_static_value(operation.inputs[1]) == first.more else first
     return crossed(operation, facts) or added(operation, facts)
 
 

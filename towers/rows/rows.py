@@ -9,13 +9,14 @@ It walks from a tensor back to the shard's rows, and by `row_rules` forth again.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graph
 from towers.machine.user_lines import line_of
-from towers.rows.facts import ROWS, SHARED, UNKNOWN, Fact, Fault, uneven
+from towers.rows.facts import COUNT, ROWS, SHARED, UNKNOWN, Fact, Fault, first_fault, sizes, uneven
 from towers.rows.rules import infer
 
 
@@ -48,13 +49,18 @@ class Rows:
 
     @classmethod
     def of_shard(cls, leaves: Sequence[Any], **options: Any) -> "Rows":
-        """The facts of a shard's tensors [n, ...] and ragged tensors; None is passed over."""
+        """The facts of a shard's tensors [n, ...] of any kind; None is passed over."""
         fed: list[tuple[tf.Tensor, Fact]] = []
         for leaf in leaves:
-            is_ragged = isinstance(leaf, tf.RaggedTensor)
-            fact = Fact(axis=0, local=True, each=None) if is_ragged else ROWS
+            is_composite = isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
+            fact = Fact(axis=0, local=True, each=None) if is_composite else ROWS
             tensors = tf.nest.flatten(leaf, expand_composites=True)
             fed += [(tensor, fact) for tensor in tensors if tf.is_symbolic_tensor(tensor)]
+            if isinstance(leaf, tf.RaggedTensor):
+                fed.append((leaf.row_splits, replace(fact, more=1)))
+            if isinstance(leaf, tf.SparseTensor):
+                others = [SHARED] * (leaf.dense_shape.shape[0] - 1)
+                fed.append((leaf.dense_shape, sizes([COUNT, *others])))
         return cls(fed, **options)
 
     def declare(self, tensor: tf.Tensor, fact: Fact) -> None:
@@ -94,6 +100,10 @@ class Rows:
 
     def fact(self, tensor: tf.Tensor) -> Fact:
         """A tensor's fact, by those of all before it: a stack, as graphs are deep."""
+        if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
+            parts = [self.fact(v) for v in tf.nest.flatten(tensor, expand_composites=True)]
+            is_local = any(part.local for part in parts)
+            return replace(ROWS, fault=first_fault(parts)) if is_local else SHARED
         known = self._at_once(tensor)
         if known is not None:
             return known

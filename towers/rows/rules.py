@@ -114,4 +114,5 @@ _RULES: dict[str, Callable[[tf.Operation, Inputs], Fact]] = {
     **_ruled("Pack", pieces.stacked),
     **_ruled("UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd",
              reductions.segments),
+    **_ruled("SparseToDense SparseTensorDenseMatMul SparseReduceSum", reductions.of_sparse),
 }

@@ -26,6 +26,7 @@ from towers.machine.watch import ANOTHER_BATCH
 from towers.machine.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
+from towers.step.structures import join_rows, sparse_rows, take_rows
 from towers.step.transfers import pack, packages, unpack
 
 
@@ -171,12 +172,12 @@ class WorkersExchange(Exchange):
         return sums
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-        own = [v[: shards[t].size] for t, v in zip(self.mine, values, strict=True)]
+        own = [take_rows(v, [0], [shards[t].size]) for t, v in zip(self.mine, values, strict=True)]
         sizes = [
             tf.add_n([shards[t].size for t in self._towers_of(w)])
             for w in range(self._num_workers)
         ]
-        return self._join(tf.concat(own, axis=0), tf.stack(sizes))
+        return self._join(join_rows(own), tf.stack(sizes))
 
     def one_a_tower(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         counts = [len(self._towers_of(w)) for w in range(self._num_workers)]
@@ -244,6 +245,12 @@ class WorkersExchange(Exchange):
             counts = self._collectives.all_gather(batch_size(value.values))
             lengths = self._join(value.row_lengths(), sizes)
             return tf.RaggedTensor.from_row_lengths(self._join(value.values, counts), lengths)
+        if isinstance(value, tf.SparseTensor):
+            counts = self._collectives.all_gather(batch_size(value.values))
+            indices, values = (self._join(v, counts) for v in (value.indices, value.values))
+            begins = tf.repeat(tf.cumsum(tf.cast(sizes, tf.int64), exclusive=True), counts)
+            num_rows = tf.reduce_sum(tf.cast(sizes, tf.int64), keepdims=True)
+            return sparse_rows(value, indices[:, 0] + begins, indices, values, num_rows)
         most = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow dies of gathering nothing
         missing = most - tf.shape(value)[0]
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])

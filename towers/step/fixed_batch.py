@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.levels.dependence import Dependence
 from towers.machine.user_lines import line_of
+from towers.step.structures import any_rows, components, is_composite, map_tensors
 
 _CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
 # What pairs the rows of two tensors.
@@ -28,23 +29,19 @@ def check_open_batch(function: Callable, *rows: Any) -> None:
         function: from a batch to tensors with a row for each example.
         rows: structures of symbolic tensors [n, ...], or their specs.
     """
-    specs = tf.nest.map_structure(_with_open_batch, rows)
+    specs = map_tensors(any_rows, rows)
     traced = tf.function(function, autograph=False).get_concrete_function(*specs)
     dependence = Dependence()
-    for tensor, _ in zip(traced.inputs, tf.nest.flatten(specs)):  # before what it captures
+    for tensor, _ in zip(traced.inputs, components(specs)):  # before what it captures
         dependence.feed(tensor, local=True, level=0)
     check_no_fixed_batch(traced.graph, dependence)
     for output in tf.nest.flatten(traced.structured_outputs):
-        operation = _fixing(output, dependence)
+        operation = None if is_composite(output) else _fixing(output, dependence)
         if operation is not None:
             raise BatchInCode(
                 f"{line_of(operation)} makes {output.shape[0]} rows of any batch: the batch size "
                 "is written into the code. Take it from the data: tf.shape(x)[0]."
             )
-
-
-def _with_open_batch(tensor: Any) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
 def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:

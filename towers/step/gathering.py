@@ -6,6 +6,8 @@ from contextvars import ContextVar
 
 import tensorflow as tf
 
+from towers.step.structures import as_tensor
+
 _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
 
 
@@ -30,7 +32,7 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
         ValueError: `rows` has no batch axis, or is gathered in a condition or a loop.
     """
     gather_rows = _GATHER.get()
-    return rows if gather_rows is None else gather_rows(tf.convert_to_tensor(rows))
+    return rows if gather_rows is None else gather_rows(as_tensor(rows))
 
 
 @contextmanager

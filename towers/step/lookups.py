@@ -2,8 +2,11 @@
 
     embedding(tokens)        rows of the batch: the towers' slices are joined
     embedding(tf.range(k))   the same k in every tower: the towers' slices are added, one by one
+    dense(sparse rows)       each index once in a shard: slices are joined, and added by their index
 
 Keras' optimizers square each slice by itself: what is one slice of the large batch has to be one.
+The dense_shape tells the three kinds apart, as it also crosses a function's boundary. It is None for
+the second kind. For the third kind its dtype is `_BY_INDEX`, which TensorFlow itself never uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
+from towers.machine.devices import HOST
 from towers.rows.rows import Rows
 
 
 def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> list[Any]:
-    """Takes the dense_shape off slices of lookups that all towers share: `add_slices` looks at it.
+    """Tells the kinds of slices apart by their dense_shape, for `add_slices` and `whole`.
 
     A table that is looked up in both ways gives a tuple of two; what is no IndexedSlices stays.
 
@@ -30,14 +34,28 @@ def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> l
 def _apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    parts = [
-        tf.IndexedSlices(values, indices, None if is_shared(indices) else gradient.dense_shape)
-        for values, indices in _parts(gradient.values, gradient.indices)
+    found = _parts(gradient.values, gradient.indices)
+    shape = gradient.dense_shape
+    shapes = [
+        None if is_shared(indices)
+        else tf.cast(shape, _BY_INDEX) if _are_distinct(indices) else shape
+        for _, indices in found
     ]
-    kinds = {part.dense_shape is None for part in parts}
-    if kinds == {False}:
+    if all(each is shape for each in shapes):
         return gradient
-    return tuple(parts) if len(parts) > 1 else parts[0]
+    parts = tuple(tf.IndexedSlices(*v, each) for v, each in zip(found, shapes, strict=True))
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _are_distinct(indices: tf.Tensor) -> bool:
+    """Whether indices are what `tf.unique` returns, as for a product with a sparse tensor."""
+    while indices.op.type in _MOVES:
+        indices = indices.op.inputs[0]
+    return indices.op.type in ("Unique", "UniqueV2")
+
+
+_BY_INDEX = tf.int16
+_MOVES = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
 
 
 def add_slices(left: Any, right: Any) -> Any:
@@ -60,16 +78,30 @@ def whole(gradient: Any, shape: Sequence[int]) -> Any:
         gradient: any gradient.
         shape: the shape of the table.
     """
-    if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is not None:
-        return gradient
     if not isinstance(gradient, (tf.IndexedSlices, tuple)):
         return gradient
-    parts = gradient if isinstance(gradient, tuple) else (gradient,)
+    given = gradient if isinstance(gradient, tuple) else (gradient,)
+    shapes = [part.dense_shape for part in given]
+    if len(given) == 1 and shapes[0] is not None and shapes[0].dtype != _BY_INDEX:
+        return given[0]
+    parts = [
+        _added_by_index(part) if shape is not None and shape.dtype == _BY_INDEX
+        else (part.values, part.indices)
+        for part, shape in zip(given, shapes, strict=True)
+    ]
     return tf.IndexedSlices(
-        tf.concat([part.values for part in parts], axis=0),
-        tf.concat([tf.cast(part.indices, parts[0].indices.dtype) for part in parts], axis=0),
+        tf.concat([values for values, _ in parts], axis=0),
+        tf.concat([tf.cast(indices, given[0].indices.dtype) for _, indices in parts], axis=0),
         tf.constant(list(shape), tf.int64),
     )
+
+
+def _added_by_index(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Values and indices, each index once, in the order of the rows; a GPU would add in any order.
+    """
+    with tf.device(HOST):
+        indices, places = tf.unique(slices.indices)
+        return tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices
 
 
 def are_shared(indices: tf.Tensor, rows: Rows, dependence: Dependence) -> bool:

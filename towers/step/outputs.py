@@ -73,7 +73,9 @@ def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool
     """
     if overrides_call(loss):
         return False
-    specs = map_tensors(lambda v: tf.TensorSpec(v.shape, v.dtype), [y, y_pred])
+    specs = map_tensors(
+        lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), [y, y_pred]
+    )
     masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
     return masked.get_concrete_function(*specs).structured_outputs is not None
 

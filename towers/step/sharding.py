@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.step.structures import Structure, map_tensors
+from towers.step.structures import Structure, join_rows, map_tensors, take_rows
 
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
@@ -73,13 +73,7 @@ def _shard(
     batch: BatchValues, begin: tf.Tensor, end: tf.Tensor, size: tf.Tensor, share: tf.Tensor
 ) -> Shard:
     """The shard of rows begin to end, [1] each; size, share: scalars."""
-
-    def rows(value: Any) -> Any:
-        if isinstance(value, tf.RaggedTensor):
-            return value[begin[0]: end[0]]
-        return tf.strided_slice(value, begin, end)
-
-    return Shard(map_tensors(rows, batch), size, share)
+    return Shard(map_tensors(lambda value: take_rows(value, begin, end), batch), size, share)
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
@@ -92,12 +86,12 @@ def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Te
     Returns:
         [N, ...], the rows in the order of the global batch.
     """
-    return tf.concat([v[: s.size] for v, s in zip(values, shards, strict=True)], axis=0)
+    return join_rows([take_rows(v, [0], [s.size]) for v, s in zip(values, shards, strict=True)])
 
 
 def batch_size(batch: Structure) -> tf.Tensor:
     """The number of a batch's examples N, a scalar int32."""
-    return tf.cast(tf.shape(_first(batch))[0], tf.int32)  # of a ragged tensor int64
+    return tf.cast(tf.shape(_first(batch))[0], tf.int32)  # of a composite one int64
 
 
 def _first(batch: Structure) -> tf.Tensor:

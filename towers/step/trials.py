@@ -31,9 +31,17 @@ from towers.step.gathering import NeedsOtherTowers
 from towers.step.losses import Losses, shard_weight
 from towers.step.outputs import is_sum, loss_mask, overrides_call
 from towers.step.sharding import batch_size
-from towers.step.structures import Structure, map_tensors
+from towers.step.structures import (
+    Structure,
+    any_rows,
+    is_composite,
+    join_rows,
+    map_tensors,
+    take_rows,
+)
 
 _NUM_ROWS, _FIRST_PART = 5, 3
+_LENGTHS = [2, 1, 2, 3, 4]  # of ragged rows: the longest is among the last
 _OPEN = 32  # rows' own dimensions that are open: time steps, pixels
 _STACK = re.compile(r"\s*($|File |<stack traces|Detected at|Graph execution error)")
 _TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike, in any precision
@@ -105,7 +113,8 @@ def no_mean(loss: keras.losses.Loss, labels: Any, predictions: Any) -> str | Non
     """
 
     def part_of(rows: slice) -> list[Any]:
-        return map_tensors(lambda v: v[rows], [labels, predictions])
+        begin, end = [rows.start], [rows.stop]
+        return map_tensors(lambda v: take_rows(v, begin, end), [labels, predictions])
 
     def value(rows: slice) -> float:
         return float(loss(*part_of(rows)))
@@ -169,7 +178,9 @@ def check_rows_apart(model: keras.Model, x: Structure) -> None:
         warnings.warn(
             f"{what} computes across the rows of a batch: the output of one row depends on the "
             "others, and a tower knows only those of its shard. Use towers.gather(rows) where a "
-            "layer needs the rows of all towers, with towers.make_parallel(model, gpus).",
+            "layer needs the rows of all towers, with towers.make_parallel(model, gpus). Give what "
+            "is padded to the longest row one length: TextVectorization(output_sequence_length=N), "
+            "ragged.to_tensor(shape=[None, N]).",
             stacklevel=2,
         )
 
@@ -240,8 +251,9 @@ def made_up(spec: Any, is_label: bool = False) -> Any:
 
     def values(count: int, shape: Sequence[int | None], dtype: tf.DType) -> tf.Tensor:
         size = [count, *(_OPEN if n is None else n for n in shape)]
-        if dtype == tf.string:
-            return tf.fill(size, "a")
+        if dtype == tf.string:  # the longest texts are among the last
+            rows = np.array(["a"] * _FIRST_PART + ["a a a"] * (count - _FIRST_PART))
+            return tf.broadcast_to(rows.reshape([count, *[1] * (len(size) - 1)]), size)
         if dtype.is_floating and not is_label:
             rows = np.linspace(0.3, 0.9, count).reshape([count, *[1] * (len(size) - 1)])
             return tf.cast(generator.uniform(0.1, rows, size), dtype)
@@ -250,14 +262,22 @@ def made_up(spec: Any, is_label: bool = False) -> Any:
         return tf.cast(draws, dtype)
 
     if isinstance(spec, tf.RaggedTensor | tf.RaggedTensorSpec):
-        flat = values(2 * _NUM_ROWS, spec.shape[2:], spec.dtype)
-        return tf.RaggedTensor.from_row_lengths(flat, [2] * _NUM_ROWS)
-    return values(_NUM_ROWS, spec.shape[1:], spec.dtype)
+        lengths = [_LENGTHS]
+        for size in spec.shape[2:1 + any_rows(spec).ragged_rank]:
+            lengths.append([size or 1 + i % 2 for i in range(sum(lengths[-1]))])
+        flat = values(sum(lengths[-1]), spec.shape[1 + len(lengths):], spec.dtype)
+        return tf.RaggedTensor.from_nested_row_lengths(flat, lengths)
+    rows = values(_NUM_ROWS, spec.shape[1:], spec.dtype)
+    if isinstance(spec, tf.SparseTensor | tf.SparseTensorSpec):
+        entries = tf.where(generator.integers(0, 2, rows.shape))
+        return tf.SparseTensor(entries, tf.gather_nd(rows, entries), rows.shape)
+    return rows
 
 
 def _with_other_last(rows: Any) -> Any:
     """The rows, the last of which are replaced by the first."""
-    return tf.concat([rows[:_FIRST_PART], rows[:_NUM_ROWS - _FIRST_PART]], axis=0)
+    first, others = [_FIRST_PART], [_NUM_ROWS - _FIRST_PART]
+    return join_rows([take_rows(rows, [0], first), take_rows(rows, [0], others)])
 
 
 def unknown_parts(model: keras.Model) -> list[str]:
@@ -267,12 +287,22 @@ def unknown_parts(model: keras.Model) -> list[str]:
         layer for layer in layers
         if not type(layer).__module__.startswith("keras.src.")
         or isinstance(layer, keras.layers.Lambda)
+        or _pads_to_the_longest(layer)
     ]
     operations = [
         operation for layer in layers for operation in getattr(layer, "operations", [])
         if not isinstance(operation, keras.layers.Layer)
     ]
     return [part.name for part in [*unknown, *operations]]
+
+
+def _pads_to_the_longest(layer: keras.layers.Layer) -> bool:
+    """Whether a layer of Keras' makes texts as long as the longest of the batch."""
+    if not isinstance(layer, keras.layers.TextVectorization):
+        return False
+    config = layer.get_config()
+    is_open = config["output_sequence_length"] is None and not config["ragged"]
+    return config["output_mode"] == "int" and is_open
 
 
 def _run(
@@ -299,7 +329,7 @@ def _run(
             ))
             stack.enter_context(recomputed_by(lambda f, args, kwargs: f(*args, **kwargs)))
             outputs = tf.nest.flatten(outputs_of(x))
-        return [v.to_tensor() if isinstance(v, tf.RaggedTensor) else v for v in outputs]
+        return [_dense(v) for v in outputs]
 
     traced = tf.function(forward, autograph=False).get_concrete_function(batches[0])
     known = {id(stored_value(variable)) for variable in model.variables}
@@ -318,6 +348,15 @@ def _run(
     ]
 
 
+def _dense(tensor: Any) -> tf.Tensor:
+    """The first rows of 5, as a dense tensor, and 2 more: the last may make others longer."""
+    if is_composite(tensor):
+        tensor = _with_other_last(tensor)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.to_dense(tensor)
+    return tensor.to_tensor() if isinstance(tensor, tf.RaggedTensor) else tensor
+
+
 def _moments_of(layer: keras.layers.BatchNormalization) -> Callable:
     """A function that returns mean 0 and variance 1 in place of any batch's."""
 
@@ -330,10 +369,13 @@ def _moments_of(layer: keras.layers.BatchNormalization) -> Callable:
 
 
 def _are_alike(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return all(
-        np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * np.max(np.abs(a), initial=0))
-        for a, b in zip(some, others, strict=True)
-    )
+    return all(_is_alike(a, b) for a, b in zip(some, others, strict=True))
+
+
+def _is_alike(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape or a.dtype == object:  # of strings
+        return np.array_equal(a, b)
+    return np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * np.max(np.abs(a), initial=0))
 
 
 def _refuse_fixed_batch(function: Callable, *rows: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ragged tensors as inputs, labels and outputs, wherever a batch goes."""
+"""Ragged and sparse tensors as inputs, labels and outputs, wherever a batch goes."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from towers.step.prefetch import prefetched
 pytestmark = pytest.mark.light  # not about updates or curves
 
 CASES = {case.name: case for case in ODD}
-NAMES = ["ragged", "ragged_output"]
+NAMES = ["ragged", "ragged_output", "sparse"]
 L = keras.layers
 
 
@@ -65,7 +65,8 @@ def test_metrics_are_keras():
 
 @pytest.mark.telling("cpu")
 @pytest.mark.parametrize(
-    "name, policy", [("ragged", CPU), ("ragged_output", GPU)], ids=["cpu", "gpu"]
+    "name, policy", [("ragged", CPU), ("ragged_output", GPU), ("sparse", GPU)],
+    ids=["cpu", "gpu", "sparse"],
 )
 def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
     def trained(num_devices, to_devices):
@@ -177,14 +178,52 @@ class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
 
+    def predict_step(self, data):
+        return super().predict_step(data)
 
-def test_an_own_train_step_refuses_ragged_tensors():
-    x, y, _ = examples("ragged")
-    plain = CASES["ragged"].build()
-    model = OwnStep(plain.input, plain.output)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="train_step of the model's own takes no ragged tensors"):
-        towers.make_parallel(model, 2).fit(x, y, verbose=0)
+
+@pytest.mark.filterwarnings("error:.*only its own rows")
+@pytest.mark.parametrize("name", NAMES)
+def test_own_steps_are_keras(name, float64):
+    def results(model, num_towers=None):
+        own = OwnStep(model.input, model.output)
+        own = towers.make_parallel(own, 2, num_towers=num_towers) if num_towers else own
+        own.compile("adam", **CASES[name].compile)
+        x, y, weights = examples(name)
+        history = own.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, verbose=0).history
+        return history["loss"], own.predict(x, batch_size=8, verbose=0), own.get_weights()
+
+    assert_same(results(compiled(name), 5), results(compiled(name)))
+
+
+class Gathered(keras.Model):
+    """Its loss is one of the rows of all towers, of a ragged or of a sparse tensor."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            rows = self(data[0], training=True)
+            if isinstance(rows, tf.RaggedTensor):
+                values = towers.gather(rows).flat_values
+            else:
+                values = towers.gather(tf.sparse.from_dense(tf.nn.relu(rows))).values
+            loss = tf.sqrt(tf.reduce_sum(tf.square(values - 0.5)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("error:.*only its own rows")
+@pytest.mark.parametrize("name", ["ragged_output", "sparse"])
+def test_gathered_rows_have_the_large_batch_gradient(name, float64):
+    def trained(num_towers=None):
+        plain = compiled(name)
+        model = Gathered(plain.input, plain.output)
+        model = towers.make_parallel(model, 2, num_towers=num_towers) if num_towers else model
+        model.compile("adam")
+        model.fit(*examples(name)[:2], batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    assert_same(trained(5), trained())
 
 
 def test_what_needs_examples_of_one_shape_says_so(tmp_path):
