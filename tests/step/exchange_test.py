@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towers.machine.cluster import ALONE, Cluster
+from towers.step import exchange
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.exchange import (
     Subtree,
@@ -112,14 +113,14 @@ class Meeting:
 
 
 @pytest.mark.parametrize("is_sparse", [True, False])
-def test_rows_of_all_workers_are_joined_in_order(is_sparse):
+def test_rows_of_all_workers_are_joined_in_order(is_sparse, monkeypatch):
     rows = np.arange(20.0).reshape(5, 4) % 3
     batch, meeting = tf.sparse.from_dense(rows) if is_sparse else rows, Meeting(2)
     shards = shard_batch(batch, 6)  # the last is empty
+    monkeypatch.setattr(exchange, "WorkerCollectives", lambda count, index: meeting.of(index))
 
     def joined(index):
         found = make_exchange(Cluster(("a:1", "b:1"), index), 6)
-        found._collectives = meeting.of(index)
         return found.rows([shards[tower].values for tower in found.mine], shards)
 
     with ThreadPoolExecutor(2) as threads:

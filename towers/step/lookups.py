@@ -5,8 +5,8 @@
     dense(sparse rows)       each index once in a shard: slices are joined, and added by their index
 
 Keras' optimizers square each slice by itself: what is one slice of the large batch has to be one.
-The dense_shape tells the three kinds apart, as it also crosses a function's boundary. It is None for
-the second kind. For the third kind its dtype is `_BY_INDEX`, which TensorFlow itself never uses.
+The dense_shape tells the three kinds apart: it crosses a function's boundary. It is None for the
+second kind. For the third kind its dtype is `_BY_INDEX`, which TensorFlow itself never uses.
 """
 
 from collections.abc import Callable, Sequence
