@@ -10,15 +10,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from towers.datasets.arrays import from_arrays
 from towers.datasets.dataset import Dataset
 from towers.datasets.image_files import ImageFiles, Shape, image_shape
 from towers.datasets.memory_share import MEMORY_SHARE, fits
@@ -33,22 +30,21 @@ LOOKED_AT = 10_000  # images of a split whose headers are read: less than a seco
 TEST_SHARE = 5  # every fifth image, where there is one folder for both
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
 
+_Images = dict[str, int]  # path below the directory -> label
+
 
 def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
     """The images below a directory; classes are numbered in the order of their folders' names.
 
     x: float32 [N, height, width, channels] in [0, 1]. The most frequent size of the images to
-        train on is that of all, and whether more of them are gray (1) or in color (3) decides the
-        channels; others are squeezed to it. Headers tell, of up to `LOOKED_AT` images of a split.
-        A file of several images gives its first one; transparency is ignored.
+        train on is the size of all, and whether more of them are gray (1) or in color (3) decides
+        the channels; others are squeezed to it. The headers of up to `LOOKED_AT` images are read.
     y: int32 [N].
 
-    Images that take at most `MEMORY_SHARE` of the machine's memory, as float32, train and test
-    together, are decoded here, once, and stay there; more of them stay files, which are decoded
-    while training runs: the same pixels, in the same order. The files in a class's folder and in
-    the folders below it count, as in Keras, if they end in one of `SUFFIXES`; a warning counts the
-    others. In DIR/CLASS, an image's own path decides whether it trains or tests: adding others
-    changes nothing about it.
+    Images that take at most `MEMORY_SHARE` of the machine's memory are decoded here and stay there.
+    More images stay files, which are decoded while training runs: the same pixels, in the same
+    order. A class's folder and the folders below it hold its images, as in Keras. In DIR/CLASS,
+    the path of an image decides whether it trains or tests, whatever other images there are.
 
     Args:
         data_dir: the directory.
@@ -63,30 +59,20 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
     directory, left_out = Path(data_dir), Counter[str]()
-    with _readable():
-        classes, train, test = _find(directory, left_out)
-    shape, others = _common_shape(directory, list(train), list(test), image_size)
-    train_files, test_files = (
-        ImageFiles(directory, list(split), np.array(list(split.values()), np.int32), shape)
-        for split in (train, test)
+    classes, train, test = _find(directory, left_out)
+    shape, warnings = _common_shape(directory, list(train), list(test), image_size)
+    splits: list[Any] = [
+        ImageFiles(directory, list(images), np.array(list(images.values()), np.int32), shape)
+        for images in (train, test)
+    ]
+    if fits(4 * math.prod(shape) * (len(train) + len(test)), MEMORY_SHARE):
+        splits = [(files.decoded(), files.labels) for files in splits]
+    return Dataset(
+        "image_folder", splits[0], splits[1], len(classes), shape,
+        notes=[f"images of {shown(shape)} (height x width x channels)"],
+        warnings=[*warnings, *_missing(classes, train, test), *_unused(directory, left_out)],
+        class_names=classes, test_names=list(test), divided=[True],
     )
-    said: dict[str, Any] = {
-        "notes": [f"images of {shown(shape)} (height x width x channels)"],
-        "warnings": [*others, *_missing(classes, train, test), *_unused(directory, left_out)],
-        "class_names": classes,
-        "test_names": test_files.names,
-        "divided": [True],
-    }
-    if not fits(4 * math.prod(shape) * (len(train) + len(test)), MEMORY_SHARE):
-        return Dataset("image_folder", train_files, test_files, len(classes), shape, **said)
-    dataset = from_arrays(
-        "image_folder",
-        (train_files.decoded(), train_files.labels),
-        (test_files.decoded(), test_files.labels),
-        (f"{directory} (train)", f"{directory} (test)"),
-        len(classes),
-    )
-    return replace(dataset, **said)
 
 
 def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
@@ -104,9 +90,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         ValueError: it cannot be read, or the first image cannot be decoded.
     """
     directory, left_out = Path(data_dir or ""), Counter[str]()
-    with _readable():
-        names = [] if data_dir is None or _folders(directory) else _images(directory, left_out)
-    if not names:
+    if data_dir is None or _folders(directory) or not (names := _images(directory, left_out)):
         return None
     found = image_shape(directory / names[0])
     if len(shape) == 3:
@@ -133,20 +117,17 @@ def _common_shape(
     test: Sequence[str],
     asked: tuple[int, int, int | None] | None,
 ) -> tuple[Shape, list[str]]:
-    """(height, width, channels) of all images, and a warning where some are of another.
-
-    Raises:
-        ValueError: no image to train on can be read.
-    """
-    if asked is not None and asked[2] is not None:
-        return (asked[0], asked[1], asked[2]), []
+    """(height, width, channels) of all images, and a warning where some are of another."""
+    height, width, channels = asked or (0, 0, None)
+    if channels is not None:
+        return (height, width, channels), []
     shapes = _shapes(directory, train)
     if not shapes:
-        image_shape(directory / train[0])  # says why
-    ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
+        image_shape(directory / train[0])  # raises an error that says why
     (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
     if asked is not None:
-        return (asked[0], asked[1], channels), []
+        return (height, width, channels), []
+    ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
     shape = height, width, channels
     shapes |= _shapes(directory, test)
     others = [name for name, found in shapes.items() if found != shape]
@@ -169,66 +150,66 @@ def _shapes(directory: Path, names: Sequence[str]) -> dict[str, Shape]:
     return found
 
 
-# Which images: {path below the directory: label}
+# Which images
 
 
-def _find(
-    directory: Path, left_out: Counter[str]
-) -> tuple[list[str], dict[str, int], dict[str, int]]:
+def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, _Images]:
     """The classes, the images to train on and those to test on; counts the files left out."""
     folders = _folders(directory)
     if not folders:
         raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
-    if (parts := _parts(folders)) is not None:
-        train, test = parts
-        if train is None or test is None:
-            raise ValueError(
-                f"data_dir ({directory}) holds {', '.join(folders)}, but no folder "
-                f"{TRAIN if train is None else ' or '.join(TESTS)}; give {_FORMS}."
-            )
-        classes, test_classes = _folders(directory / train), _folders(directory / test)
-        if classes != test_classes:
-            only = sorted(set(classes) ^ set(test_classes))
-            raise ValueError(
-                f"{directory / train} and {directory / test} have different classes: "
-                f"{', '.join(only)} in only one of them; give both the same folders."
-            )
-        images_of = partial(_all_images, directory, classes=classes, left_out=left_out)
-        return classes, images_of(train), images_of(test)
-    for folder in folders:
-        if all(_parts(_folders(directory / folder)) or [None]):
+    train, test = _parts(folders)
+    if train is None and test is None:
+        return folders, *_hashed_split(directory, folders, left_out)
+    if train is None or test is None:
+        missing = TRAIN if train is None else " or ".join(TESTS)
+        raise ValueError(
+            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
+            f"{_FORMS}."
+        )
+    classes, test_classes = _folders(directory / train), _folders(directory / test)
+    if classes != test_classes:
+        only = sorted(set(classes) ^ set(test_classes))
+        raise ValueError(
+            f"{directory / train} and {directory / test} have different classes: "
+            f"{', '.join(only)} in only one of them; give both the same folders."
+        )
+    to_train_on = _all_images(directory, train, classes, left_out)
+    return classes, to_train_on, _all_images(directory, test, classes, left_out)
+
+
+def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
+    """The folder to train on and the folder to test on, in small letters or capitals."""
+    named = {name.lower(): name for name in folders}
+    return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
+
+
+def _hashed_split(
+    directory: Path, classes: Sequence[str], left_out: Counter[str]
+) -> tuple[_Images, _Images]:
+    for folder in classes:
+        if None not in _parts(_folders(directory / folder)):
             raise ValueError(
                 f"data_dir ({directory}): its folder {folder} holds images to train and to test "
                 f"on; use data_dir={directory / folder}, or give {_FORMS}."
             )
-    images = _all_images(directory, "", folders, left_out)
-    hashed_train = {name: label for name, label in images.items() if not _is_test(name)}
-    hashed_test = {name: label for name, label in images.items() if name not in hashed_train}
-    if not (hashed_train and hashed_test):
+    splits: tuple[_Images, _Images] = {}, {}
+    for name, label in _all_images(directory, "", classes, left_out).items():
+        digest = hashlib.sha256(os.fsencode(name)).digest()
+        splits[int.from_bytes(digest, "big") % TEST_SHARE == 0][name] = label
+    if not all(splits):
         raise ValueError(
-            f"{directory}: {len(images)} images are too few to set every fifth aside for "
+            f"{directory}: {sum(map(len, splits))} images are too few to set every fifth aside for "
             f"testing; add some, or divide them yourself: {_FORMS}."
         )
-    return folders, hashed_train, hashed_test
-
-
-def _parts(folders: Sequence[str]) -> tuple[str | None, str | None] | None:
-    """The folder to train on and the one to test on, in small letters or capitals, if any is."""
-    named = {name.lower(): name for name in folders}
-    test = next((named[name] for name in TESTS if name in named), None)
-    return (named.get(TRAIN), test) if TRAIN in named or test else None
-
-
-def _is_test(name: str) -> bool:
-    digest = hashlib.sha256(os.fsencode(name)).digest()
-    return int.from_bytes(digest, "big") % TEST_SHARE == 0
+    return splits
 
 
 def _all_images(
     directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
-) -> dict[str, int]:
+) -> _Images:
     """All images in `directory`/`part`/CLASS."""
-    found: dict[str, int] = {}
+    found: _Images = {}
     for label, name in enumerate(classes):
         folder, others = Path(part, name), Counter[str]()
         images = _images(directory / folder, others)
@@ -240,7 +221,7 @@ def _all_images(
         found |= dict.fromkeys((f"{folder}/{image}" for image in images), label)
         left_out.update(others)
     beside = [name for name in os.listdir(directory / part) if name not in classes]
-    left_out["beside the classes' folders"] += len(list(filter(_is_image, beside)))
+    left_out["beside the classes' folders"] += sum(map(_is_image, beside))
     return found
 
 
@@ -265,23 +246,17 @@ def _is_image(name: str) -> bool:
 
 def _folders(directory: Path) -> list[str]:
     """The names of its folders, sorted, without hidden ones."""
-    with os.scandir(directory) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Raises ValueError in place of an OSError."""
     try:
-        yield
+        with os.scandir(directory) as entries:
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     except OSError as error:
-        raise ValueError(
-            f"`data_dir`: {error.filename} cannot be read: {error.strerror}; give {_FORMS}."
-        ) from None
+        _raise(error)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise ValueError(
+        f"`data_dir`: {error.filename} cannot be read: {error.strerror}; give {_FORMS}."
+    ) from None
 
 
 # Warnings
@@ -293,7 +268,7 @@ def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
     return [f"{directory} holds files that are not used: {listed}."] if listed else []
 
 
-def _missing(classes: Sequence[str], train: dict[str, int], test: dict[str, int]) -> Iterator[str]:
+def _missing(classes: Sequence[str], train: _Images, test: _Images) -> Iterator[str]:
     for split, what in ((train, "train"), (test, "test")):
         labels = set(split.values())
         if without := [name for label, name in enumerate(classes) if label not in labels]:
