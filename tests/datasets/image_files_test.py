@@ -326,6 +326,7 @@ IMAGES = {
     "GIF": partial(of_kind, "GIF", "P"),
     **{f"BMP {mode}": partial(of_kind, "BMP", mode) for mode in ("L", "RGB", "P")},
     "WebP": partial(of_kind, "WEBP", lossless=True),
+    "WebP with damaged EXIF": partial(of_kind, "WEBP", lossless=True, exif=b"Exif\0\0damaged"),
     "TIFF": partial(of_kind, "TIFF"),
     "TIFF, turned": partial(of_kind, "TIFF", orientation=6),
     "TIFF of 16 bits": lambda: of_16_bits(TWELVE_BITS, "TIFF"),

@@ -166,7 +166,8 @@ def _decoder(channels: int, path: Any) -> np.int32:
 def _decode_by_pillow(channels: int, path: Any) -> np.ndarray:
     """The pixels of one file, float32 [height, width, channels] from 0 to 255."""
     with Image.open(_name(path)) as image:
-        upright = ImageOps.exif_transpose(image)
+        image.load()
+        upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
     if upright.mode in _SIXTEEN_BITS:
         gray = np.asarray(upright).astype(np.float32)[..., np.newaxis] / 257
         return np.repeat(gray, channels, axis=2)
@@ -185,7 +186,9 @@ def _orientation(image: Image.Image) -> int:
     """EXIF's orientation: 1 is upright; from 5 on, height and width are exchanged."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # else Pillow would decode the whole file to look at its end
-    return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    with suppress(Exception):  # damaged EXIF data, which viewers ignore
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return 1
 
 
 def _undecodable(path: bytes, error: Exception) -> ValueError:
