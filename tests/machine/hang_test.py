@@ -1,6 +1,7 @@
 """Processes that hang: each says where, leaves its stacks and ends; with its last checkpoint."""
 
 import re
+import signal
 
 import pytest
 
@@ -117,6 +118,36 @@ with watching(seconds=0.4):
 """)
     assert code == hang.HUNG
     assert " in a step (tower 0 on /cpu:0). The stacks of its threads follow. Go on.\n" in stderr
+
+
+def test_a_function_in_c_that_holds_pythons_lock_is_ended_from_outside():
+    code, _, stderr = run("""
+import re
+with watching(seconds=2):
+    with hang.step("a step"):
+        pass
+    time.sleep(1)
+    re.fullmatch("(a+)+b", 60 * "a")
+""")
+    assert code == -signal.SIGABRT
+    line, _, stacks = stderr.partition("\n")
+    assert line == (
+        "error: it hangs: a function in C has held Python's lock for 2 seconds. The stacks of its "
+        "threads follow. Go on."
+    )
+    assert " in fullmatch\n" in stacks
+
+
+@pytest.mark.matrix
+def test_a_process_that_is_stopped_is_not_ended_from_outside():
+    assert run("""
+with watching(seconds=0.5):
+    with hang.step("a step"):
+        pass
+    time.sleep(0.4)
+    subprocess.Popen(["sh", "-c", f"sleep 6; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+""")[0] == 0
 
 
 @pytest.mark.matrix

@@ -3,8 +3,8 @@
     main thread    reading data | a train step | a callback | reading data | a train step ...
     towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
 
-The thread that hangs cannot be unwound: what it waits for may never come. It needs Python's lock to
-be noticed by the other one; what holds that in C, SIGUSR1 still shows.
+The thread that hangs cannot be unwound: what it waits for may never come. If C code holds Python's
+lock, no thread can end the process: `guard`, another process, does it.
 """
 
 import faulthandler
@@ -12,6 +12,7 @@ import math
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from towers.machine import places, signals
+from towers.machine import guard, places, signals
 
 HUNG = 4  # the exit code of a process that has ended itself so
 READING, BETWEEN = "reading data", "the work between two steps"
@@ -30,6 +31,7 @@ LEAST_SECONDS = 300.0
 _TIMES_THE_LONGEST = 10
 _TICK = 1.0  # seconds
 _SECONDS_TO_SAY = 2.0  # what it writes to may hang, too
+_SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, which says more
 _STDERR = 2
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd")  # one that waits for its user hangs nowhere
 
@@ -142,6 +144,7 @@ class _Watcher:
         os.set_blocking(self._mouth, False)
         self._hears = threading.current_thread() is threading.main_thread() and self._listen()
         self._has_ended = False
+        self._guard: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
         self._thread.start()
 
@@ -153,6 +156,9 @@ class _Watcher:
         self._has_ended = True
         os.write(self._mouth, b"\0")
         self._thread.join()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
         os.close(self._ears)
         os.close(self._mouth)
 
@@ -182,6 +188,7 @@ class _Watcher:
                 _say(self._show)
             if self._hangs() and _Now.count == count:
                 self._end_process()
+            self._tell_guard()
 
     def _show(self) -> None:
         os.write(_STDERR, f"SIGUSR1 {self._where()}\n".encode())
@@ -198,6 +205,22 @@ class _Watcher:
         if _is_debugged(sys._current_frames().get(self._main)):
             self._waited = 0.0
         return self._waited > 0
+
+    def _tell_guard(self) -> None:
+        """Tells the guard that Python runs, and how long it may stand still from now on."""
+        limit = self._limit() if _Now.known and not _Now.is_patient else math.inf
+        if self._guard is None and math.isfinite(limit):
+            if not faulthandler.is_enabled():
+                faulthandler.enable(_STDERR)
+            self._guard = guard.start()
+        if self._guard is not None and self._guard.stdin is not None:
+            text = self._prefix.sub("", (
+                f"error: it hangs: a function in C has held Python's lock for {limit:.0f} seconds. "
+                f"The stacks of its threads follow. {self._watched.way_out}"
+            ))
+            with suppress(OSError):  # it has ended, or reads no more
+                line = f"{limit + _SECONDS_BEHIND} {' '.join(text.split())}\n"
+                os.write(self._guard.stdin.fileno(), line.encode())
 
     def _limit(self) -> float:
         seconds = self._watched.seconds
