@@ -152,4 +152,19 @@ def test_no_config_asks_for_trust_itself(run):
 def test_built_in_names_and_paths_are_no_modules(run):
     config = TrainConfig(model="cnn", data_dir="theirs:data", init_from="theirs:x.keras")
     (run / "config.json").write_text(config.to_json())
+    (run / "theirs:data").mkdir()  # the data have not moved
     assert continued_config(".", {}).model == "cnn"
+
+
+def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = TrainConfig(export="served", export_pixels=True)
+    (tmp_path / "config.json").write_text(saved.to_json())
+    other = continued_config(".", {"export": "other", "export_pixels": True})
+    assert (other.export, other.export_pixels) == ("other", True)
+    assert continued_config(".", {"export": "served"}).export == "served"
+    assert continued_config(".", {}).export is None
+    script = {"resume": "auto", "run_dir": ".", "export": "served"}
+    assert continued_config(".", script).export == "served"
+    (tmp_path / "served").mkdir()  # the script that is started again has exported already
+    assert continued_config(".", script).export is None

@@ -63,7 +63,13 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     check_modules(saved, given, path.parent, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
     skipped = ("resume", "run_dir") if same_place else ("resume",)
-    changed = {k: v for k, v in given.items() if k not in skipped and v != getattr(saved, k)}
+    again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
+    if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
+        again.clear()  # a script that is started again has exported already
+    changed = {
+        k: v for k, v in given.items()
+        if k not in skipped and (k in again or v != getattr(saved, k))
+    }
     refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
     if refused:
         listed = ", ".join(
