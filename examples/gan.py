@@ -131,7 +131,7 @@ def main(
     x = mnist.load().train[0][:examples]
     with tf.device("/cpu:0"):
         model = GAN()
-    parallel = towers.make_parallel(model, DEVICES)
+    parallel = towers.make_parallel(model, DEVICES, batch_norm="average")
     parallel.compile(keras.optimizers.Adam(5e-4, 0.5), keras.optimizers.Adam(5e-4, 0.5))
     return parallel.fit(
         x, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, callbacks=[DrawsGrid(directory)]

@@ -5,7 +5,9 @@
 ResNet50V2 has random weights here, to need no download: WEIGHTS = "imagenet" makes it the real
 thing. Prints the accuracy on MNIST from random features: about 0.78 after 3 epochs. The 23 million
 frozen parameters are sent to the devices, but have no gradients, and nothing to average. To train
-them, too, afterwards: `backbone.trainable = True`, and compile the parallel model anew.
+them, too, afterwards: `backbone.trainable = True`, and compile the parallel model anew. Keras 3.15
+then updates the statistics of BatchNormalization even after `backbone(x, training=False)`. To keep
+them, set `layer.trainable = False` for each BatchNormalization layer in `backbone.layers`.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,7 @@ def build(application: Callable = keras.applications.ResNet50V2) -> keras.Model:
     backbone.trainable = False
     image = keras.Input((28, 28, 1))
     colour = L.concatenate([L.ZeroPadding2D(2)(L.Rescaling(2.0, offset=-1.0)(image))] * 3)
-    features = backbone(colour, training=False)  # its BatchNormalization stays as it is, too
+    features = backbone(colour)  # frozen BatchNormalization keeps its statistics, too
     scaled = L.LayerNormalization(epsilon=1e-12)(features)  # random features are tiny
     return keras.Model(image, L.Dense(10, activation="softmax")(scaled))
 

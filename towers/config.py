@@ -194,9 +194,9 @@ class TrainConfig:
     dropout: float | None = part(
         None, "Rate of every Dropout layer, 0 for none. Default: the model's own rates.",
         example=0.25)
-    batch_norm: str = choice(
-        "average", ("average", "synchronized", "tower0"), "How the towers' BatchNormalization "
-        "statistics become one. The default uses every example.")
+    batch_norm: str | None = choice(
+        None, ("average", "synchronized", "tower0"), "How the towers' BatchNormalization "
+        "statistics become one. Default: average, with a warning where such a layer is trained.")
     freeze: str | None = text(
         None, "A regular expression: variables in whose path it is found stay as they are; a "
         "layer, all of whose are, is frozen as in Keras. Default: none.", Role.BEGINNING,

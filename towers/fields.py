@@ -169,7 +169,7 @@ def part(default: float | None, help: str, roles: Role = Role.NONE, *, example: 
     return _field(default, Declared("number", help, roles, check))
 
 
-def choice(default: str, choices: Sequence[str], help: str, roles: Role = Role.NONE) -> Any:
+def choice(default: str | None, choices: Sequence[str], help: str, roles: Role = Role.NONE) -> Any:
     """A field of one of some words."""
     def check(name: str, value: Any) -> Any:
         if value not in choices:

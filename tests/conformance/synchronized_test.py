@@ -44,3 +44,55 @@ def test_it_has_the_same_bits_on_any_number_of_devices():
     for other in others:
         for a, b in zip(first.variables, other.variables, strict=True):
             assert a.numpy().tobytes() == b.numpy().tobytes(), a.path
+
+
+def normalizing(trainable=True, **options):
+    norm = L.BatchNormalization(name="norm", **options)
+    norm.trainable = trainable
+    return keras.Sequential([keras.Input((4,)), L.Dense(3), norm, L.Dense(1)])
+
+
+class Normalizes(keras.Model):
+    """A subclassed model; `training` is passed on, or is False whatever `fit` says."""
+
+    def __init__(self, is_fixed=False):
+        super().__init__()
+        self.norm, self.dense = L.BatchNormalization(name="norm"), L.Dense(1)
+        self.is_fixed = is_fixed
+
+    def call(self, x, training=None):
+        return self.dense(self.norm(x, training=False if self.is_fixed else training))
+
+
+class OwnStep(Normalizes):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("make, given, is_told", [
+    (normalizing, {}, True),
+    (Normalizes, {}, True),
+    (OwnStep, {}, True),
+    (normalizing, {"num_towers": 1}, False),
+    (normalizing, {"batch_norm": "average"}, False),
+    (normalizing, {"batch_norm": "tower0"}, False),
+    (normalizing, {"batch_norm": "synchronized"}, False),
+    (lambda: normalizing(synchronized=True), {}, False),
+    (lambda: normalizing(trainable=False), {}, False),
+    (lambda: Normalizes(is_fixed=True), {}, False),
+    (lambda: OwnStep(is_fixed=True), {}, False),
+])
+def test_statistics_that_are_averaged_by_default_are_told_once_by_the_first_step(
+    make, given, is_told, recwarn
+):
+    parallel = towers.make_parallel(make(), 2, **given)
+    parallel.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+    if make is normalizing:
+        parallel.evaluate(x, y, verbose=0)
+        assert not len(recwarn)
+    parallel.train_on_batch(x, y)
+    said = [str(w.message) for w in recwarn if "BatchNormalization" in str(w.message)]
+    assert len(said) == is_told
+    assert all("norm" in text and 'Pass batch_norm="synchronized"' in text for text in said)
+    assert len(recwarn) == is_told

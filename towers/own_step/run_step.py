@@ -60,7 +60,7 @@ class OwnStep:
         name: str,
         devices: Sequence[str],
         num_towers: int,
-        batch_norm: str,
+        batch_norm: str | None,
     ) -> None:
         """
         Args:

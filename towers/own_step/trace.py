@@ -26,7 +26,7 @@ from towers.step import structures
 from towers.step.fixed_batch import check_no_fixed_batch
 from towers.step.raw_variables import raw_variables_in
 from towers.step.state import statistics as statistics_of
-from towers.step.synchronized import synchronized, synchronized_layers
+from towers.step.synchronized import synchronized, synchronized_layers, warn_of_averages
 
 _MOST_TRACES = 4  # layers in layers are built one after another
 _OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
@@ -86,7 +86,7 @@ def trace_step(
     specs: Any,
     *,
     home: str,
-    batch_norm: str,
+    batch_norm: str | None,
     is_alone: bool = False,
 ) -> Trace:
     """Traces a step until it makes no more variables.
@@ -112,6 +112,10 @@ def trace_step(
             warn_of_unordered_sums(trace.function.graph)
             if not is_alone:
                 trace.rows.warn()
+                if batch_norm is None:
+                    averaged = statistics_of(model, synchronized_layers(model, batch_norm))
+                    ids = set(map(id, averaged))
+                    warn_of_averages(v for v, _ in trace.assigned if id(v) in ids)
             return trace
         scope.make_variables()
     raise ValueError(
@@ -121,7 +125,7 @@ def trace_step(
 
 
 def _trace_once(
-    model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str
+    model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str | None
 ) -> tuple[Trace, VariableScope]:
     made: list[tuple[Callable[[Any], Trace], VariableScope]] = []
 

@@ -49,7 +49,7 @@ def make_parallel(
     gpus: Any = None,
     *,
     num_towers: int | None = None,
-    batch_norm: str = "average",
+    batch_norm: str | None = None,
     strategy: str = "parameter_server",
     gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
@@ -93,7 +93,7 @@ def make_parallel(
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
-    options = {"batch_norm": batch_norm, "strategy": strategy}
+    options: dict[str, Any] = {"batch_norm": batch_norm, "strategy": strategy}
     check_stages(gpus_per_tower, stages, **options)
     devices = gpu_devices(gpus, count, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
@@ -110,7 +110,7 @@ def make_parallel(
 
 
 def parallel_on(
-    model: keras.Model, devices: list[str], towers: int, *, batch_norm: str = "average",
+    model: keras.Model, devices: list[str], towers: int, *, batch_norm: str | None = None,
     strategy: str = "parameter_server", gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
 ) -> keras.Model:
@@ -148,7 +148,7 @@ class _Towers:
     base: Base
     devices: list[str]
     num_towers: int
-    batch_norm: str
+    batch_norm: str | None
     strategy: str
     gpus_per_tower: int
     stages: Sequence[str] | None
@@ -189,7 +189,10 @@ class ParallelModel(keras.Model):
         try:
             with watching(given_callbacks(args, kwargs), towers.devices, towers.num_towers):
                 if is_resumed(args, kwargs):
-                    made = {name: getattr(towers, name) for name in ("num_towers", "batch_norm")}
+                    made = {
+                        "num_towers": towers.num_towers,
+                        "batch_norm": towers.batch_norm or "average",
+                    }
                     return resumed_fit(
                         self, fit, fit_arguments(*args, **kwargs), identity=made,
                         prepare=functools.partial(_prepare_training, self),

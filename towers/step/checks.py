@@ -10,7 +10,7 @@ STRATEGIES = ("parameter_server", "mirrored")
 NONFINITE_CHOICES = ("apply", "stop", "skip")
 
 
-def check_step(model: keras.Model, batch_norm: str, nonfinite: str) -> None:
+def check_step(model: keras.Model, batch_norm: str | None, nonfinite: str) -> None:
     """Raises ValueError where a step cannot be made of these."""
     check_model(model)
     check_batch_norm(batch_norm)
@@ -48,9 +48,9 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
         )
 
 
-def check_batch_norm(batch_norm: str) -> None:
+def check_batch_norm(batch_norm: str | None) -> None:
     """Raises ValueError for an unknown way to merge BatchNormalization statistics."""
-    if batch_norm not in BATCH_NORM_CHOICES:
+    if batch_norm is not None and batch_norm not in BATCH_NORM_CHOICES:
         raise ValueError(
             f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
         )

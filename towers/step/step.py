@@ -81,7 +81,7 @@ class TowerStep:
         metrics: Any = None,
         devices: Sequence[str] | None = None,
         num_towers: int | None = None,
-        batch_norm: str = "average",
+        batch_norm: str | None = None,
         nonfinite: str = "apply",
         jit_compile: bool | str = "auto",
         inline_towers: bool = False,
@@ -105,7 +105,7 @@ class TowerStep:
             batch_norm: how BatchNormalization's statistics of T towers become one: "average"
                 (weighted by examples), "tower0", or "synchronized": one mean and variance over
                 the examples of all towers, which equals the large batch's. Layers with
-                `synchronized=True` always do that.
+                `synchronized=True` always do that. None means "average", with a warning.
             nonfinite: what a NaN or infinite loss or gradient of a tower does: "apply" it, as
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
@@ -146,7 +146,7 @@ class TowerStep:
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
-        self.batch_norm = batch_norm
+        self.batch_norm = batch_norm or "average"
         self.home = state_lib.variables_device(model)
         self.optimizer, loss, loss_weights, self._metrics = recipe_of(
             model, optimizer, loss, loss_weights, metrics, self.home

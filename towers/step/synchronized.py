@@ -9,7 +9,8 @@ step of ResNet50 on 8 towers (32 images of 64x64, a device each) took 5.7 s of t
 it did with collective operations, which need a device for each tower and add in an order of theirs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ from towers.machine.keras_internals import all_layers, moments_replaced
 Sum: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
-def synchronized_layers(model: keras.Model, batch_norm: str) -> list[keras.layers.Layer]:
+def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[keras.layers.Layer]:
     """The BatchNormalization layers to synchronize: all with batch_norm="synchronized", else layers
     with `synchronized=True`, which Keras by itself honours under tf.distribute alone."""
     return [
@@ -31,6 +32,23 @@ def synchronized_layers(model: keras.Model, batch_norm: str) -> list[keras.layer
         if isinstance(layer, keras.layers.BatchNormalization)
         and (batch_norm == "synchronized" or layer.synchronized)
     ]
+
+
+def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
+    """Warns of statistics that a step averages because the caller has not said what to do.
+
+    Args:
+        statistics: the variables of BatchNormalization layers that a train step assigns.
+    """
+    names = list(dict.fromkeys(v.path.rpartition("/")[0] for v in statistics))
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        warnings.warn(
+            f"BatchNormalization ({names[0]}{more}) uses the mean and variance of each tower's own "
+            "examples, so results differ from one device. Pass batch_norm=\"synchronized\" for the "
+            "whole batch's mean and variance, or batch_norm=\"average\" to drop this warning.",
+            stacklevel=2,
+        )
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from towers.step.recomputed import called_in
 from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues
 from towers.step.structures import Structure, any_rows, map_tensors
-from towers.step.synchronized import Sum, synchronized
+from towers.step.synchronized import Sum, synchronized, warn_of_averages
 from towers.step.traced_tower import TracedTower, trace_tower
 from towers.step.trials import Trials
 
@@ -91,7 +91,7 @@ class Tower:
         loss_weights: Any,
         *,
         synchronized_layers: Sequence[keras.layers.Layer] = (),
-        batch_norm: str = "average",
+        batch_norm: str | None = "average",
         is_alone: bool = False,
         checked: Sequence[str] = (),
         jit_compile: bool = False,
@@ -117,6 +117,7 @@ class Tower:
         self._averaged = (
             Averaged(set(), statistics) if batch_norm == "tower0" else Averaged(statistics, set())
         )
+        self._is_average_chosen = batch_norm is not None
         self._is_alone = is_alone
         self._synchronized_layers = synchronized_layers
         self._checked = checked
@@ -273,6 +274,8 @@ class Tower:
             assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
         elif facts:
             assigned = what_becomes_of(changed, scope, facts, self._averaged)
+            if training and not self._is_average_chosen:
+                warn_of_averages(v for _, v, _, _ in changed if id(v) in self._averaged.means)
         self.losses.bind(outputs)
         return _Forward(tf.nest.flatten(outputs), assigned, added)
 

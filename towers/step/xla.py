@@ -31,7 +31,7 @@ def compiles(
     jit_compile: bool | str,
     num_towers: int,
     loss: Any,
-    batch_norm: str,
+    batch_norm: str | None,
 ) -> bool:
     """Whether XLA compiles the towers.
 
@@ -67,7 +67,7 @@ def compiles(
 
 
 def follows_keras(
-    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str
+    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str | None
 ) -> bool:
     """Whether XLA compiles the towers as Keras compiles the model on these devices.
 
@@ -79,7 +79,7 @@ def follows_keras(
     return _warned_of_threads(devices)
 
 
-def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str) -> bool:
+def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str | None) -> bool:
     """Whether a CPU computes the model faster once XLA has compiled it.
 
     The loops of small recurrent layers are thousands of small operations a step, which XLA makes
@@ -110,7 +110,7 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str)
     )
 
 
-def _cut_loops(model: keras.Model, num_towers: int, batch_norm: str) -> bool:
+def _cut_loops(model: keras.Model, num_towers: int, batch_norm: str | None) -> bool:
     """Whether a loop's forward and backward part, which share lists, are in two programs."""
     has_loop = any(isinstance(layer, keras.layers.RNN) for layer in all_layers(model))
     return has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))

@@ -140,6 +140,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         batch_size_per_gpu=None,
         image_size=_image_size(config, dataset),
         variable_device="gpu" if is_gpu(home) else "cpu",
+        batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
