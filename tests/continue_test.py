@@ -297,18 +297,105 @@ def test_a_callbacks_error_leaves_the_state_saved_and_is_raised_as_it_is(capsys)
     assert towers.train(TrainConfig(resume="run")) == whole
 
 
-def test_keras_callbacks_remember_what_they_have_seen():
+class StopsIn(keras.callbacks.Callback):
+    """Ctrl-C in the second epoch: in its middle, in its validation or at its end."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.moment, self.epoch = moment, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+        self.stop(epoch == 2, "end")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.stop((self.epoch, batch) == (1, 1), "middle")
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.stop((self.epoch, batch) == (1, 1), "validation")
+
+    def stop(self, is_now, moment):
+        if is_now and moment == self.moment:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["middle", "validation", "end"])
+def test_keras_callbacks_remember_what_they_have_seen(moment):
     def callbacks():
         return [
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=9.0, factor=0.5),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=9.0),
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            keras.callbacks.CSVLogger("log.csv"),
         ]
 
-    whole = towers.train(config(run_dir="whole", epochs=9), callbacks())
+    def rows_and_weights(name):
+        model = keras.saving.load_model(f"{name}/final.keras")
+        return run_dir.Path("log.csv").read_text(), [w.numpy().tolist() for w in model.weights]
+
+    whole = towers.train(config(run_dir="whole", epochs=9, ema=0.6), callbacks())
+    expected = rows_and_weights("whole")
     assert len(whole["loss"]) == 5
-    interrupted(10, callbacks(), epochs=9)
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(
+            config(run_dir="run", epochs=9, ema=0.6), [*callbacks(), StopsIn(moment)]
+        )
     assert towers.train(TrainConfig(resume="run"), callbacks()) == whole
+    assert rows_and_weights("run") == expected
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_swapped_averages_are_kerass_and_a_longer_run_goes_on_from_the_weights(swap_on_epoch):
+    """One batch an epoch, so that the order of examples does not matter."""
+    def model():
+        keras.utils.set_random_seed(1)
+        made = loop_test.small_model((3,), 3)
+        optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.6)
+        made.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return made
+
+    train, test = loop_test.small_data()
+
+    def run(name, epochs):
+        given = TrainConfig(
+            run_dir=name, resume="auto", num_gpus=2, batch_size=50, epochs=epochs
+        )
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)
+        history = towers.train(given, [swap], model=model(), train=train, test=test)
+        return history, keras.saving.load_model(f"{name}/final.keras").get_weights()
+
+    plain = model()
+    theirs = plain.fit(
+        *train, batch_size=50, epochs=3, validation_data=test, verbose=0,
+        callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)],
+    ).history
+    ours, weights = run("whole", 3)
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+    for a, b in zip(weights, plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    run("run", 2)
+    longer, again = run("run", 3)
+    assert longer == ours
+    for a, b in zip(again, weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_optimizer_that_a_script_compiles_otherwise_is_refused():
+    def run(rate, **values):
+        model = loop_test.small_model((3,), 3)
+        model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
+        train, test = loop_test.small_data()
+        return towers.train(
+            TrainConfig(run_dir="run", num_gpus=2, epochs=1, **values), model=model, train=train,
+            test=test,
+        )
+
+    history = run(0.1)
+    assert run(0.1, resume="auto") == history
+    with pytest.raises(ValueError, match=r"another run: optimizer.learning_rate \(0.1 then, 0.2"):
+        run(0.2, resume="auto")
 
 
 def test_a_users_callback_takes_part_with_get_state_and_set_state():

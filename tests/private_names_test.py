@@ -1,4 +1,4 @@
-"""What Keras and TensorFlow keep private is known to two modules alone, the doors.
+"""What Keras and TensorFlow keep private is known to three modules alone, the doors.
 
 A name is private when it begins with one underscore. A file may use those that it binds itself:
 `def _place`, `_LIMIT = 3`, `self._cores = 2`, a class's `_towers: _Towers`. All others are refused,
@@ -16,7 +16,9 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOORS = [ROOT / f"towers/machine/{name}_internals.py" for name in ("keras", "tensorflow")]
+DOORS = [
+    ROOT / f"towers/machine/{name}_internals.py" for name in ("callback", "keras", "tensorflow")
+]
 PUBLIC = {  # by documentation
     "_asdict", "_fields", "_make", "_replace",  # NamedTuple's: no field can be called so
     "_exit",  # of os

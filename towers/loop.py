@@ -13,6 +13,7 @@ from towers.after_training import export
 from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import continued_config, resumed_directory
+from towers.checkpointing.optimizer_options import compared
 from towers.checkpointing.remote_dir import Mirror
 from towers.checkpointing.remote_files import is_remote
 from towers.checkpointing.train_state import TrainState
@@ -160,10 +161,11 @@ def _run(
         out_of_memory_explained(run, log),
         deterministic.refusals_explained(config.deterministic, log),
         closing(checkpointer),
+        compared(run.own_optimizers) as options,
     ):
         data = data_digests(run)
         several_workers.check_same(run, data)
-        loaded = load_newest(run, directory, checkpointer, callbacks, data)
+        loaded = load_newest(run, directory, checkpointer, callbacks, data, options)
         if loaded is None:
             starting_values.check_file(config, begun)
         else:
@@ -243,7 +245,7 @@ def _train(
         # shows the epoch's learning rate, and a callback may set the next one.
         *_files(run, train_state, directory, out),
         Callbacks(callbacks, run, train_state),
-        AveragedWeights(model, run.step.optimizer),
+        AveragedWeights(model, run.step.optimizer, callbacks),
         # The last: a checkpoint holds what callbacks remember, and what they have changed.
         Autosave(
             run, directory, checkpointer, train_state,

@@ -94,7 +94,8 @@ class Fits:
         resume = towers.Resume(directory, every=options.pop("every", 1))
         is_new = not (directory / "checkpoints").exists()
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
-            variable.assign(value if is_new else value + 3)
+            is_rate = "learning_rate" in variable.path  # which each process compiles alike
+            variable.assign(value if is_new or is_rate else value + 3)
         stop = [] if after is None else [Interrupt(after, call)]
         return self._run([resume, *stop], seed=self._seeds[not is_new], **options)
 

@@ -9,6 +9,7 @@ from towers.checkpointing.best import Monitor
 from towers.checkpointing.train_state import TrainState
 from towers.training.build import build
 from towers.training.callbacks import Callbacks, load
+from towers.training.epochs import evaluate
 
 pytestmark = pytest.mark.light  # not about updates or curves
 
@@ -35,12 +36,28 @@ class Recorder(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.told.append((f"batch {batch} end", dict(logs)))
 
+    def on_test_begin(self, logs=None):
+        self.told.append("test begin")
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.told.append(f"test batch {batch} begin")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.told.append((f"test batch {batch} end", dict(logs)))
+
+    def on_test_end(self, logs=None):
+        self.told.append(("test end", dict(logs)))
+
     def on_epoch_end(self, epoch, logs=None):
         self.told.append(f"epoch {epoch} end")
         logs["mine"] = 7.0
 
     def on_train_end(self, logs=None):
         self.told.append(("train end", dict(logs)))
+
+
+def backups():
+    return [keras.callbacks.BackupAndRestore("backup")]
 
 
 def two_callbacks():
@@ -66,6 +83,7 @@ def test_a_users_function_brings_callbacks():
     [
         (f"{__name__}:one_callback", r"returned Recorder; it must be a list of keras"),
         (f"{__name__}:classes", r"returned <class .*Recorder'>, which is no keras"),
+        (f"{__name__}:backups", r"returned a BackupAndRestore, .*leave BackupAndRestore out"),
         ("tests.training.callbacks_test:none", "has no function 'none'"),
     ],
 )
@@ -112,6 +130,20 @@ def test_each_epoch_begins_once(run):
     listener.begin()
     listener.begin_epoch()
     assert recorder.told == ["train begin", "epoch 0 begin, 0 before"]
+
+
+def test_callbacks_hear_of_the_validation(run):
+    recorder = Recorder()
+    _, listener = listener_of(run, recorder)
+    listener.begin()
+    evaluate(run, listener=listener)
+    told = recorder.told[1:]
+    assert told[0] == "test begin" and told[1] == "test batch 0 begin"
+    (name, logs), (last_name, last), (end_name, end) = told[2], told[4], told[5]
+    assert [name, told[3], last_name, end_name] == [
+        "test batch 0 end", "test batch 1 begin", "test batch 1 end", "test end"
+    ]
+    assert set(logs) == {"loss", "accuracy"} and end == last
 
 
 def test_a_callback_ends_the_run(run):

@@ -17,7 +17,10 @@ from towers.training.pace import Pace
 pytestmark = pytest.mark.light  # not about updates or curves
 
 STEP = ["begin_step", "end_step"]
-EPOCH = ["begin_epoch", *STEP, *3 * ["between_steps", *STEP], "begin_validation", "end_epoch"]
+VALIDATION = [  # 20 = 16 + 4
+    "begin_validation", "begin_test", *2 * ["begin_test_step", "end_test_step"], "end_test",
+]
+EPOCH = ["begin_epoch", *STEP, *3 * ["between_steps", *STEP], *VALIDATION, "end_epoch"]
 
 
 class Recorder(Listener):
@@ -65,16 +68,14 @@ def test_the_moments_of_a_run_come_in_order(run):
 def test_an_epoch_goes_on_where_it_was(run):
     listener = Recorder()
     train_state = train(run, listener, TrainState(step=7, epoch=1, epoch_step=3))
-    assert listener.told == [
-        "begin", "begin_epoch", *STEP, "begin_validation", "end_epoch", "end"
-    ]
+    assert listener.told == ["begin", "begin_epoch", *STEP, *VALIDATION, "end_epoch", "end"]
     assert (train_state.step, train_state.epoch) == (8, 2)
 
 
 def test_an_epoch_goes_on_with_its_validation(run):
     listener, logs = Recorder(), {"loss": 1.0, "accuracy": 0.5}
     train_state = train(run, listener, TrainState(step=8, epoch=1, epoch_step=4, logs=logs))
-    assert listener.told == ["begin", "begin_epoch", "begin_validation", "end_epoch", "end"]
+    assert listener.told == ["begin", "begin_epoch", *VALIDATION, "end_epoch", "end"]
     assert train_state.history["loss"] == [1.0] and len(train_state.history["val_loss"]) == 1
 
 
@@ -83,7 +84,7 @@ def test_the_last_epoch_may_be_a_partial_one(run):
     assert num_steps(limited) == 6
     listener = Recorder()
     train_state = train(limited, listener)
-    partial = ["begin_epoch", *STEP, "between_steps", *STEP, "begin_validation", "end_epoch"]
+    partial = ["begin_epoch", *STEP, "between_steps", *STEP, *VALIDATION, "end_epoch"]
     assert listener.told == ["begin", *EPOCH, *partial, "end"]
     assert (train_state.step, train_state.epoch) == (6, 2)
 
@@ -97,7 +98,7 @@ def test_stop_training_ends_an_epoch_and_the_run(run):
 
     listener = Recorder("end_step", stop)
     train(run, listener, train_state)
-    assert listener.told[-3:] == ["begin_validation", "end_epoch", "end"]
+    assert listener.told[-10:] == ["end_step", *VALIDATION, "end_epoch", "end"]
     assert (train_state.step, train_state.epoch) == (2, 1)
 
 
@@ -109,7 +110,7 @@ def test_a_stop_before_an_epoch_leaves_its_first_step_as_in_keras(run):
 
     listener = Recorder("begin_epoch", stop)
     train(run, listener, train_state)
-    assert listener.told == ["begin", "begin_epoch", *STEP, "begin_validation", "end_epoch", "end"]
+    assert listener.told == ["begin", "begin_epoch", *STEP, *VALIDATION, "end_epoch", "end"]
     assert (train_state.step, train_state.epoch) == (1, 1)
 
 

@@ -7,12 +7,15 @@ from towers.training.listener import Listener, Listeners
 
 RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 LOGS = {"loss": 0.5}
+ARGUMENTS = {
+    "end_epoch": (RESULT, LOGS), "begin_test_step": (0,), "end_test_step": (0, LOGS),
+    "end_test": (LOGS,),
+}
 MOMENTS = [name for name, value in vars(Listener).items() if callable(value)]
 
 
 def tell(listener, moment):
-    arguments = (RESULT, LOGS) if moment == "end_epoch" else ()
-    getattr(listener, moment)(*arguments)
+    getattr(listener, moment)(*ARGUMENTS.get(moment, ()))
 
 
 def recorder(name, told):
@@ -27,7 +30,7 @@ def recorder(name, told):
 def test_each_moment_reaches_every_listener_in_order(moment):
     told = []
     tell(Listeners([recorder("first", told), recorder("last", told)]), moment)
-    arguments = (RESULT, LOGS) if moment == "end_epoch" else ()
+    arguments = ARGUMENTS.get(moment, ())
     expected = [("first", moment, *arguments), ("last", moment, *arguments)]
     assert told == (expected[::-1] if moment in ("end", "stop") else expected)
 

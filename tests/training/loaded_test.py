@@ -28,7 +28,7 @@ def _directory(run, tmp_path):
 
 def loaded(run, directory):
     checkpointer = Checkpointer(directory, run.workers, pytest.fail)
-    return load_newest(run, directory, checkpointer, (), data_digests(run)), checkpointer
+    return load_newest(run, directory, checkpointer, (), data_digests(run), {}), checkpointer
 
 
 def save(run, directory, state):

@@ -18,6 +18,7 @@ import keras
 
 from towers.checkpointing import checkpoints, run_dir
 from towers.checkpointing.checkpoints import Checkpoint
+from towers.checkpointing.optimizer_options import OPTIONS
 from towers.checkpointing.remote_dir import Mirror
 from towers.checkpointing.snapshot import (
     assign_arrays,
@@ -27,7 +28,7 @@ from towers.checkpointing.snapshot import (
     restore_callbacks,
 )
 from towers.checkpointing.train_state import TrainState
-from towers.machine import hang, watch
+from towers.machine import callback_internals, hang, watch
 from towers.machine.workers import Workers
 
 SECONDS_BETWEEN_SAVES = 600.0
@@ -122,6 +123,26 @@ class Checkpointer:
             listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
             raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}.{way_out}")
 
+    def check_options(self, now: Mapping[str, Any], whose: str, way_out: str) -> None:
+        """Raises ValueError if the script's optimizer differs from the checkpoint's.
+
+        Without this check, the checkpoint's learning rate would replace the script's, but the
+        script's schedule would replace the checkpoint's.
+
+        Args:
+            now: the options that `optimizer_options.compared` gives.
+            whose: a "run" or a "fit".
+            way_out: a sentence that says what to do.
+        """
+        assert self.found is not None
+        then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have none
+        if any(then.get(name) != now.get(name) for name in now if name.endswith("learning_rate")):
+            way_out += (
+                " To change a constant learning rate from the next epoch on, leave the optimizer "
+                "as it was, and add a keras.callbacks.LearningRateScheduler."
+            )
+        self.check_identity(then, now, whose, f" {way_out}")
+
     def hold(
         self,
         variables: Callable[[], Variables],
@@ -137,6 +158,7 @@ class Checkpointer:
                 run that goes on is compared with, or needs.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
+        callback_internals.note_weights(self._callbacks)
 
     def restore(self) -> None:
         """Gives variables the values that were found, if there are any.
@@ -166,7 +188,8 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         if not self._is_chief:
             return
-        arrays = {**copy_arrays(self._variables()), **callbacks_arrays(self._callbacks)}
+        with callback_internals.with_weights(self._callbacks):
+            arrays = {**copy_arrays(self._variables()), **callbacks_arrays(self._callbacks)}
         state = {
             **{name: v(train_state) if callable(v) else v for name, v in self._state.items()},
             "position": train_state.to_json(),

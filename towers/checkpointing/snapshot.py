@@ -6,14 +6,20 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from towers.checkpointing.checkpoints import json_copy
 from towers.checkpointing.train_state import plain
+from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.step import TowerStep
 
-# What Keras' own callbacks remember from epoch to epoch.
-_CALLBACK_FIELDS = ("best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter")
+# Keras' own callbacks remember these from epoch to epoch, or from batch to batch.
+_CALLBACK_FIELDS = (
+    "best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", *CALLBACK_FIELDS
+)
 _BEST_WEIGHTS = "best_weights"
+_CLASS = "class"  # of the callback that a state belongs to
+_ROWS, _KEYS = "rows", "keys"  # of a CSVLogger
 _UNSAVED = "unsaved"  # in place of what a callback remembers, where that was no JSON
 
 
@@ -87,7 +93,14 @@ def callbacks_state(
         callbacks: the user's.
         warn: called with one line for each callback whose state is no JSON: it is left out.
     """
-    return [_callback_state(callback, warn) for callback in callbacks]
+    return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
+
+
+def _class(callback: Any) -> str:
+    """A callback's class; for SwapEMAWeights with its argument, which must not change."""
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
+        return f"{type(callback).__name__}(swap_on_epoch={callback.swap_on_epoch})"
+    return type(callback).__name__
 
 
 def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any]:
@@ -96,6 +109,8 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
     else:
         state = {name: getattr(callback, name) for name in _CALLBACK_FIELDS
                  if hasattr(callback, name)}
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            state |= {_KEYS: callback.keys, _ROWS: _rows(callback)}
     for name, value in state.items():
         try:
             state[name] = json_copy(value if name == "get_state" else plain(value))
@@ -119,28 +134,72 @@ def restore_callbacks(
     """Gives callbacks back what they remembered; those added since begin anew.
 
     Args:
-        callbacks: in the order in which they were saved.
+        callbacks: the k-th of a class gets the state of the k-th that was saved.
         states: of `callbacks_state`.
         arrays: of the checkpoint; those of `callbacks_arrays` are among them.
         warn: called with one line for each callback whose state could not be saved.
+
+    Raises:
+        ValueError: the model holds averages, and the callback that put them there is missing.
     """
-    for i, (callback, state) in enumerate(zip(callbacks, states, strict=False)):
-        if _UNSAVED in state:
-            warn(
-                f"callback {type(callback).__name__} begins anew: its state was no JSON when the "
-                "checkpoint was written, which therefore does not hold it."
+    left = dict(enumerate(states))
+    for callback in callbacks:
+        name = _class(callback)
+        found = next((i for i, state in left.items() if state.get(_CLASS, name) == name), None)
+        if found is not None:
+            _restore(callback, left.pop(found), arrays, f"callbacks/{found}/", warn)
+    for state in left.values():
+        if says_averages(state):
+            raise ValueError(
+                f"callbacks lack {state[_CLASS]}: the checkpoint holds the averages that it had "
+                "put into the model, and training would go on from them. Give it as before."
             )
-            continue
-        best_weights = [v for name, v in arrays.items() if name.startswith(f"callbacks/{i}/")]
-        if best_weights and hasattr(callback, _BEST_WEIGHTS):
-            setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
-        if "get_state" in state:
-            if hasattr(callback, "set_state"):
-                callback.set_state(json_copy(state["get_state"]))  # it may be put back twice
-            continue
-        for name, value in state.items():
-            if hasattr(callback, name):
-                setattr(callback, name, value)
+
+
+def _restore(
+    callback: Any,
+    state: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    prefix: str,
+    warn: Callable[[str], None],
+) -> None:
+    """Gives a callback its state, and the arrays whose names begin with `prefix`."""
+    if _UNSAVED in state:
+        warn(
+            f"callback {type(callback).__name__} begins anew: its state was no JSON when the "
+            "checkpoint was written, which therefore does not hold it."
+        )
+        return
+    best_weights = [v for name, v in arrays.items() if name.startswith(prefix)]
+    if best_weights and hasattr(callback, _BEST_WEIGHTS):
+        setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
+    if "get_state" in state:
+        if hasattr(callback, "set_state"):
+            callback.set_state(json_copy(state["get_state"]))  # it may be put back twice
+        return
+    if state.get(_ROWS) is not None and isinstance(callback, keras.callbacks.CSVLogger):
+        _write_rows(callback, state[_ROWS], state[_KEYS])
+    for name, value in state.items():
+        if name in _CALLBACK_FIELDS and hasattr(callback, name):
+            setattr(callback, name, value)
+
+
+def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
+    """The text of a CSVLogger's file; None where there is none, or it is not text."""
+    try:
+        with tf.io.gfile.GFile(logger.filename) as file:  # keeps the ends of lines as they are
+            return file.read()  # type: ignore[no-any-return]
+    except (tf.errors.OpError, UnicodeDecodeError):
+        return None
+
+
+def _write_rows(logger: keras.callbacks.CSVLogger, rows: str, keys: list[str] | None) -> None:
+    """Writes the rows that a CSVLogger has emptied as training began; it appends to them."""
+    with tf.io.gfile.GFile(logger.filename, "w") as file:
+        file.write(rows)
+    append, logger.append = logger.append, True
+    logger.on_train_begin()
+    logger.append, logger.keys = append, keys
 
 
 def _kind(value: Any) -> str:

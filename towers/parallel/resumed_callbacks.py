@@ -8,6 +8,7 @@ import keras
 
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.train_state import TrainState, plain
+from towers.machine import callback_internals
 from towers.machine.signals import Pending
 from towers.parallel.resumed_data import Data
 
@@ -55,6 +56,8 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self.train_state.give_history(self.model.history)
         if self._checkpointer.found is None:
             self._checkpointer.save_first(self.train_state)
+        if self.train_state.epoch >= self.params["epochs"]:  # the checkpoint is from before this
+            callback_internals.finalize_averages(self.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins an epoch; in mid-epoch, puts back what its begin led to, such as a rate."""

@@ -20,9 +20,10 @@ import keras
 
 from towers.checkpointing import remote_dir, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
+from towers.checkpointing.optimizer_options import OPTIONS, compared
 from towers.checkpointing.train_state import TrainState
 from towers.datasets.read_through import Lines
-from towers.machine import signals
+from towers.machine import callback_internals, signals
 from towers.machine.workers import Workers, join_workers
 from towers.parallel.hang_timeout import HangTimeout
 from towers.parallel.resume import Resume, resume_among
@@ -100,6 +101,7 @@ def resumed_fit(
     if join_workers().num_workers > 1:
         raise ValueError("towers.Resume goes on with one process; the environment names several.")
     arguments = _with_split(arguments)
+    _check_callbacks(arguments["callbacks"])
     others = [
         c for c in keras.tree.flatten(arguments["callbacks"])
         if not isinstance(c, Resume | HangTimeout)  # a fit may go on with another timeout
@@ -110,6 +112,7 @@ def resumed_fit(
         ) as mirror,
         run_dir.locked(mirror.copy if mirror else resume.directory, "directory"),
         signals.deferred() as pending,
+        compared(vars(model)) as options,
     ):
         checkpointer = Checkpointer(
             mirror.copy if mirror else resume.directory, Workers(join_workers()), _warn,
@@ -127,13 +130,16 @@ def resumed_fit(
             **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
             "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
         }
-        held: dict[str, Any] = {_FIT: now}
+        held: dict[str, Any] = {_FIT: now, OPTIONS: options}
         if isinstance(data, Stateful):
             held[_ITERATOR] = lambda _: data.state()
         checkpointer.hold(lambda: variables, others, held)
         if then is not None:
             checkpointer.check_identity(
                 then, now, "fit", " Start as then, or name another directory."
+            )
+            checkpointer.check_options(
+                options, "fit", "Compile the model as then, or name another directory."
             )
         checkpointer.restore()
         with closing(checkpointer):
@@ -143,6 +149,17 @@ def resumed_fit(
                 steps=arguments["steps_per_epoch"] or data.num_batches,
             )
             return _fit(model, fit, arguments, data, callbacks, pending)
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    """Raises ValueError where another callback brings the fit back, too."""
+    for callback in keras.tree.flatten(callbacks):
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both bring a fit "
+                "back to where it was, and steps would be left out between them. Leave "
+                "BackupAndRestore out: towers.Resume saves all that it does, and more often."
+            )
 
 
 def _read(
@@ -197,6 +214,7 @@ def _fit(
             next(iterator, None)
         return dict(callbacks.train_state.logs)
 
+    callback_internals.forget_initial_epoch(model)
     state = callbacks.train_state
     is_over = state.stopped and state.epoch_step == 0  # else the epoch has its end left
     model.train_function = train

@@ -35,11 +35,22 @@ def load(spec: str | None) -> list[keras.callbacks.Callback]:
 
 
 def check(callbacks: Sequence[Any], what: str) -> None:
-    """Raises ValueError where one of them is no Keras callback; `what` begins the sentence."""
+    """Raises ValueError where one of them is no Keras callback, or one that resumes a fit.
+
+    Args:
+        callbacks: the user's.
+        what: the beginning of the sentence.
+    """
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(
                 f"{what} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
+            )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                f"{what} a BackupAndRestore, which would replace the weights of a run. The run "
+                "saves checkpoints already: leave BackupAndRestore out, and resume the run's "
+                "directory."
             )
 
 
@@ -132,6 +143,21 @@ class Callbacks(Listener):
         self._run.step.strategy.trust(False)
         if self._train_state.epoch_step < self._run.steps_an_epoch:
             self._note_stop()
+
+    def begin_test(self) -> None:
+        self._hooks.on_test_begin()
+
+    def begin_test_step(self, batch: int) -> None:
+        if self._callbacks:
+            self._hooks.on_test_batch_begin(batch)
+
+    def end_test_step(self, batch: int, logs: dict[str, Any]) -> None:
+        if self._callbacks:
+            self._hooks.on_test_batch_end(batch, logs)
+        self._run.step.strategy.trust(self._are_trusted)
+
+    def end_test(self, logs: dict[str, float]) -> None:
+        self._hooks.on_test_end(logs)
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
         """Callbacks see the epoch: they may add to its history, or end the run."""

@@ -70,7 +70,8 @@ class Epochs:
         logs = {name: float(value) for name, value in train_state.logs.items()}
         self._listener.begin_validation()
         if run.test is not None:
-            logs |= {f"val_{k}": value for k, value in evaluate(run, self._check).items()}
+            values = evaluate(run, self._check, self._listener)
+            logs |= {f"val_{name}": value for name, value in values.items()}
         self._pace.end_epoch()
         values = {name: logs[name] for name in run.columns}
         result = Result(
@@ -136,21 +137,30 @@ class Epochs:
         self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
 
 
-def evaluate(run: Run, check: Callable[[], None] | None = None) -> dict[str, float]:
+def evaluate(
+    run: Run, check: Callable[[], None] | None = None, listener: Listener = Listener()
+) -> dict[str, float]:
     """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
 
     Args:
         run: the run, with test examples.
         check: called before each batch; may raise.
+        listener: is told of each batch.
     """
     assert run.test is not None
+    listener.begin_test()
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
     batches = ordered_batches(run.test, run.batch_size)
-    for batch in prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices):
+    ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
+    for i, batch in enumerate(ahead):
         if check is not None:
             check()
+        listener.begin_test_step(i)
         logs = run.step.test_batch(**batch._asdict())
         run.step.strategy.trust(True)
+        listener.end_test_step(i, logs)
     run.step.strategy.trust(False)
-    return {name: float(value) for name, value in logs.items()}
+    values = {name: float(value) for name, value in logs.items()}
+    listener.end_test(values)
+    return values

@@ -5,12 +5,18 @@
             begin_step  [ one update ]  end_step    between_steps
             ...
             begin_step  [ one update ]  end_step
-        begin_validation  [ the test examples ]  end_epoch
+        begin_validation
+            begin_test
+                begin_test_step  [ a batch of test examples ]  end_test_step
+                ...
+            end_test
+        end_epoch
         ...
     end                                             or, wherever an exception ends the run: stop
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from towers.checkpointing.run_dir import Result
 from towers.machine import hang
@@ -43,6 +49,18 @@ class Listener:
 
     def begin_validation(self) -> None:
         """Called after the last update of an epoch; the sums of its metrics are still there."""
+
+    def begin_test(self) -> None:
+        """Called before the first batch of test examples, if there are any."""
+
+    def begin_test_step(self, batch: int) -> None:
+        """Called before a batch of test examples is evaluated, the first of which is batch 0."""
+
+    def end_test_step(self, batch: int, logs: dict[str, Any]) -> None:
+        """Called after it; logs: the means over the batches so far, {"loss": ...}."""
+
+    def end_test(self, logs: dict[str, float]) -> None:
+        """Called after the last batch; logs: the means over all of them."""
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
         """Called after an epoch's validation; the train state counts the epoch.
@@ -92,6 +110,22 @@ class Listeners(Listener):
     def begin_validation(self) -> None:
         for listener in _each(self._listeners):
             listener.begin_validation()
+
+    def begin_test(self) -> None:
+        for listener in _each(self._listeners):
+            listener.begin_test()
+
+    def begin_test_step(self, batch: int) -> None:
+        for listener in _each(self._listeners):
+            listener.begin_test_step(batch)
+
+    def end_test_step(self, batch: int, logs: dict[str, Any]) -> None:
+        for listener in _each(self._listeners):
+            listener.end_test_step(batch, logs)
+
+    def end_test(self, logs: dict[str, float]) -> None:
+        for listener in _each(self._listeners):
+            listener.end_test(logs)
 
     def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
         for listener in _each(self._listeners):

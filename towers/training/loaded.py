@@ -10,6 +10,7 @@ import keras
 from towers.checkpointing import checkpoints, run_dir
 from towers.checkpointing.checkpointer import Checkpointer
 from towers.checkpointing.continued import identity
+from towers.checkpointing.optimizer_options import OPTIONS
 from towers.checkpointing.plain_state import decoded, encoded
 from towers.checkpointing.snapshot import variables_of
 from towers.checkpointing.train_state import TrainState
@@ -47,6 +48,7 @@ def load_newest(
     checkpointer: Checkpointer,
     callbacks: Sequence[keras.callbacks.Callback],
     data: Mapping[str, str],
+    options: Mapping[str, Any],
 ) -> Loaded | None:
     """Puts the newest good checkpoint in place, without a change to any file; None: there is none.
 
@@ -56,13 +58,15 @@ def load_newest(
         checkpointer: of that directory; it learns here what its checkpoints hold.
         callbacks: the user's, which remember things, too.
         data: see `data_digests`.
+        options: the optimizer's, as `optimizer_options.compared` gives them.
 
     Raises:
         ValueError: it cannot continue this run: all are damaged, of other data, another model,
             another configuration; or results would be replaced.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
-    held = {"config": config, "data": data, _ITERATOR: partial(_iterator_state, run)}
+    iterator = partial(_iterator_state, run)
+    held = {"config": config, "data": data, _ITERATOR: iterator, OPTIONS: options}
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
     if resume and run.workers.cluster.is_chief:
@@ -75,6 +79,7 @@ def load_newest(
         # A younger field had the default; one that no longer defines the run does not count.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
+        checkpointer.check_options(options, "run", "Compile as then, or start a new run.")
         _check_data(state["data"], data, path)
         train_state = TrainState.from_json(state["position"])
         _check_columns(run, train_state, path)

@@ -14,7 +14,7 @@ from towers.checkpointing.run_dir import Result
 from towers.checkpointing.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.checkpointing.train_state import TrainState
 from towers.command_line import train_command
-from towers.machine import watch
+from towers.machine import callback_internals, watch
 from towers.machine.places import LostDirectoryError
 from towers.recipe.schedules import plain_schedule
 from towers.step import TowerStep
@@ -161,14 +161,22 @@ class AveragedWeights(Listener):
     """Puts an optimizer's averages in place after the last epoch, as Keras' `fit` does.
 
     Epochs are evaluated, and checkpoints and best.keras written, with the variables themselves;
-    final.keras holds the averages. A run that goes on thus goes on from the variables.
+    final.keras holds the averages. A run that goes on thus goes on from the variables. A
+    SwapEMAWeights(swap_on_epoch=True) among the callbacks has swapped both: checkpoints hold the
+    two as it has left them, and final.keras holds the averages all the same.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        self._model, self._optimizer, self._callbacks = model, optimizer, callbacks
 
     def end(self) -> None:
         """Acts after the last checkpoint, before callbacks hear of the end, as in Keras."""
+        callback_internals.finalize_averages(self._callbacks)
         self._optimizer.finalize_variable_values(self._model.trainable_variables)
 
 

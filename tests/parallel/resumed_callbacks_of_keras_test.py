@@ -1,0 +1,245 @@
+"""Every callback that Keras ships, in a fit that is killed and goes on: as if nothing had been.
+
+Each case is killed in mid-epoch, two steps after the newest checkpoint, and at an epoch's end.
+"""
+
+import inspect
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+import towers
+from tests.parallel.fits import Fits, classifier, rows
+
+C = keras.callbacks
+KILLS = {"in mid-epoch": 7, "at an epoch's end": 4}  # epochs of 4 steps
+# Keras makes a list of callbacks by itself; BackupAndRestore is refused, see below; OrbaxCheckpoint
+# needs a package that the tests do not install. The other two are base classes.
+LEFT_OUT = {"Callback", "CallbackList", "MonitorCallback", "BackupAndRestore", "OrbaxCheckpoint"}
+
+
+def best_weights(directory):
+    return C.ModelCheckpoint(
+        f"{directory}/{{epoch}}-{{loss:.4f}}.weights.h5", "loss", save_best_only=True,
+        save_weights_only=True,
+    )
+
+
+def writing(directory):
+    def write(epoch, logs):
+        (directory / f"{epoch}.csv").write_text(repr(sorted(logs.items())))
+
+    batches = f"{directory}/{{epoch}}-{{batch}}.weights.h5"
+    return [
+        C.CSVLogger(directory / "log.csv"),
+        C.CSVLogger(directory / "log.txt", append=True, separator=";"),
+        C.History(),
+        C.LambdaCallback(on_epoch_end=write),
+        C.ModelCheckpoint(batches, save_weights_only=True, save_freq=3),
+        best_weights(directory),
+        C.ProgbarLogger(),
+        C.RemoteMonitor(path=f"{directory}/posts.csv", send_as_json=True),
+        C.TensorBoard(directory, update_freq=1, write_graph=False),
+    ]
+
+
+# Each function takes the directory for what the callbacks write.
+CASES = {
+    "writing": writing,
+    "stopping": lambda directory: [
+        C.EarlyStopping("loss", patience=1, min_delta=9.0, restore_best_weights=True),
+    ],
+    "rates": lambda directory: [
+        C.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
+        C.ReduceLROnPlateau("loss", patience=1, min_delta=9.0, factor=0.5, cooldown=1),
+    ],
+    "averages": lambda directory: [C.SwapEMAWeights(), best_weights(directory)],
+    "averages on epochs": lambda directory: [
+        C.SwapEMAWeights(swap_on_epoch=True), best_weights(directory)
+    ],
+    "NaN": lambda directory: [
+        C.LearningRateScheduler(lambda epoch, rate: 1e38 if epoch == 2 else rate),
+        C.TerminateOnNaN(),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier(optimizer=keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7))
+
+
+@pytest.fixture(autouse=True)
+def _posts(monkeypatch):
+    """RemoteMonitor's server, which notes what it receives."""
+    def post(url, json, **options):
+        with open(url.removeprefix("http://localhost:9000"), "a", encoding="utf-8") as file:
+            file.write(f"{sorted(json.items())}\n")
+
+    monkeypatch.setattr("requests.post", post)
+
+
+def written(directory):
+    """What callbacks have written: of a curve each point once, of an HDF5 file the weights."""
+    found = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        name = str(path.relative_to(directory))
+        if "tfevents" in name:
+            events = event_accumulator.EventAccumulator(str(path), {"tensors": 0}).Reload()
+            for tag in events.Tags()["tensors"]:
+                points = {(e.step, float(tf.make_ndarray(e.tensor_proto)))
+                          for e in events.Tensors(tag)}
+                found.setdefault((path.parent.name, tag), set()).update(points)
+        elif path.suffix == ".h5":
+            with h5py.File(path) as file:
+                file.visititems(lambda part, value: found.update(
+                    {(name, part): value[()].tobytes()} if isinstance(value, h5py.Dataset) else {}
+                ))
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*NaN", "ignore:invalid value")
+@pytest.mark.parametrize("name", CASES)
+def test_every_callback_goes_on_where_it_was_killed(model, name, tmp_path):
+    def fit(folder, run):
+        (tmp_path / folder).mkdir()
+        fits = Fits(
+            model, *rows(), callbacks=lambda: CASES[name](tmp_path / folder), epochs=3,
+            shuffle=False, validation_data=rows(5),
+        )
+        history, epochs, values = run(fits)
+        return repr(sorted(history.items())), epochs, values, written(tmp_path / folder)
+
+    whole = fit("whole", lambda fits: fits.plain())
+    for kill, after in KILLS.items():
+        backup = tmp_path / f"backup of {kill}"
+        again = fit(kill, lambda fits: fits.interrupted(backup, [after], every=5))
+        for part, expected in zip(again, whole, strict=True):
+            assert part == expected, kill
+
+
+def test_every_callback_is_in_a_case(tmp_path):
+    tried = {type(callback) for make in CASES.values() for callback in make(tmp_path)}
+    shipped = {
+        value for name, value in vars(C).items()
+        if inspect.isclass(value) and issubclass(value, C.Callback) and name not in LEFT_OUT
+    }
+    assert tried == shipped
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_a_complete_fit_with_averages_goes_on_to_more_epochs(model, swap_on_epoch, tmp_path):
+    """Keras discards the weights themselves after the last epoch."""
+    fits = Fits(
+        model, *rows(), shuffle=False, validation_data=rows(5),
+        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=swap_on_epoch)],
+    )
+    short, long = fits.plain(epochs=2), fits.plain(epochs=3)
+    assert fits.fit(tmp_path, epochs=2) == short
+    assert fits.fit(tmp_path, epochs=2) == short  # at once
+    assert fits.fit(tmp_path, epochs=3) == long
+    assert fits.fit(tmp_path, epochs=3) == long
+
+
+@pytest.mark.parametrize("callbacks", [
+    lambda: [], lambda: [C.SwapEMAWeights()],
+    lambda: [C.CSVLogger("/dev/null"), C.EarlyStopping("loss")],
+])
+def test_averages_in_the_model_need_the_callback_that_put_them_there(model, callbacks, tmp_path):
+    fits = Fits(model, *rows(), callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)])
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=4)
+    with pytest.raises(ValueError, match="callbacks lack SwapEMAWeights.swap_on_epoch=True."):
+        Fits(model, *rows(), callbacks=callbacks).fit(tmp_path)
+
+
+def test_backup_and_restore_beside_it_is_refused(model, tmp_path):
+    class Mine(C.BackupAndRestore):
+        pass
+
+    for kind in (C.BackupAndRestore, Mine):
+        fits = Fits(model, *rows(), callbacks=lambda: [kind(tmp_path / "theirs")])
+        with pytest.raises(ValueError, match="^callbacks: .*Leave BackupAndRestore out"):
+            fits.fit(tmp_path / "ours")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_backup_and_restore_left_on_the_model_does_not_count(tmp_path):
+    """Keras would begin each later fit of the model at the epoch of that one."""
+    model, theirs = classifier(optimizer="sgd"), tmp_path / "theirs"
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            model.fit(
+                *rows(), batch_size=7, epochs=3, verbose=0,
+                callbacks=[C.BackupAndRestore(theirs), stop(after=6)],
+            )
+    assert Fits(model, *rows()).fit(tmp_path / "ours")[1] == [0, 1]
+
+
+def stop(after):
+    def begin(batch, logs):
+        nonlocal after
+        after -= 1
+        if after < 0:
+            raise InterruptedError
+
+    return C.LambdaCallback(on_train_batch_begin=begin)
+
+
+def test_callbacks_that_were_added_moved_or_removed_leave_the_others_what_they_know(
+    model, tmp_path
+):
+    def stopping():
+        return C.EarlyStopping("loss", patience=2, min_delta=9.0)
+
+    first = Fits(model, *rows(), callbacks=lambda: [C.CSVLogger(tmp_path / "a.csv"), stopping()])
+    with pytest.raises(InterruptedError):
+        first.fit(tmp_path / "run", after=9, epochs=5)
+    others = [C.TerminateOnNaN(), stopping(), C.ReduceLROnPlateau("loss")]
+    fits = Fits(model, *rows(), callbacks=lambda: others)
+    assert fits.fit(tmp_path / "run", epochs=5)[1] == [0, 1, 2]
+
+
+# The optimizer of a script that was edited.
+
+SCHEDULES = keras.optimizers.schedules
+
+
+@pytest.mark.parametrize("then, now, words", [
+    (0.1, 0.01, r"learning_rate \(0.1 then, 0.01 now\).*add a keras.callbacks.LearningRateSch"),
+    (SCHEDULES.CosineDecay(0.1, 8), SCHEDULES.CosineDecay(0.1, 12),
+     r"learning_rate.decay_steps \(8 then, 12 now\)\. Compile the model as then, or name another"),
+    (0.1, SCHEDULES.CosineDecay(0.1, 8), r"learning_rate \(0.1 then, CosineDecay now\)"),
+])
+def test_a_learning_rate_that_was_edited_is_refused(then, now, words, tmp_path):
+    def make(rate):
+        return Fits(classifier(optimizer=keras.optimizers.SGD(rate)), *rows())
+
+    with pytest.raises(InterruptedError):
+        make(then).fit(tmp_path, after=3)
+    other = make(now)
+    with pytest.raises(ValueError, match=f"belongs to another fit: optimizer.{words}"):
+        other.fit(tmp_path)
+
+
+def test_a_rate_that_callbacks_have_changed_is_no_edit(tmp_path):
+    """A cell of a notebook that is run again, with the model as the interrupt has left it."""
+    model, data = classifier(optimizer=keras.optimizers.SGD(0.1)), rows()
+    assert float(np.float32(model.optimizer.learning_rate)) == np.float32(0.1)
+
+    def fit(*callbacks):
+        resume = towers.Resume(tmp_path)
+        slower = C.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        return model.fit(
+            *data, batch_size=7, epochs=3, verbose=0, callbacks=[slower, resume, *callbacks]
+        )
+
+    with pytest.raises(InterruptedError):
+        fit(stop(after=5))
+    np.testing.assert_allclose(fit().history["learning_rate"], [0.05, 0.025, 0.0125])
