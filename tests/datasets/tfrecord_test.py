@@ -88,6 +88,9 @@ def test_compressed_files_give_the_batches_of_plain_ones(folder, compression):
     assert compressed.num_examples == sum(COUNTS)
     examples = input_lib.load_examples(compressed)
     assert [numbers(examples, **place) for place in places] == expected
+    (folder / "train" / "a.tfrecord.gz").write_bytes((folder / "train/a.tfrecord").read_bytes())
+    assert "train/a.tfrecord and train/a.tfrecord.gz, which would count" in refusal(load, folder)
+    (folder / "train" / "a.tfrecord.gz").unlink()
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     assert refusal(load, folder).startswith(f"{path} ({compression}) is damaged: ")

@@ -25,7 +25,6 @@ Shape = tuple[int, int, int]
 _REMEDY = "Convert it to PNG, or remove it. A run that has begun can resume only with the old file."
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # Pillow's modes of gray images
 _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
-_AT_ONCE = 64  # images in a batch of those that go into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +107,8 @@ class ImageFiles:
     def decoded(self) -> np.ndarray:
         """The pixels of all files, float32 [N, *shape]; raises ValueError as `batches` does."""
         x = np.empty((self.num_examples, *self.shape), np.float32)
-        for step, (pixels, _) in enumerate(self.batches(Epoch(_AT_ONCE))):
-            x[step * _AT_ONCE:][:len(pixels)] = pixels
+        for place, (pixels, _) in zip(x, self.batches(Epoch(1)), strict=True):
+            place[...] = pixels[0]
         return x
 
 

@@ -116,6 +116,12 @@ def count_records(path: str) -> tuple[int, str]:
 def _split(
     files: RecordFiles, names: list[str], what: str, parse: Callable[[Any], Any]
 ) -> TfRecords:
+    for name in names:
+        if (plain := name.removesuffix(".gz")) != name and plain in names:
+            raise ValueError(
+                f"{files.directory} ({what}) holds {plain} and {name}, which would count twice; "
+                "remove one of them."
+            )
     paths = files.paths(names)
     counts, compressions = zip(*map(count_records, paths), strict=True)
     if sum(counts) == 0:
