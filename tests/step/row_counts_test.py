@@ -92,7 +92,7 @@ def test_a_tower_step_changes_nothing(call):
 @pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
 def test_lists_of_numbers_are_refused_in_words(call):
     step, (x, y) = make_step(), batch(8)
-    lists = {"x": (x.tolist(), y), "y": (x, y.tolist()), "sample_weight": (x, y, [1.0] * 8)}
+    lists = {"x": (x.tolist(), y), "y": (x, list(y)), "sample_weight": (x, y, [1.0] * 8)}
     for name, given in lists.items():
         with pytest.raises(ValueError, match=rf"^{name} is a list of numbers.*asarray\({name}\)"):
             getattr(step, call)(*given)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers.machine.devices import HOST
@@ -51,7 +52,7 @@ def check_arrays(*batch: Any) -> None:
         batch: up to three structures, x, y and sample_weight.
     """
     for name, part in zip(_PARTS, batch):
-        numbers = (isinstance(v, bool | int | float) for v in tf.nest.flatten(part))
+        numbers = (isinstance(v, bool | int | float | np.generic) for v in tf.nest.flatten(part))
         if isinstance(part, list | tuple | dict) and any(numbers):
             raise ValueError(
                 f"{name} is a {type(part).__name__} of numbers; a batch is an array or a tensor of "
