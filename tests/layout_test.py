@@ -76,6 +76,8 @@ CROSS_CUTTING = {
     "conformance/entry_points_test": "train.py, TowerStep and make_parallel are one and the same",
     "conformance/gather_test": "every place that Keras' own steps call",
     "conformance/gradients_test": "every model",
+    "conformance/losses_test": "every kind of compiled loss",
+    "conformance/logits_test": "every place where the rows of towers are joined",
     "conformance/own_steps_test": "every model's own train_step",
     "conformance/state_test": "every kind of state that a layer keeps",
     "conformance/synchronized_test": "make_parallel: BatchNormalization",

@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.machine.canary import canary
@@ -133,15 +134,35 @@ def test_keras_mask():
         assert keras_internals.keras_mask(tf.ones([1])) is None
 
 
-def test_set_keras_mask():
-    with keeps("set_keras_mask", "applies the mask that it finds on predictions"):
+def test_marked():
+    with keeps("marked", "applies the mask that it finds on predictions"):
         @tf.function(autograph=False)
         def loss(y, y_pred):
             y_pred = tf.identity(y_pred)
-            keras_internals.set_keras_mask(y_pred, tf.constant([True, False]))
+            keras_internals.marked(y_pred, {"mask": tf.constant([True, False])})
             return keras.losses.MeanSquaredError()(y, y_pred)
 
         assert loss(tf.zeros([2, 1]), tf.constant([[2.0], [9.0]])).numpy() == 4.0
+
+
+@pytest.mark.parametrize("activation, mark", [
+    (keras.activations.sigmoid, "logits"), (keras.activations.softmax, "logits"),
+    (tf.nn.sigmoid, "Sigmoid"), (tf.nn.softmax, "Softmax"), (tf.nn.relu, None),
+])
+def test_marks_of(activation, mark):
+    with keeps("marks_of", "finds logits as an attribute, or as an operation's input"):
+        @tf.function(autograph=False)
+        def loss(z):
+            marks = keras_internals.marks_of(activation(z))
+            assert set(marks) == {mark} - {None}
+            y_pred = keras_internals.marked(tf.identity(activation(z)), marks)
+            return keras.losses.CategoricalCrossentropy()(tf.constant([[0.0, 1.0]]), y_pred)
+
+        if activation is not tf.nn.sigmoid:  # which a categorical crossentropy does not look for
+            expected = 50.0 if mark else 16.118
+            np.testing.assert_allclose(loss(tf.constant([[50.0, 0.0]])), expected, rtol=1e-3)
+        else:
+            loss(tf.constant([[50.0, 0.0]]))
 
 
 def test_function_loss():

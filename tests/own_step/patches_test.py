@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import towers
 from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
-from towers.machine.keras_internals import set_keras_mask
+from towers.machine.keras_internals import marked
 
 
 def calls():
@@ -193,13 +193,13 @@ class Losses:
     def masked(self, x, y, output):
         steps = tf.stack([x * tf.cast(x[:, :1] > 0.0, x.dtype), x], axis=1)
         error = output[:, tf.newaxis, :1] * tf.ones_like(steps)
-        set_keras_mask(error, self.masking.compute_mask(steps))
+        marked(error, {"mask": self.masking.compute_mask(steps)})
         return keras.losses.MeanSquaredError()(tf.zeros_like(steps), error, tf.abs(y[:, :1]))
 
     def each(self, x, y, output):
         steps = tf.stack([x, y[:, :1] * x], axis=1)
         error = self.masking(steps) * output[:, None, :1]
-        set_keras_mask(error, self.masking.compute_mask(steps))
+        marked(error, {"mask": self.masking.compute_mask(steps)})
         loss = keras.losses.MeanSquaredError(reduction="none")
         return tf.reduce_mean(loss(tf.zeros_like(steps), error) * tf.abs(y[:, :1]))
 
@@ -207,7 +207,7 @@ class Losses:
         """As a Dense layer has it that is called on steps."""
         steps = tf.stack([output, output**2], axis=1)
         error = tf.tensordot(steps, tf.ones([2, 1], x.dtype), 1)
-        set_keras_mask(error, tf.stack([x[:, 0] > 0.0, x[:, 0] > -9.0], axis=1))
+        marked(error, {"mask": tf.stack([x[:, 0] > 0.0, x[:, 0] > -9.0], axis=1)})
         return keras.losses.MeanSquaredError()(y[:, :, tf.newaxis], error)
 
     def ignored(self, x, y, output):
@@ -235,8 +235,8 @@ def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
         return {"value": tf.function(Losses().weighted)(x, y, model(x))}
 
     messages = warnings_of(step)
-    assert any("'mean_squared_error' is no mean over the examples" in m and "patches_test.py" in m
-               for m in messages)
+    assert any("'mean_squared_error' is neither a mean nor a sum over the examples" in m
+               and "patches_test.py" in m for m in messages)
 
 
 def test_a_loss_over_examples_is_not_warned_of():

@@ -34,7 +34,7 @@ def test_sums_divided_by_the_number_of_rows_are_means(op):
 
 def test_constants_count_as_means_and_not_as_sums(op):
     assert added(op, [MEAN, SHARED]) == MEAN
-    assert "to a mean, or to a constant" in added(op, [SUM, SHARED]).fault.what
+    assert "adds a constant to a sum" in added(op, [SUM, SHARED]).fault.what
     assert added(op, [SUM, Fact(zero=True)]) == SUM
 
 

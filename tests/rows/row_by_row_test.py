@@ -21,7 +21,6 @@ MEANS = [
     lambda x: tf.reduce_mean(tf.reshape(x, [-1])),
     lambda x: tf.cast(tf.reduce_mean(x), tf.float64),
     lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_a=True)) / count(x),
-    lambda x: tf.reduce_mean(tf.ensure_shape(tf.py_function(tf.square, [x], x.dtype), [None, 3])),
 ]
 SUMS = [
     lambda x: x[:, 0],
@@ -44,7 +43,7 @@ NEITHER = {
         / tf.reduce_sum(tf.cast(positive(x), x.dtype))),
     "multiplies two": lambda x: tf.reduce_mean(x) * tf.reduce_mean(x),
     "to a mean": lambda x: tf.reduce_sum(x) + tf.reduce_mean(x),
-    "or to a constant": lambda x: tf.reduce_sum(x) + 3.0,
+    "adds a constant to a sum": lambda x: tf.reduce_sum(x) + 3.0,
     "each row a value": lambda x: tf.reduce_mean(
         (x - tf.reduce_mean(x)) / tf.math.reduce_std(x)),
     "gives each row a value that": lambda x: tf.reduce_mean(tf.cast(
@@ -55,8 +54,20 @@ NEITHER = {
     "neither a mean nor a sum": lambda x: tf.reduce_sum(x) / tf.sqrt(count(x)),
     "number of a shard's rows": lambda x: tf.reduce_mean(
         x[:, 0] * tf.cast(tf.range(tf.shape(x)[0]), x.dtype)),
-    "one value of the rows": lambda x: tf.ensure_shape(
+    "calls Python": lambda x: tf.ensure_shape(
         tf.py_function(tf.reduce_mean, [x], x.dtype), []),
+    "calls Python (tf.py_function": lambda x: tf.reduce_mean(
+        tf.ensure_shape(tf.py_function(tf.square, [x], x.dtype), [None, 3])),
+    "several examples into one": lambda x: tf.reduce_max(tf.reshape(x[:, 0], [-1, 2]), axis=1),
+    "adds rows": lambda x: tf.reduce_mean(tf.pad(x, [[0, 1], [0, 0]])),
+    "some rows": lambda x: tf.reduce_mean(tf.reshape(x, [-1])[:10]),
+    "(SegmentSum)": lambda x: tf.reduce_mean(
+        tf.math.segment_sum(x, tf.range(tf.shape(x)[0]) // 2)),
+    "of a shard's rows what": lambda x: tf.cond(
+        tf.shape(x)[0] > 5, lambda: tf.reduce_mean(x), lambda: tf.reduce_mean(x**2)),
+    "takes Maximum of a value": lambda x: tf.reduce_mean(
+        tf.math.unsorted_segment_mean(x, tf.cast(x[:, 0], tf.int32), 3)),
+    "by their place": lambda x: tf.reduce_mean(tf.tensor_scatter_nd_update(x, [[0]], x[:1])),
     "not cast": lambda x: tf.cast(tf.cast(tf.reduce_mean(x), tf.int32), x.dtype),
 }
 

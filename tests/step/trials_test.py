@@ -1,4 +1,4 @@
-"""Losses and models on made-up rows: who is no mean, and who computes across rows, is found out."""
+"""Models on made-up rows: a layer that computes across rows is found."""
 
 import warnings
 
@@ -7,113 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from tests.conformance.cases import BUILT_IN, ODD
-from towers.machine.keras_internals import LossTerms
 from towers.step.structures import any_rows, map_tensors
-from towers.step.trials import NoMeanOverRows, check_is_mean, check_rows_apart, made_up
+from towers.step.trials import check_rows_apart, made_up
 
 L = keras.layers
-losses = keras.losses
-CLASSES, ROWS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 3])
-
-
-def check(loss, y=ROWS, y_pred=ROWS):
-    """Warnings are errors here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (term,) = LossTerms(loss, None, None).terms(y, y_pred, None)
-        check_is_mean(term.loss, y, y_pred)
-
-
-MEANS = [
-    loss for loss in vars(losses).values()
-    if isinstance(loss, type) and issubclass(loss, losses.Loss)
-    and loss not in (losses.Loss, losses.Dice, losses.Tversky, losses.Circle, losses.CTC,
-                     losses.CategoricalGeneralizedCrossEntropy,
-                     losses.SparseCategoricalCrossentropy)
-]
-
-
-@pytest.mark.parametrize("loss", MEANS, ids=lambda loss: loss.__name__)
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
-def test_kerass_means_and_sums_pass(loss, reduction):
-    check(loss(reduction=reduction))
-
-
-@pytest.mark.parametrize("loss, y, y_pred", [
-    (losses.SparseCategoricalCrossentropy(), CLASSES, ROWS),
-    (losses.SparseCategoricalCrossentropy(ignore_class=1), CLASSES, ROWS),
-    (losses.CategoricalGeneralizedCrossEntropy(), CLASSES, ROWS),
-    (losses.SparseCategoricalCrossentropy(), tf.TensorSpec([None, None], tf.int64),
-     tf.TensorSpec([None, None, 5])),
-    (losses.CTC(), tf.TensorSpec([None, 4], tf.int32), tf.TensorSpec([None, 9, 5])),
-    (losses.Dice(axis=(1, 2)), tf.TensorSpec([None, 4, 4]), tf.TensorSpec([None, 4, 4])),
-    (lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2), ROWS, ROWS),
-    (lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2, axis=[1, 2]),
-     tf.RaggedTensorSpec([None, None, 1]), tf.RaggedTensorSpec([None, None, 1])),
-], ids=[
-    "classes", "ignore_class", "generalized", "steps", "ctc", "dice of images", "a mean", "ragged",
-])
-def test_other_means_pass(loss, y, y_pred):
-    check(loss, y, y_pred)
-
-
-def root(y, y_pred):
-    return tf.sqrt(tf.reduce_mean((y - y_pred) ** 2))
-
-
-def masked(y, y_pred):
-    return tf.reduce_sum(y * (1 - y_pred) ** 2) / tf.reduce_sum(y)
-
-
-@pytest.mark.parametrize("loss, y", [
-    (losses.Dice(), ROWS), (losses.Tversky(), ROWS), (losses.Circle(), CLASSES), (root, ROWS),
-    (masked, ROWS), (lambda y, y_pred: tf.math.log(tf.reduce_mean((y - y_pred) ** 2)), ROWS),
-    (lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2), ROWS),
-    (lambda y, y_pred: tf.reduce_max((y - y_pred) ** 2), ROWS),
-    (lambda y, y_pred: (y - tf.reduce_mean(y_pred, axis=0)) ** 2, ROWS),
-    (lambda y, y_pred: (y - y_pred[::-1]) ** 2, ROWS),
-])
-def test_a_loss_that_is_no_mean_over_rows_is_refused(loss, y):
-    with pytest.raises(NoMeanOverRows, match="is no mean over examples"):
-        check(loss, y)
-
-
-def test_a_function_is_named_with_its_line():
-    line = root.__code__.co_firstlineno
-    with pytest.raises(NoMeanOverRows, match=rf"loss 'root' \(trials_test.py:{line}\)"):
-        check(root)
-
-
-@pytest.mark.parametrize("loss, reason", [
-    (lambda y, y_pred: tf.math.log(y - 2), "NaN or infinite"),
-    (lambda y, y_pred: tf.random.normal([5, 1]), "draws noise"),
-    (lambda y, y_pred: tf.reshape(y_pred, [7, 7]), "reshape|values"),
-])
-def test_what_cannot_be_tried_is_warned_of(loss, reason):
-    with pytest.warns(UserWarning, match=f"could not be tried.*{reason}.*--verify_gradients"):
-        (term,) = LossTerms(loss, None, None).terms(ROWS, ROWS, None)
-        check_is_mean(term.loss, ROWS, ROWS)
-
-
-def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():
-    x, y = np.ones((4, 3), "float32"), np.eye(4, 3, dtype="float32")
-    for num_towers in (1, 2):
-        model = keras.Sequential([keras.Input((3,)), L.Dense(3, activation="sigmoid")])
-        step = towers.TowerStep(
-            model, "sgd", losses.Dice(), devices=["/cpu:0"], num_towers=num_towers
-        )
-        before = model.get_weights()
-        if num_towers == 1:
-            step(x, y)
-        else:
-            with pytest.raises(ValueError, match="make_parallel"):
-                step(x, y)
-            np.testing.assert_array_equal(model.get_weights()[0], before[0])
-
-
-# Models.
 
 
 class Across(L.Layer):
@@ -250,5 +148,3 @@ def test_made_up_rows_fit_their_spec():
     assert sparse.shape == [5, 4] and 0 < sparse.values.shape[0] < 20
     words = made_up(tf.TensorSpec([None], tf.string)).numpy().tolist()
     assert words == [b"a"] * 3 + [b"a a a"] * 2
-    labels = made_up(tf.TensorSpec([None, 1]), is_label=True).numpy()
-    assert set(labels[:3].flat) == set(labels[3:].flat) == {0, 1}

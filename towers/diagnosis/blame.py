@@ -1,4 +1,4 @@
-"""Which loss or layer makes the averaged gradient another one than the large batch's."""
+"""Which layer makes the averaged gradient another one than the large batch's."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -8,37 +8,12 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers
-from towers.step.losses import Losses, ModelLoss
+from towers.step.losses import ModelLoss
 from towers.step.structures import Structure, map_tensors
-from towers.step.trials import first_across_rows, no_mean
+from towers.step.trials import first_across_rows
 
 _NUM_ROWS = 5  # of a trial
 _GATHER = "towers.gather(rows) there, with towers.make_parallel(model, gpus)"
-
-
-def blamed_loss(
-    model: keras.Model, loss: Any, loss_weights: Any, x: Structure, y: Structure
-) -> str | None:
-    """The loss of an output that is no mean over a batch's own rows, and the way out.
-
-    Args:
-        model: built; nothing of it changes.
-        loss, loss_weights: as `TowerStep` takes them.
-        x, y: the batch.
-
-    Returns:
-        None where all are means, or it cannot be told.
-    """
-    losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
-    with suppress(Exception), tf.device("/cpu:0"):  # whatever the user's model and loss raise
-        outputs = _called(model, x)
-        losses.bind(outputs)
-        for term in losses.terms(y, None, tf.nest.flatten(outputs)):
-            with suppress(Exception):  # of another output's more may be known
-                found = no_mean(term.loss, term.y, term.y_pred)
-                if found is not None:
-                    return found
-    return None
 
 
 def blamed_layer(model: keras.Model, x: Structure) -> str | None:

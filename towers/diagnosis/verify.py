@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.diagnosis.blame import blamed_layer, blamed_loss, suspected
+from towers.diagnosis.blame import blamed_layer, suspected
 from towers.machine.cluster import ALONE
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
@@ -132,8 +132,8 @@ def verify_gradients(
     )
     if difference <= tolerance:
         return found
-    cause = blamed_loss(step.model, loss, loss_weights, x, y) if several else None
-    if cause is None and (unknown_parts(step.model) or not found.is_by_design):
+    cause = None
+    if unknown_parts(step.model) or not found.is_by_design:
         cause = blamed_layer(step.model, x)
     if cause is None and not found.is_by_design:
         cause = suspected(step.model, loss, x)

@@ -7,7 +7,7 @@ for 3.10 or newer. The tests of this module name the part that a new version bre
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -212,9 +212,49 @@ def keras_mask(tensor: Any) -> tf.Tensor | None:
     return getattr(tensor, "_keras_mask", None)
 
 
-def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Leaves a mask on a tensor, where losses and metrics find it. Since 3.0.5."""
-    tensor._keras_mask = mask
+_ACTIVATIONS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
+
+
+def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the mask and the logits that Keras' losses and metrics look for beside a tensor.
+
+    Keras computes a crossentropy from the logits if it finds them. `keras.activations` sets them as
+    an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor.
+    There is no public way to either (`_get_logits` in keras/src/backend/tensorflow/nn.py). Since
+    3.0.5.
+
+    Args:
+        tensor: a symbolic tensor [n, ...].
+
+    Returns:
+        Tensors [n, ...]: "mask", "logits" (the attribute), "Sigmoid" or "Softmax" (the input of
+        that operation); what is absent has no key.
+    """
+    graph = getattr(tensor, "graph", None)
+    marks = {"mask": keras_mask(tensor), "logits": getattr(tensor, "_keras_logits", None)}
+    operation = tensor.op if tf.is_symbolic_tensor(tensor) else None
+    if marks["logits"] is None and operation is not None and operation.type in _ACTIVATIONS:
+        marks[operation.type] = operation.inputs[0]
+    return {
+        name: mark for name, mark in marks.items()
+        if mark is not None and getattr(mark, "graph", None) is graph
+    }
+
+
+def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Attaches the mask and the logits that `marks_of` returned to a tensor; returns the tensor.
+
+    If the logits were an operation's input, the activation is applied to them again, because Keras
+    looks for the operation itself.
+    """
+    for kind, activation in _ACTIVATIONS.items():
+        if kind in marks:
+            tensor = activation(marks[kind])
+    if "mask" in marks:
+        tensor._keras_mask = marks["mask"]
+    if "logits" in marks:
+        tensor._keras_logits = marks["logits"]
+    return tensor
 
 
 # The class of the layers that change images at random, and their labels; it is exported under no

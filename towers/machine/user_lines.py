@@ -16,6 +16,7 @@ def _folder(library: str) -> str:
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
 _KERAS = Path(_folder("keras"), "src")
+_RAGGED = Path(_folder("tensorflow"), "python", "ops", "ragged")
 _CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # of what the user wrote, too
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
@@ -60,6 +61,16 @@ def is_of_keras(operation: Any, folder: str) -> bool:
         if not _is_a_librarys(name):
             return False
         if name.startswith(str(_KERAS / folder)) and not name.endswith(_CALLERS):
+            return True
+    return False
+
+
+def is_of_ragged_operations(operation: Any) -> bool:
+    """Whether TensorFlow's own code for ragged tensors made an operation."""
+    for frame in reversed(operation.traceback):
+        if not _is_a_librarys(frame.filename):
+            return False
+        if Path(frame.filename).is_relative_to(_RAGGED):
             return True
     return False
 

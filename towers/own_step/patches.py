@@ -3,7 +3,8 @@
     GradientTape.gradient(loss, variables)   a mean's seeds times n_i / N; the sum over the towers
     optimizer.apply(gradients, variables)    one Update
     Mean.update_state(a scalar)              weighs n_i / N, or is a sum
-    Loss.__call__(y, y_pred)                 where it is no mean: of the rows of all towers
+    Loss.__call__(y, y_pred)                 neither mean nor sum: of the rows of all towers
+    Model.compute_metrics(x, y, y_pred)      of the rows of all towers
     GradientTape.jacobian(rows, ...)         each row's own
     Layer.__call__(rows)                     refuses a batch size that is written into the code
 
@@ -19,15 +20,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import keras_mask, optimized_variables, set_keras_mask
+from towers.machine.keras_internals import compiled_metrics, keras_mask, optimized_variables
 from towers.machine.user_lines import current_line
 from towers.own_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
 from towers.rows.facts import Fact
 from towers.step.lookups import apart, are_shared, whole
-from towers.step.trials import NoMeanOverRows, check_is_mean
+from towers.step.loss_kinds import NeitherMeanNorSum, check_loss
+from towers.step.outputs import overrides_call
 
 _VARIABLES = (keras.Variable, tf.Variable)
+_OPTIMIZER = keras.optimizers.Optimizer
 _ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
 
 
@@ -46,10 +49,11 @@ class Patches:
             (tf.GradientTape, "jacobian", self._jacobian),
             (tf.GradientTape, "batch_jacobian", self._jacobian),
             (keras.layers.Layer, "__call__", self._call_layer),
-            (keras.losses.Loss, "__call__", self._call_loss),
+            *((owner, "__call__", self._call_loss) for owner in _losses_with_a_call()),
+            (keras.Model, "compute_metrics", self._compute_metrics),
             (keras.metrics.Mean, "update_state", self._update_state),
             (keras.metrics.Sum, "update_state", self._update_state),
-            *((owner, "apply", self._apply) for owner in _optimizer_classes()),
+            *((owner, "apply", self._apply) for owner in _owners(_OPTIMIZER, "apply")),
         ]
         with _ONE_AT_A_TIME, ExitStack() as stack:
             for owner, name, function in replacements:
@@ -236,6 +240,23 @@ class Patches:
             self._collectives.rows.check(values, what)
         original(metric, values, sample_weight=weight)
 
+    def _compute_metrics(
+        self,
+        original: Callable,
+        model: keras.Model,
+        x: Any,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+    ) -> dict[str, Any]:
+        """Gives compiled metrics the rows of all towers, as a metric may be no mean over them."""
+        given = [y, y_pred, sample_weight]
+        has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
+        can_gather = self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given))
+        if has_metrics and can_gather:
+            given = tf.nest.map_structure(self._all_rows, given)
+        return original(model, x, *given)
+
     # Losses.
 
     def _call_loss(
@@ -246,16 +267,17 @@ class Patches:
         y_pred: Any,
         sample_weight: Any = None,
     ) -> Any:
-        """Gives a loss that is no mean over examples the rows of all towers."""
+        """Gives a loss that is neither a mean nor a sum over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
         if needs_all_rows(loss, *given) and not self._scope.is_unready:
             if self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given)):
                 given = tf.nest.map_structure(self._all_rows, given)
             else:
                 warnings.warn(
-                    f"{current_line()}: loss {loss.name!r} is no mean over the examples, and each "
-                    "tower computes it of its own rows alone. Call it outside of tf.function, "
-                    "tf.cond and loops, on one row for each example or on towers.gather(rows).",
+                    f"{current_line()}: loss {loss.name!r} is neither a mean nor a sum over the "
+                    "examples, and each tower has only its shard's rows. Call it outside of "
+                    "tf.function, tf.cond and loops, on one row for each example or on "
+                    "towers.gather(rows).",
                     stacklevel=2,
                 )
         y_true, y_pred, sample_weight = given
@@ -272,13 +294,8 @@ class Patches:
         return are_rows and (not own or any(f.each == 1 for f in own))
 
     def _all_rows(self, value: Any) -> Any:
-        """A value's rows of all towers, with its mask."""
-        if not tf.is_tensor(value):
-            return value
-        rows, mask = self._collectives.gather(value), keras_mask(value)
-        if mask is not None and rows is not value:
-            set_keras_mask(rows, self._collectives.gather(mask))
-        return rows
+        """A value's rows of all towers, with its mask and logits."""
+        return self._collectives.gather_marked(value) if tf.is_tensor(value) else value
 
     # Layers.
 
@@ -304,15 +321,15 @@ class Patches:
 
 
 def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
-    """Whether a Keras loss is no mean and no sum over the examples of a batch.
+    """Whether the towers' values of a Keras loss do not make the value of the batch.
 
-    It divides by the sum of the sample weights, or by the number of steps that a mask leaves; or a
-    trial on made-up rows shows it. One with reduction="none" has a value for each example.
+    The loss divides by the sum of the sample weights, or by the number of steps that a mask leaves;
+    or `loss_fault` finds an operation. With reduction="none" it has a value for each example.
 
     Args:
         loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
     """
-    if loss.reduction in ("none", None):
+    if loss.reduction in ("none", None) and not overrides_call(loss):
         return False
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return True
@@ -322,11 +339,11 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
         return True
     if not all(tf.is_tensor(value) and has_rows(value) for value in (y_true, y_pred)):
         return False
-    try:
-        with StepCollectives.paused():
-            check_is_mean(loss, y_true, y_pred)
-    except NoMeanOverRows:
-        return True
+    with StepCollectives.paused():
+        try:
+            check_loss(loss, y_true, y_pred, sample_weight)
+        except NeitherMeanNorSum:
+            return True
     return False
 
 
@@ -339,13 +356,27 @@ def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tenso
     ]
 
 
-def _optimizer_classes() -> list[type]:
-    """Keras' class, and all that have an `apply` of their own, a user's too."""
-    found, waiting = [keras.optimizers.Optimizer], keras.optimizers.Optimizer.__subclasses__()
+def _losses_with_a_call() -> list[type]:
+    """Returns Keras' class of losses, and all custom subclasses that define `__call__`.
+
+    Keras' own subclasses are left out: the loss of a compiled model only calls others.
+    """
+    found = _owners(keras.losses.Loss, "__call__")
+    return [owner for owner in found if owner is keras.losses.Loss or not _is_kerass(owner)]
+
+
+def _is_kerass(owner: type) -> bool:
+    return owner.__module__.startswith("keras.src.")
+
+
+def _owners(base: type, name: str) -> list[type]:
+    """Returns a class, and all its subclasses that define this method."""
+    found: list[type] = [base]
+    waiting: list[type] = base.__subclasses__()
     while waiting:
         owner = waiting.pop()
         waiting.extend(owner.__subclasses__())
-        if "apply" in vars(owner) and owner not in found:
+        if name in vars(owner) and owner not in found:
             found.append(owner)
     return found
 

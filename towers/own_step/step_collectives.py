@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from towers.levels.tower_collectives import TowerCollectives
+from towers.machine.keras_internals import marked, marks_of
 from towers.machine.user_lines import current_line
 from towers.rows.facts import COUNT, Fact
 from towers.rows.rows import Rows
@@ -76,7 +77,7 @@ class StepCollectives(TowerCollectives):
         """Within, `towers.gather` gathers here."""
         token = _TRACING.set(True)
         try:
-            with gathered_by(self.gather):
+            with gathered_by(self.gather_marked):
                 yield
         finally:
             _TRACING.reset(token)
@@ -99,8 +100,18 @@ class StepCollectives(TowerCollectives):
 
     # The ways to meet.
 
+    def gather_marked(self, rows: Any) -> Any:
+        """Implements `towers.gather`: the rows of all towers, with their masks and logits.
+
+        Args: rows: a tensor of any kind.
+        """
+        gathered = self.gather(rows)
+        if gathered is rows or not isinstance(rows, tf.Tensor):
+            return gathered
+        return marked(gathered, {name: self.gather(v) for name, v in marks_of(rows).items()})
+
     def gather(self, rows: Any) -> Any:
-        """Implements `towers.gather`; rows: a tensor of any kind."""
+        """The rows of all towers; a tensor that does not depend on a shard is returned as it is."""
         tensors = components([rows])
         if not any(self.dependence.local(v) for v in tensors):
             return rows

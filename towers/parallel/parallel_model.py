@@ -34,7 +34,7 @@ from towers.parallel.layers_ahead import Base, build, build_loss, take_over, tra
 from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
 from towers.parallel.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
-from towers.step.compiled import losses, overrides, update_metrics
+from towers.step.compiled import losses, overrides, track_losses, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
@@ -232,7 +232,8 @@ class ParallelModel(keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
         with tf.device(_home(self)), tf.control_dependencies([loss]):
-            return update_metrics(self, loss, x, y, y_pred, sample_weight, training=False)
+            track_losses(self, x, y, y_pred, sample_weight, training=False)
+            return update_metrics(self, loss, x, y, y_pred, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
@@ -334,9 +335,14 @@ def _update(
     model: ParallelModel, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
 ) -> dict[str, tf.Tensor]:
     """One update of the towers, and Keras' metrics; `placed`: as of `TowerStep.train_batch`."""
-    loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed)
+
+    def track(y_pred: Any) -> None:
+        with tf.device(_home(model)):
+            track_losses(model, x, y, y_pred, sample_weight, training=True)
+
+    loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed, track)
     with tf.device(_home(model)), tf.control_dependencies([loss]):
-        return update_metrics(model, loss, x, y, y_pred, sample_weight, training=True)
+        return update_metrics(model, loss, x, y, y_pred, sample_weight)
 
 
 def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:

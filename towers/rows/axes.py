@@ -1,5 +1,6 @@
 """The batch axis of a tensor after an operation, by shapes and constants."""
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -40,22 +41,25 @@ def transposed(operation: tf.Operation, axis: int | None) -> int | None:
     return [int(i) for i in order].index(axis)
 
 
-def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int:
-    """The number of rows that each example has after a Reshape; 0: a fixed number."""
-    sizes = [_product(tensor.shape) for tensor in (source, result)]
-    if None in sizes or len(_open(source)) != 1 or len(_open(result)) != 1:
+def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
+    """The number of rows for each example after a Reshape into [rows, ...].
+
+    0: some fixed number; None: rows of several examples may be put into one.
+    """
+    if source.shape.rank is None or result.shape.rank is None:
+        return 0
+    before, after = _known_product(source.shape), _known_product(result.shape)
+    are_known = len(_open(source)) == 1 and len(_open(result)) == 1
+    if are_known and each and before and after:
+        count, rest = divmod(each * before, after)
+        return None if rest else count
+    if not after or before % after == 0 or len(_open(result)) > 1:
         return each if source.shape.rank == result.shape.rank else 0
-    count, rest = divmod(each * sizes[0], sizes[1])  # type: ignore[operator, arg-type]
-    return 0 if rest else count
+    return None
 
 
-def _product(shape: tf.TensorShape) -> int | None:
-    product = 1
-    if shape.rank is None:
-        return None
-    for size in shape.as_list():
-        product *= 1 if size is None else size
-    return product or None
+def _known_product(shape: tf.TensorShape) -> int:
+    return math.prod(size for size in shape.as_list() if size is not None)
 
 
 def reduced_axes(operation: tf.Operation, index: int = 1) -> list[int] | None:
@@ -100,6 +104,22 @@ def takes_all(operation: tf.Operation, axis: int, facts: Sequence[Fact]) -> bool
         operation.inputs[1], spec) == 0
     to_end = operation.get_attr("end_mask") >> spec & 1 or _is_count(facts[2], spec)
     return bool(from_start and to_end and _element(operation.inputs[3], spec) == 1)
+
+
+def begins_and_ends_at_counts(operation: tf.Operation, axis: int, facts: Sequence[Fact]) -> bool:
+    """Whether a StridedSlice of consecutive rows begins and ends at multiples of their number.
+
+    As of two views of a batch, one after the other: rows[:n], rows[n:].
+    """
+    spec = None if operation.type == "Slice" else _spec_of(operation, axis)
+    if spec is None or _element(operation.inputs[3], spec) != 1:
+        return False
+    if operation.get_attr("shrink_axis_mask") >> spec & 1:
+        return False
+    from_start = operation.get_attr("begin_mask") >> spec & 1 or _element(
+        operation.inputs[1], spec) == 0
+    to_end = operation.get_attr("end_mask") >> spec & 1
+    return bool((from_start or _is_count(facts[1], spec)) and (to_end or _is_count(facts[2], spec)))
 
 
 def _spec_of(operation: tf.Operation, axis: int) -> int | None:

@@ -21,7 +21,7 @@ MASKED = (
     "For a mean over a mask or over weights: tf.reduce_sum(towers.gather(values * mask)) / "
     "tf.reduce_sum(towers.gather(mask))."
 )
-SAME_KIND = "Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]."
+SAME_KIND = f"Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]. {GATHER}"
 
 
 class Fault(NamedTuple):
@@ -117,8 +117,12 @@ def added(operation: tf.Operation, facts: Sequence[Fact]) -> Fact:
     if result.has_rows:
         is_index = not operation.outputs[0].dtype.is_floating
         return result if is_index else replace(result, fault=uneven(operation))
+    if not all(fact.local for fact in counted):  # such as the 1 that smooths a Dice loss
+        return replace(result, fault=Fault(
+            operation, "adds a constant to a sum over the rows of the batch"
+        ))
     return replace(result, fault=Fault(
-        operation, "adds a sum over the rows of the batch to a mean, or to a constant", SAME_KIND
+        operation, "adds a sum over the rows of the batch to a mean", SAME_KIND
     ))
 
 

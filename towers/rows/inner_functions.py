@@ -6,7 +6,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.rows.axes import open_axis
-from towers.rows.facts import SHARED, Fact, added
+from towers.rows.facts import SHARED, Fact, added, uneven
 from towers.rows.row_by_row import Inputs, faulty, row_by_row
 
 CALLS = (
@@ -28,16 +28,27 @@ def called(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
         branches = [call(operation, name, facts[1:]) for name in ("then_branch", "else_branch")]
         results: list[Fact] | None = None
         if branches[0] is not None and branches[1] is not None:
-            results = [added(operation, pair) for pair in zip(*branches)]
+            results = [_either(operation, pair) for pair in zip(*branches)]
         return _decided(operation, facts, results)
     known = call(operation, "f", facts) if kind in ("PartitionedCall", "StatefulPartitionedCall") \
         else None
     return known or [row_by_row(operation, facts, output) for output in operation.outputs]
 
 
+def _either(operation: tf.Operation, pair: tuple[Fact, Fact]) -> Fact:
+    """The fact of one branch's value or the other's."""
+    fact = added(operation, pair)
+    return replace(fact, each=None) if None in [f.each for f in pair] else fact
+
+
 def _decided(operation: tf.Operation, facts: Inputs, results: list[Fact] | None) -> list[Fact]:
     """The fact of a tf.cond's result."""
     results = results or [row_by_row(operation, facts[1:], output) for output in operation.outputs]
+    if facts[0].degree != 0 and not facts[0].local:
+        return [
+            replace(fact, fault=fact.fault or uneven(operation)) if fact.local else fact
+            for fact in results
+        ]
     if facts[0].local:
         return [
             faulty(operation, replace(fact, local=True), "(tf.cond) decides by a value that is "

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.rows.axes import axis_like, open_axis, taken, takes_all
+from towers.rows.axes import (
+    axis_like,
+    begins_and_ends_at_counts,
+    open_axis,
+    taken,
+    takes_all,
+)
 from towers.rows.facts import (
     COUNT,
     SHARED,
@@ -15,7 +21,7 @@ from towers.rows.facts import (
     joined,
     sizes,
 )
-from towers.rows.reductions import MIXES, product_of
+from towers.rows.reductions import MIXES, product_of, scattered_axes
 from towers.rows.row_by_row import Inputs, faulty, row_by_row
 
 _PLACE = "takes some rows of the batch by their place"
@@ -71,9 +77,21 @@ def sliced(operation: tf.Operation, facts: Inputs) -> Fact:
         return fact
     whole = takes_all(operation, fact.axis, facts)
     axis = axis_like(operation.inputs[0], result, fact.axis)
-    if whole or fact.each != 1 and axis is not None:
+    by_counts = fact.each != 1 and axis is not None and begins_and_ends_at_counts(
+        operation, fact.axis, facts
+    )
+    if whole or by_counts or fact.each is None and axis is not None:
         return replace(fact, axis=axis, each=fact.each if whole or fact.each is None else 0)
     return faulty(operation, replace(fact, axis=axis), _PLACE)
+
+
+def overwritten(operation: tf.Operation, facts: Inputs) -> Fact:
+    """TensorScatterUpdate, Sub, Max, Min: new values at some indices."""
+    fact, indices = facts[:2]
+    names_rows = fact.axis is not None and fact.axis < scattered_axes(operation)
+    if names_rows and not indices.has_rows:
+        return faulty(operation, fact, _PLACE)
+    return row_by_row(operation, facts, operation.outputs[0])
 
 
 def gathered(operation: tf.Operation, facts: Inputs) -> Fact:

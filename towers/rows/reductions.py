@@ -46,6 +46,8 @@ def _over_rows(operation: tf.Operation, fact: Fact) -> Fact:
 
 
 def _reduced_sizes(operation: tf.Operation, fact: Fact) -> Fact:
+    if len(set(fact.parts)) == 1 and operation.type in ("Max", "Min", "Mean"):
+        return fact.parts[0]
     if len(fact.parts) == 1:
         return fact.parts[0]
     if operation.type == "Prod":
@@ -135,10 +137,21 @@ def segments(operation: tf.Operation, facts: Inputs) -> Fact:
     ids = facts[0] if operation.type == "ScatterNd" else facts[1]
     if not fact.has_rows or fact.fault:
         return row_by_row(operation, [fact, ids], operation.outputs[0])
+    fact = replace(fact, local=fact.local or ids.local)
     axis = open_axis(operation.outputs[0])
-    if axis is not None:
+    if axis is None:
+        return summed(fact)
+    if operation.type.startswith("Tensor") and axis >= scattered_axes(operation):
+        return replace(fact, axis=axis)
+    # The rows of a ragged tensor, chosen ones, or rows that are put in their own places.
+    if None in (fact.each, ids.each) or "Segment" not in operation.type and ids.has_rows:
         return replace(fact, axis=axis, each=1)
-    return summed(fact)
+    return faulty(operation, replace(fact, axis=axis), f"({operation.type}) {MIXES}")
+
+
+def scattered_axes(operation: tf.Operation) -> int:
+    """The number of first axes that the indices of a TensorScatter operation name."""
+    return operation.inputs[1].shape[-1] or operation.inputs[0].shape.rank or 0
 
 
 def of_sparse(operation: tf.Operation, facts: Inputs) -> Fact:

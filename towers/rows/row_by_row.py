@@ -18,6 +18,7 @@ from towers.rows.facts import (
     joined,
     multiplied,
     nonlinear,
+    uneven,
 )
 
 Inputs = Sequence[Fact]
@@ -84,12 +85,20 @@ def moved(operation: tf.Operation, facts: Inputs) -> Fact:
         axis = counts[0]
     else:
         axis = axis_like(source, result, fact.axis)
-    each = fact.each
-    if operation.type == "Reshape" and each is not None:
-        each = regrouped(each, source, result)
     if axis is None:  # such as a reshape to one row, where that is all there is
         return faulty(operation, replace(fact, axis=None), OPAQUE)
-    return replace(fact, axis=axis, each=each)
+    moved_fact = replace(fact, axis=axis)
+    if operation.type == "Reshape" and fact.each is not None:
+        has_count = len(counts) == 1 and facts[-1].parts[counts[0]] == COUNT
+        each = 1 if has_count else regrouped(fact.each, source, result)
+        if each is None:
+            return faulty(operation, moved_fact, "puts rows of several examples into one")
+        moved_fact = replace(moved_fact, each=each)
+    if operation.type.startswith(("Pad", "MirrorPad")) and axis != UNKNOWN:
+        paddings = tf.get_static_value(operation.inputs[1], partial=True)
+        if paddings is None or any(paddings[axis]):
+            return faulty(operation, moved_fact, "adds rows to the rows of the batch")
+    return moved_fact
 
 
 def repeated(operation: tf.Operation, facts: Inputs) -> Fact:
@@ -102,6 +111,9 @@ def repeated(operation: tf.Operation, facts: Inputs) -> Fact:
     if facts[shape].degree == 0:
         return replace(fact, parts=())
     axis = open_axis(operation.outputs[0])
+    if axis is not None and any(part.local for part in facts[shape].parts):
+        fact = replace(fact, local=True, each=None)  # one for each of some chosen rows
+        return replace(fact, axis=axis, parts=())
     if axis is None or not fact.local:
         return replace(fact, axis=axis, parts=())
     return faulty(operation, replace(fact, axis=axis), "gives each row a value that is made of "
@@ -113,6 +125,11 @@ def cast(operation: tf.Operation, facts: Inputs) -> Fact:
     before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
     is_rounding = before.is_floating and not after.is_floating
     return nonlinear(operation, facts[0]) if is_rounding else facts[0]
+
+
+def ragged_rows(operation: tf.Operation, facts: Inputs) -> Fact:
+    """RaggedTensorToVariant: one row of a ragged tensor for each example."""
+    return replace(row_by_row(operation, facts, operation.outputs[0]), each=1)
 
 
 def constant(operation: tf.Operation, facts: Inputs) -> Fact:
@@ -172,8 +189,15 @@ def bounded(operation: tf.Operation, facts: Inputs) -> Fact:
     return paired(operation, facts)
 
 
+# A shard has at least one row: comparisons of a count that are always true.
+_ALWAYS = {"Greater": (0,), "GreaterEqual": (0, 1), "NotEqual": (0,)}
+
+
 def paired(operation: tf.Operation, facts: Inputs) -> Fact:
     """A function of two numbers that is not linear: a power, a comparison."""
+    if facts[0] == COUNT and tf.get_static_value(operation.inputs[1]) in _ALWAYS.get(
+            operation.type, ()):
+        return SHARED
     fact = crossed(operation, facts) or joined(operation, facts)
     return fact if fact.fault else row_by_row(operation, facts, operation.outputs[0])
 
@@ -187,6 +211,8 @@ def chosen(operation: tf.Operation, facts: Inputs) -> Fact:
         return crossed(operation, facts) or added(operation, [*branches, replace(
             condition, degree=next((b.degree for b in branches if not b.zero), 0))])
     result = added(operation, branches)
+    if condition.degree != 0 and not condition.local and result.local and not result.fault:
+        return replace(result, fault=uneven(operation))
     if condition.is_value:
         return faulty(operation, replace(result, local=True), "chooses by a value that is made of "
                       "all rows of the batch")

@@ -6,11 +6,12 @@ axis, and for unknown where it has none. What Keras' own layers do with the rows
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.user_lines import is_of_keras
+from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
 from towers.rows import pieces, reductions
 from towers.rows import row_by_row as by_row
 from towers.rows.axes import open_axis
@@ -43,7 +44,17 @@ def infer(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
 def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
     """A fault that begins in a layer of Keras' own is by nature."""
     assert fact.fault is not None
-    begins = fact.fault.operation is operation and all(f.fault is None for f in inputs)
+    if fact.fault.operation is not operation:
+        return fact
+    is_condition = operation.type in ("If", "StatelessIf")
+    is_index = not operation.outputs[0].dtype.is_floating
+    # Hinge losses ask whether all labels are 0 or 1. The answer for a shard does as well.
+    if is_condition and is_of_keras(operation, "losses"):
+        return replace(fact, fault=None)
+    # Ragged operations compare and look up where rows end.
+    if (is_condition or is_index) and is_of_ragged_operations(operation):
+        return replace(fact, fault=None)
+    begins = all(f.fault is None for f in inputs)
     if begins and is_of_keras(operation, "layers"):
         return Fact(axis=fact.axis, local=True, each=fact.each) if fact.has_rows else SHARED
     return fact
@@ -61,9 +72,28 @@ def _each_its_own(operation: tf.Operation, facts: Inputs) -> list[Fact]:
     return list(facts)
 
 
+def _hidden(operation: tf.Operation, facts: Inputs) -> list[Fact]:
+    """PyFunc, EagerPyFunc: Python computes it, and may do anything with the rows."""
+    known = [by_row.row_by_row(operation, facts, output) for output in operation.outputs]
+    what = "calls Python (tf.py_function, tf.numpy_function), in a way that towers cannot see into"
+    return [by_row.faulty(operation, fact, what) if fact.local else fact for fact in known]
+
+
+def _candidates(operation: tf.Operation, facts: Inputs) -> list[Fact]:
+    """CandidateSampler: classes that each tower draws for itself, and how often, as noise."""
+    return [SHARED, facts[0], SHARED]
+
+
 _MANY: dict[str, Callable[[tf.Operation, Inputs], list[Fact]]] = {
     "IdentityN": _each_its_own,
     "Unpack": pieces.unstacked,
+    **dict.fromkeys((
+        "UniformCandidateSampler", "LogUniformCandidateSampler", "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler", "AllCandidateSampler",
+    ), _candidates),
+    "EagerPyFunc": _hidden,
+    "PyFunc": _hidden,
+    "PyFuncStateless": _hidden,
     "Split": pieces.split,
     "SplitV": pieces.split,
 }
@@ -80,6 +110,7 @@ _RULES: dict[str, Callable[[tf.Operation, Inputs], Fact]] = {
     **_ruled("MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart Diag DiagPart", by_row.linear),
     **_ruled("BroadcastTo Tile Fill", by_row.repeated),
     **_ruled("Cast", by_row.cast),
+    **_ruled("RaggedTensorToVariant", by_row.ragged_rows),
     **_ruled("Const", by_row.constant),
     **_ruled("ZerosLike OnesLike", by_row.like),
     **_ruled("Add AddV2 Sub AddN BiasAdd", by_row.sum_of_all),
@@ -108,6 +139,8 @@ _RULES: dict[str, Callable[[tf.Operation, Inputs], Fact]] = {
     **_ruled("Range", pieces.numbered),
     **_ruled("StridedSlice Slice", pieces.sliced),
     **_ruled("GatherV2", pieces.gathered),
+    **_ruled("TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin",
+             pieces.overwritten),
     **_ruled("Where", pieces.where),
     **_ruled("DynamicPartition", pieces.partitioned),
     **_ruled("ConcatV2", pieces.concatenated),

@@ -89,22 +89,24 @@ def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None
     )
 
 
-def update_metrics(
-    model: keras.Model,
-    loss: tf.Tensor,
-    x: Any,
-    y: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    training: bool,
-) -> dict[str, tf.Tensor]:
-    """Updates metrics with a global batch, as Keras' own steps do after the forward pass."""
-    keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
-    # The loss is known; these calls only feed the trackers in them.
+def track_losses(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> None:
+    """Feeds what a model tracks while it computes the loss of a global batch.
+
+    The loss itself is known. As in Keras' own steps, the parameters have not changed yet.
+    """
     if overrides(model, "compute_loss"):
         own_loss(model, x, y, y_pred, sample_weight, training)
     elif tracks_outputs(model, y_pred):
         keras_internals.track_output_losses(model, y, y_pred, sample_weight)
+
+
+def update_metrics(
+    model: keras.Model, loss: tf.Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> dict[str, tf.Tensor]:
+    """Updates metrics with a global batch, as Keras' own steps do after the update."""
+    keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
@@ -138,20 +140,19 @@ class CompiledMetrics(BatchMetrics):
         self.need_predictions, self._is_built = True, False
         self.names = ["loss"]
 
+    def track_losses(
+        self, x: Any, y: Any, predictions: Any, sample_weight: Any = None, training: bool = False
+    ) -> None:
+        """Feeds what the model tracks while it computes its loss; arguments as for BatchMetrics."""
+        with tf.device(self._device):
+            track_losses(self._holder, x, y, predictions, sample_weight, training)
+
     def update(
-        self,
-        loss: tf.Tensor,
-        x: Any,
-        y: Any,
-        predictions: Any,
-        sample_weight: Any = None,
-        training: bool = False,
+        self, loss: tf.Tensor, x: Any, y: Any, predictions: Any, sample_weight: Any = None
     ) -> dict[str, tf.Tensor]:
         """Adds one global batch; arguments and result as for BatchMetrics."""
         with tf.device(self._device):
-            logs = update_metrics(
-                self._holder, loss, x, y, predictions, sample_weight, training
-            )
+            logs = update_metrics(self._holder, loss, x, y, predictions, sample_weight)
             return {**self._loss(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:

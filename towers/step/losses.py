@@ -9,7 +9,6 @@ so that a tower that multiplies its loss by its share, w_i / sum(w_i), before it
 averaging of losses and gradients a plain sum.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import LossTerm, LossTerms
+from towers.step.loss_kinds import check_loss
 from towers.step.outputs import (
     ModelLoss,
     check_reduction,
@@ -24,6 +24,7 @@ from towers.step.outputs import (
     loss_mask,
     loss_reduction,
     makes_mask,
+    with_reduction,
 )
 from towers.step.sharding import Shard
 from towers.step.structures import Structure
@@ -50,17 +51,21 @@ class Losses:
     outputs: the structure of the model's outputs, with dtypes as leaves; None until `bind`.
     """
 
-    def __init__(self, loss: Any, loss_weights: Any, names: Sequence[str] | None) -> None:
+    def __init__(
+        self, loss: Any, loss_weights: Any, names: Sequence[str] | None, *, is_alone: bool = False
+    ) -> None:
         """
         Args:
             loss: as `keras.Model.compile` takes it, or a ModelLoss.
             loss_weights: as `compile` takes them.
             names: the names of the model's outputs, if they have names.
+            is_alone: whether there is one tower, whose shard is the batch: any loss is exact.
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
         has_terms = loss is not None and self.model_loss is None
         self._terms = LossTerms(loss, loss_weights, names) if has_terms else None
+        self._is_alone = is_alone
 
     def bind(self, outputs: Structure) -> None:
         """Learns the model's outputs, which are not known before a subclassed model is traced."""
@@ -107,10 +112,13 @@ class Losses:
 
         Raises:
             ValueError: there is no loss at all.
+            NeitherMeanNorSum: a loss needs the rows of all towers.
         """
         values = []
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):
-            loss = summed(term.loss) if divides_by_weights(term) else term.loss
+            if not self._is_alone:
+                check_loss(term.loss, term.y, term.y_pred, term.sample_weight)
+            loss = with_reduction(term.loss, "sum") if divides_by_weights(term) else term.loss
             value = loss(term.y, term.y_pred, term.sample_weight)
             values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
         values += added
@@ -236,10 +244,3 @@ def divides_by_weights(term: LossTerm) -> bool:
     """Whether Keras divides the loss by the sum of the sample weights."""
     is_divided = loss_reduction(term.loss) == "mean_with_sample_weight"
     return is_divided and term.sample_weight is not None
-
-
-def summed(loss: keras.losses.Loss) -> keras.losses.Loss:
-    """A copy of a loss with reduction="sum"."""
-    found = copy.copy(loss)
-    found.reduction = "sum"
-    return found

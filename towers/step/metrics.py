@@ -1,12 +1,12 @@
 """Running means of the loss and of any Keras metrics over the global batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import loss_tracker, set_keras_mask
+from towers.machine.keras_internals import loss_tracker, marked
 from towers.step.sharding import batch_size
 from towers.step.structures import one_row
 
@@ -34,6 +34,11 @@ class BatchMetrics:
         self.need_predictions = bool(metrics)
         self._is_built = False
 
+    def track_losses(
+        self, x: Any, y: Any, predictions: Any, sample_weight: Any = None, training: bool = False
+    ) -> None:
+        """Updates what a model tracks while it computes its loss: before its parameters change."""
+
     def update(
         self,
         loss: tf.Tensor,
@@ -41,7 +46,6 @@ class BatchMetrics:
         y: Any,
         predictions: Any,
         sample_weight: Any = None,
-        training: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Adds one global batch; returns {"loss": ..., metric: ...} over all since `reset`.
 
@@ -49,11 +53,11 @@ class BatchMetrics:
             loss: the global batch's loss, a scalar.
             x: its inputs; only their number counts.
             y: its labels.
-            predictions: the model's outputs for it, carrying their masks; None where no metric
+            predictions: the model's outputs for it, with their marks; None where no metric
                 needs them.
-            sample_weight, training: of the batch, for metrics that ask for them.
+            sample_weight: of the batch, for metrics that ask for it.
         """
-        del sample_weight, training
+        del sample_weight
         with tf.device(self._device):
             loss_tracker(self._holder).update_state(loss, sample_weight=batch_size(x))
             if not self.need_predictions:
@@ -92,22 +96,22 @@ class BatchMetrics:
 
 def join_predictions(
     predictions: Sequence[Sequence[tf.Tensor]],
-    masks: Sequence[Sequence[tf.Tensor | None]],
+    marks: Sequence[Sequence[Mapping[str, tf.Tensor]]],
     join: Callable[[list[tf.Tensor]], tf.Tensor],
 ) -> list[tf.Tensor]:
-    """The model's flattened outputs for the global batch, rows in order, with their masks.
+    """The model's flattened outputs for the global batch, rows in order, with their marks.
 
     Args:
-        predictions, masks: of each tower, beside the flattened outputs.
-        join: of one tensor of each tower makes the global batch's rows.
+        predictions: T towers x O outputs, each [n, ...].
+        marks: T towers x O outputs: masks and logits, see `marks_of`.
+        join: makes the global batch's rows of one tensor from each tower.
     """
-    joined = []
-    for outputs, their_masks in zip(zip(*predictions), zip(*masks), strict=True):
-        y_pred = join(list(outputs))
-        if their_masks[0] is not None:
-            set_keras_mask(y_pred, join(list(their_masks)))
-        joined.append(y_pred)
-    return joined
+    return [
+        marked(join(list(outputs)), {
+            name: join([of_tower[name] for of_tower in their_marks]) for name in their_marks[0]
+        })
+        for outputs, their_marks in zip(zip(*predictions), zip(*marks), strict=True)
+    ]
 
 
 class _MetricsHolder(keras.Model):

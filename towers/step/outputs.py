@@ -43,6 +43,14 @@ def loss_reduction(loss: keras.losses.Loss) -> str:
     return "mean" if overrides_call(loss) else loss.reduction
 
 
+def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss:
+    """A shallow copy of a loss with another reduction; `copy.copy` would serialize the loss."""
+    copied = object.__new__(type(loss))
+    vars(copied).update(vars(loss))
+    copied.reduction = reduction
+    return copied
+
+
 def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor | None:
     """The mask that Keras applies: the output's own, and the loss's (such as `ignore_class`).
 
@@ -100,13 +108,15 @@ def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterat
     calls it again, on all predictions.
 
     Raises:
-        ValueError: layers add losses, too: they exist in the towers alone, and would be missing.
+        NeedsOtherTowers: layers add losses, too: these exist in the towers alone, where the metric
+            is updated in its place in the user's step.
     """
     trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     scope.state_mapping.update({id(v): zero for v, zero in trackers})
     yield
     if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
-        raise ValueError(
-            "compute_loss updates a metric, and layers add losses with add_loss: the metric would "
-            "miss them. Update the metric in compute_metrics instead."
+        raise NeedsOtherTowers(
+            "compute_loss updates a metric, and layers add losses with add_loss, which the metric "
+            "would miss. Use towers.make_parallel(model, gpus), or update the metric in "
+            "compute_metrics."
         )

@@ -179,6 +179,7 @@ class TowerStep:
         self,
         batch: BatchValues,
         placed: Placed,
+        track: Callable[[Structure], None],
         finish: Callable[[tf.Tensor, Structure], Any],
         otherwise: Callable[[], Any] | None = None,
         *,
@@ -189,6 +190,7 @@ class TowerStep:
         Args:
             batch: x, y and sample_weight of the global batch.
             placed: its shards, where they lie on their devices already.
+            track: called with the predictions before the update.
             finish: (loss, predictions) -> what is returned of an update.
             otherwise: what is returned in place of an update that is not finite; None: update.
             with_predictions: else they are None.
@@ -203,6 +205,7 @@ class TowerStep:
         predictions = self._predictions(outputs, shards) if with_predictions else None
 
         def update_all() -> Any:
+            track(predictions)
             return finish(self._update(sums), predictions)                  # 5
 
         if otherwise is None:
@@ -326,10 +329,10 @@ class TowerStep:
             leave(variables, same, dict(zip(sums.added, added, strict=True)))
 
     def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
-        """The model's outputs for the global batch, in order, with their masks."""
+        """The model's outputs for the global batch, in order, with their masks and logits."""
         with tf.device(self.home):
             joined = join_predictions(
-                [o.predictions for o in outputs], [o.masks for o in outputs],
+                [o.predictions for o in outputs], [o.marks for o in outputs],
                 lambda values: self._exchange.rows(values, shards),
             )
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, joined)
@@ -347,12 +350,18 @@ class TowerStep:
     # The graphs, to be called in anybody's tf.function.
 
     def train_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
+        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None,
+        track: Callable[[Structure], None] = lambda predictions: None,
     ) -> tuple[tf.Tensor, Structure]:
-        """One synchronous update, finite or not; returns (loss, predictions)."""
+        """One synchronous update, finite or not; returns (loss, predictions).
+
+        Args:
+            x, y, sample_weight, placed: as for `train_batch`.
+            track: called with the predictions before the update.
+        """
         with checked_rows(x, y, sample_weight):
             result, _ = self._one_update(
-                (x, y, sample_weight), placed, lambda *result: result, with_predictions=True
+                (x, y, sample_weight), placed, track, lambda *result: result, with_predictions=True
             )
             return result
 
@@ -490,7 +499,8 @@ class TowerStep:
         metrics = self._metrics
         return self._one_update(
             (x, y, sample_weight), placed,
-            lambda loss, y_pred: metrics.update(loss, x, y, y_pred, sample_weight, training=True),
+            lambda y_pred: metrics.track_losses(x, y, y_pred, sample_weight, training=True),
+            lambda loss, y_pred: metrics.update(loss, x, y, y_pred, sample_weight),
             None if self._nonfinite == "apply" else metrics.result,
             with_predictions=metrics.need_predictions,
         )
@@ -499,6 +509,7 @@ class TowerStep:
         self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
     ) -> dict[str, tf.Tensor]:
         loss, predictions = self.test_graph(x, y, sample_weight, placed)
+        self._metrics.track_losses(x, y, predictions, sample_weight)
         return self._metrics.update(loss, x, y, predictions, sample_weight)
 
     def _gradients(

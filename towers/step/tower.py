@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import keras_mask
+from towers.machine.keras_internals import marks_of
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step import state as state_lib
 from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
@@ -54,7 +54,7 @@ class TowerOutput(NamedTuple):
     gradients: one for each trainable variable: a tensor, slices as of `lookups`, or None.
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
-    masks: the outputs' Keras masks, each [n, ...] or None.
+    marks: the outputs' masks and logits, each [n, ...], see `marks_of`.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
 
@@ -62,7 +62,7 @@ class TowerOutput(NamedTuple):
     gradients: Values
     assigned: Assigned
     predictions: list[tf.Tensor]
-    masks: list[tf.Tensor | None]
+    marks: list[dict[str, tf.Tensor]]
     finite: tf.Tensor | None = None
 
 
@@ -126,8 +126,10 @@ class Tower:
             "experimental_attributes": None if inline else KEEP_WHOLE,
         }
         self._traced: dict[str, TracedTower] = {}
-        self.losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
-        self._trials = Trials(model, self.losses)
+        self.losses = Losses(
+            loss, loss_weights, getattr(model, "output_names", None), is_alone=is_alone
+        )
+        self._trials = Trials(model)
 
     def train(
         self,
@@ -148,8 +150,8 @@ class Tower:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             facts = self._facts(inputs, shares)
-            forward = self._forward(inputs, facts, training=True, sum_towers=sum_towers)
-            loss = self._loss(inputs, forward, facts, shares)
+            forward = self._forward(inputs, facts, shares, training=True, sum_towers=sum_towers)
+            loss = forward.loss
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
         for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
@@ -160,26 +162,22 @@ class Tower:
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
         gradients = gradients if self._is_alone else apart(gradients, facts.are_shared)
-        return _output(forward, loss, gradients, finite)
+        return _output(forward, gradients, finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        facts = self._facts(inputs, shares)
-        forward = self._forward(inputs, facts, training=False)
-        return _output(forward, self._loss(inputs, forward, facts, shares))
+        return _output(self._forward(inputs, self._facts(inputs, shares), shares, training=False))
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        facts = self._facts(inputs, shares)
-        forward = self._forward(inputs, facts, training=False, compute_losses=False)
-        return _output(forward, tf.zeros([]))
+        return _output(self._forward(inputs, self._facts(inputs, shares), training=False))
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
         """`Losses.weigh` where masks take part in it, at the cost of a forward pass.
 
         Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
         """
-        forward = self._forward(inputs, None, training=True, compute_losses=False)
+        forward = self._forward(inputs, None, training=True)
         masks = self.losses.masks(inputs.y, forward.predictions)
         return self.losses.weigh(inputs.y, inputs.sample_weight, size, masks)
 
@@ -203,10 +201,11 @@ class Tower:
             tower = self._trace_once(name, batch)
             output = tower.structured_outputs
             has_losses = name != "predict"
-            if has_losses and self.losses.have_masks(batch[1], output.predictions, output.masks):
+            masks = [marks.get("mask") for marks in output.marks]
+            if has_losses and self.losses.have_masks(batch[1], output.predictions, masks):
                 weigh = self._trace_once("weigh_masked", batch)
         if not self._is_alone:
-            self._trials.run(*batch[:2], None if name == "predict" else output.predictions)
+            self._trials.run(batch[0])
         return tower, weigh
 
     def _trace_once(self, name: str, batch: BatchValues) -> TracedTower:
@@ -251,22 +250,27 @@ class Tower:
         self,
         inputs: TowerInput,
         facts: ShardFacts | None,
+        shares: Shares | None = None,
         *,
         training: bool,
-        compute_losses: bool = True,
         sum_towers: Sum | None = None,
     ) -> "_Forward":
-        """Calls the model at these values, and adds up its losses if `compute_losses`.
+        """Calls the model at these values; with `shares`, computes the shard's part of the loss.
 
         Without `facts`, the values that it assigns are dropped.
         """
         values = [*inputs.parameters, *inputs.state]
         known = zip([*self.trainable, *self.state], values, strict=True)
         scope = TowerScope(known, len(self.trainable))
+        loss = tf.zeros([])
         with called_in(scope, lambda: self._meeting(facts, sum_towers)):
             outputs = self._model(inputs.x, training=training)
-            changed = scope.changed()  # what compute_loss assigns, Keras' loop lets it assign again
-            added = self._added(inputs, outputs, scope, training) if compute_losses else []
+            self.losses.bind(outputs)
+            changed = scope.changed()
+            if shares is not None and facts is not None:
+                loss = self._loss(inputs, outputs, facts, shares, scope, training)
+                if self.losses.model_loss is None:  # what that assigns, Keras' loop assigns again
+                    changed = scope.changed()
         scope.check_none_made(trainable=True)
         self._outcome(scope.unknown)
         assigned = NOTHING
@@ -276,8 +280,9 @@ class Tower:
             assigned = what_becomes_of(changed, scope, facts, self._averaged)
             if training and not self._is_average_chosen:
                 warn_of_averages(v for _, v, _, _ in changed if id(v) in self._averaged.means)
-        self.losses.bind(outputs)
-        return _Forward(tf.nest.flatten(outputs), assigned, added)
+            if shares is not None:
+                facts.rows.warn()
+        return _Forward(tf.nest.flatten(outputs), assigned, loss)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
         """The facts on the tensors of a trace that begins."""
@@ -290,42 +295,37 @@ class Tower:
             return nullcontext()
         return synchronized(self._synchronized_layers, facts.weight > 0, facts.declared(sum_towers))
 
-    def _added(
-        self, inputs: TowerInput, outputs: Any, scope: TowerScope, training: bool
-    ) -> list[tf.Tensor]:
-        """The losses of the shard that layers, or a `compute_loss`, add."""
+    def _loss(
+        self, inputs: TowerInput, outputs: Structure, facts: ShardFacts, shares: Shares,
+        scope: TowerScope, training: bool,
+    ) -> tf.Tensor:
+        """The shard's part of the global batch's loss, which may read variables, too."""
+        x, y, sample_weight = inputs[2:]
         compute_loss = self.losses.model_loss
         if compute_loss is None:
-            return [tf.reduce_sum(value) for value in self._model.losses]
-        x, y, sample_weight = inputs[2:]
-        with trackers_kept_out(self._model, scope):
-            return [compute_loss.compute(x, y, outputs, sample_weight, training)]
-
-    def _loss(
-        self, inputs: TowerInput, forward: "_Forward", facts: ShardFacts, shares: Shares
-    ) -> tf.Tensor:
-        """The shard's part of the global batch's loss."""
-        added = [facts.added_loss(value) for value in forward.added]
-        if not self._is_alone:
-            facts.rows.warn()
-        _, y, sample_weight = inputs[2:]
-        return self.losses.total(y, forward.predictions, sample_weight, added, shares)
+            added = [tf.reduce_sum(value) for value in self._model.losses]
+        else:
+            with trackers_kept_out(self._model, scope):
+                added = [compute_loss.compute(x, y, outputs, sample_weight, training)]
+        parts = [facts.added_loss(value) for value in added]
+        return self.losses.total(y, tf.nest.flatten(outputs), sample_weight, parts, shares)
 
 
 class _Forward(NamedTuple):
-    """A forward pass: the flattened outputs, the values it assigns, the shard's losses it adds."""
+    """A forward pass: the flattened outputs, what it assigns, the shard's part of the loss."""
 
     predictions: list[tf.Tensor]
     assigned: Assigned
-    added: list[tf.Tensor]
+    loss: tf.Tensor
 
 
 def _output(
-    forward: _Forward, loss: tf.Tensor, gradients: Sequence[Any] = (),
-    finite: tf.Tensor | None = None,
+    forward: _Forward, gradients: Sequence[Any] = (), finite: tf.Tensor | None = None
 ) -> TowerOutput:
-    masks = [keras_mask(y_pred) for y_pred in forward.predictions]
-    return TowerOutput(loss, list(gradients), forward.assigned, forward.predictions, masks, finite)
+    marks = [marks_of(y_pred) for y_pred in forward.predictions]
+    return TowerOutput(
+        forward.loss, list(gradients), forward.assigned, forward.predictions, marks, finite
+    )
 
 
 def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:

@@ -1,10 +1,9 @@
-"""Trials of a loss and of layers on a few made-up rows: do towers give the large batch's result?
+"""A trial of layers on a few made-up rows: does a row of the output depend on that row alone?
 
-    loss of 5 rows            =    3/5 * loss of the first 3 + 2/5 * loss of the last 2 ?
     output of rows 0 ... 2    =    the same after rows 3 and 4 were changed ?
 
-A loss that is no mean over rows, and a layer that computes across rows, are found before the first
-step. A trial costs a few milliseconds; built-in layers are not tried, as they keep rows apart.
+A layer that computes across rows is found before the first step. The trial takes a few
+milliseconds. Keras' own layers keep rows apart, and are not tried.
 """
 
 import re
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,16 +19,11 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import (
     all_layers,
-    function_loss,
     moments_replaced,
     stored_value,
 )
 from towers.machine.tensorflow_internals import recomputed_by
 from towers.step.fixed_batch import BatchInCode, check_open_batch
-from towers.step.gathering import NeedsOtherTowers
-from towers.step.losses import Losses, shard_weight
-from towers.step.outputs import is_sum, loss_mask, overrides_call
-from towers.step.sharding import batch_size
 from towers.step.structures import (
     Structure,
     any_rows,
@@ -47,102 +40,20 @@ _STACK = re.compile(r"\s*($|File |<stack traces|Detected at|Graph execution erro
 _TOLERANCE = 1e-4  # relative, of losses, in float32; outputs are computed alike, in any precision
 
 
-class NoMeanOverRows(NeedsOtherTowers):
-    """A loss whose value is not the mean of its values on the towers' shards."""
-
-
 class Trials:
-    """The trials of a model and its losses, each made once, as soon as enough is known."""
+    """The trial of a model, made once, as soon as its inputs are known."""
 
-    def __init__(self, model: keras.Model, losses: Losses) -> None:
-        self._model, self._losses = model, losses
-        self._done: set[str] = set()  # "rows", "losses"
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self._is_done = model, False
 
-    def run(self, x: Structure, y: Structure, predictions: Sequence[Any] | None) -> None:
-        """Runs `check_rows_apart` once, and `check_is_mean` once for each loss.
+    def run(self, x: Structure) -> None:
+        """Runs `check_rows_apart` once.
 
-        Args:
-            x, y: symbolic inputs and labels [n, ...], or their specs.
-            predictions: the flattened outputs, symbolic; None where nobody asks for losses.
+        Args: x: symbolic inputs [n, ...], or their specs.
         """
-        if "rows" not in self._done:
+        if not self._is_done:
             check_rows_apart(self._model, x)
-            self._done.add("rows")
-        if predictions is None or "losses" in self._done:
-            return
-        for term in self._losses.terms(y, None, predictions):
-            check_is_mean(term.loss, term.y, term.y_pred)
-        self._done.add("losses")
-
-
-def check_is_mean(loss: keras.losses.Loss, y: Any, y_pred: Any) -> None:
-    """Finds out whether a loss is what its reduction says: a mean, or a sum, over rows.
-
-    Args:
-        loss: one term of the model's loss.
-        y, y_pred: symbolic labels and predictions [n, ...], or their specs; or structures of these.
-
-    Raises:
-        NoMeanOverRows: it is not, such as `keras.losses.Dice`, or a root of a mean.
-        BatchInCode: it is one of a fixed number of rows.
-
-    Warns:
-        UserWarning: it cannot be found out.
-    """
-    try:
-        with tf.init_scope(), tf.device("/cpu:0"):
-            labels = map_tensors(partial(made_up, is_label=True), y)
-            found = no_mean(loss, labels, map_tensors(made_up, y_pred))
-    except Exception as error:
-        _refuse_fixed_batch(loss, y, y_pred)
-        _warn_untried(_name(loss), error)
-        return
-    if found is not None:
-        raise NoMeanOverRows(found)
-
-
-def no_mean(loss: keras.losses.Loss, labels: Any, predictions: Any) -> str | None:
-    """Why a loss is no mean, or sum, over these rows, and the way out; None: it is one.
-
-    Args:
-        loss: of one of the model's outputs.
-        labels, predictions: tensors [n, ...] with n > 1, or structures of these.
-
-    Raises:
-        ValueError: these rows do not tell. What the loss itself raises passes through.
-    """
-
-    def part_of(rows: slice) -> list[Any]:
-        begin, end = [rows.start], [rows.stop]
-        return map_tensors(lambda v: take_rows(v, begin, end), [labels, predictions])
-
-    def value(rows: slice) -> float:
-        return float(loss(*part_of(rows)))
-
-    def weight(rows: slice) -> float:
-        part = part_of(rows)
-        mask = None if overrides_call(loss) else loss_mask(loss, *part)
-        return float(shard_weight(loss, None, batch_size(part[1]), mask))
-
-    count = int(batch_size(predictions))
-    middle = -(-count * _FIRST_PART // _NUM_ROWS)
-    parts = [slice(0, middle), slice(middle, count)]
-    whole, again = (value(slice(0, count)) for _ in range(2))
-    values, weights = ([of(part) for part in parts] for of in (value, weight))
-    if not np.all(np.isfinite([whole, *values])):
-        raise ValueError("it is NaN or infinite there")
-    if whole != again:
-        raise ValueError("it draws noise")
-    total = 1.0 if is_sum(loss) else sum(weights)
-    joined = float(np.dot(values, weights)) / total if total else 0.0
-    if abs(joined - whole) <= _TOLERANCE * max(abs(whole), *map(abs, values)):
-        return None
-    return (
-        f"{_name(loss)} is no {'sum' if is_sum(loss) else 'mean'} over examples: it is "
-        f"{whole:.4g} of {count} rows, {joined:.4g} by the rows' parts, and a tower "
-        "knows only its own. Use towers.make_parallel(model, gpus), whose fit gathers the "
-        "rows of all towers for it; or a loss with one value for each example."
-    )
+            self._is_done = True
 
 
 def check_rows_apart(model: keras.Model, x: Structure) -> None:
@@ -233,19 +144,11 @@ def _noting(layer: keras.layers.Layer, noted: list[tuple[str, Any]]) -> Iterator
         del vars(layer)["call"]
 
 
-def _name(loss: keras.losses.Loss) -> str:
-    """A loss by its name, for messages; a function with the line where it is defined."""
-    code = getattr(getattr(loss, "fn", None), "__code__", None)
-    if code is None or type(loss) is not type(function_loss(len)):
-        return f"loss {loss.name!r}"
-    return f"loss {code.co_name!r} ({Path(code.co_filename).name}:{code.co_firstlineno})"
-
-
-def made_up(spec: Any, is_label: bool = False) -> Any:
+def made_up(spec: Any) -> Any:
     """5 rows that fit a spec [n, ...].
 
-    Floats lie between 0.1 and 0.9, as a probability or a pixel may, larger in later rows; labels,
-    and all integers, are 0 or 1, as a class, a token or a mask may.
+    Floats lie between 0.1 and 0.9, as a probability or a pixel may, larger in later rows; integers
+    are 0 or 1, as a class, a token or a mask may.
     """
     generator = np.random.default_rng(7)
 
@@ -254,7 +157,7 @@ def made_up(spec: Any, is_label: bool = False) -> Any:
         if dtype == tf.string:  # the longest texts are among the last
             rows = np.array(["a"] * _FIRST_PART + ["a a a"] * (count - _FIRST_PART))
             return tf.broadcast_to(rows.reshape([count, *[1] * (len(size) - 1)]), size)
-        if dtype.is_floating and not is_label:
+        if dtype.is_floating:
             rows = np.linspace(0.3, 0.9, count).reshape([count, *[1] * (len(size) - 1)])
             return tf.cast(generator.uniform(0.1, rows, size), dtype)
         draws = generator.integers(0, 2, size)

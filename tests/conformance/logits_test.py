@@ -1,0 +1,105 @@
+"""Saturated outputs: wherever the rows of towers are joined, a crossentropy sees the logits.
+
+Behind a sigmoid or a softmax Keras finds the logits. From probabilities alone it clips at 1e-7, and
+a confident mistake has almost no gradient.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.parallel.pairs import assert_same_logs
+from towers.machine.keras_internals import marked
+
+L = keras.layers
+CROSSENTROPIES = {  # activations: what Keras looks for is an attribute, or an operation
+    "binary_crossentropy": ("sigmoid", tf.nn.sigmoid),
+    "binary_focal_crossentropy": ("sigmoid",),
+    "categorical_crossentropy": ("softmax",),
+    "categorical_focal_crossentropy": ("softmax",),
+    "sparse_categorical_crossentropy": ("softmax", tf.nn.softmax),
+}
+CASES = [(name, each) for name, activations in CROSSENTROPIES.items() for each in activations]
+X = np.array([[-30.0], [1.0], [2.0], [-1.5], [40.0]])  # the first and the last are mistakes
+CLASSES = np.array([1, 0, 1, 0, 0])
+
+
+def labels(name):
+    if name.startswith("sparse"):
+        return CLASSES
+    return CLASSES[:, np.newaxis] if name.startswith("binary") else np.eye(2)[CLASSES]
+
+
+def network(name, activation, kind=keras.Sequential):
+    kernel = np.array([[1.0]]) if name.startswith("binary") else np.array([[0.0, 1.0]])
+    dense = L.Dense(kernel.shape[1], activation, kernel_initializer=lambda *_, **__: kernel)
+    return kind([keras.Input((1,)), dense])
+
+
+def ran(model, y, **options):
+    """Logs of training and of evaluation, and the weights after one step."""
+    model.compile(keras.optimizers.SGD(0.1), jit_compile=False, **options)
+    logs = dict(model.fit(X, y, batch_size=len(X), shuffle=False, verbose=0).history)
+    logs |= model.evaluate(X, y, batch_size=len(X), verbose=0, return_dict=True)
+    return logs | {"weights": np.concatenate([w.ravel() for w in model.get_weights()])}
+
+
+@pytest.mark.telling("3-binary_crossentropy-*", "3-sparse*-softmax")
+@pytest.mark.parametrize("name, activation", CASES)
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_losses_and_metrics_of_joined_rows_see_the_logits(name, activation, num_towers, float64):
+    """The loss is not a mean, so that the rows of all towers are gathered for it."""
+    def root(y, y_pred):
+        return tf.sqrt(tf.reduce_mean(keras.losses.get(name)(y, y_pred)))
+
+    for loss in (root, "mse") if num_towers > 1 and not name.startswith("sparse") else (root,):
+        plain, parallel = network(name, activation), network(name, activation)
+        parallel = towers.make_parallel(parallel, min(2, num_towers), num_towers=num_towers)
+        metric = getattr(keras.losses, name)
+        logs = [ran(m, labels(name), loss=loss, metrics=[metric]) for m in (plain, parallel)]
+        assert_same_logs(logs[1], logs[0])
+        assert logs[0][name] > 1  # from clipped probabilities it is another value
+
+
+def test_metrics_of_a_step_see_the_logits(float64):
+    name = "binary_crossentropy"
+    step = towers.TowerStep(
+        network(name, "sigmoid"), "sgd", "mse", metrics=[name], num_towers=3, devices=["/cpu:0"]
+    )
+    y = labels(name)
+    expected = float(tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y * 1.0, X)))
+    np.testing.assert_allclose(step(X, y)[name], expected, rtol=1e-12)
+    np.testing.assert_allclose(step.test_batch(X, y)[name], expected, rtol=0.1)
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class Gathers(Own):
+    def loss_of(self, y, y_pred):
+        return keras.losses.BinaryCrossentropy()(towers.gather(y), towers.gather(y_pred))
+
+
+class Masked(Own):
+    """A mask makes Keras divide by the number of rows that it leaves: they are gathered."""
+
+    def loss_of(self, y, y_pred):
+        return keras.losses.BinaryCrossentropy()(y, marked(y_pred, {"mask": y[:, 0] > -1}))
+
+
+@pytest.mark.parametrize("kind", [Gathers, Masked])
+def test_a_custom_step_gathers_the_logits_too(kind, float64):
+    name = "binary_crossentropy"
+    plain, parallel = network(name, "sigmoid", kind), network(name, "sigmoid", kind)
+    parallel = towers.make_parallel(parallel, 2, num_towers=3)
+    logs = [ran(model, labels(name), loss=name) for model in (plain, parallel)]
+    assert_same_logs(logs[1], logs[0])

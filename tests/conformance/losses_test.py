@@ -1,0 +1,174 @@
+"""Compiled losses that read more than their rows: those of all towers, weights, variables.
+
+Each model is trained by Keras on one device and by towers, in float64, without a warning.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.parallel.pairs import assert_same_logs
+
+L = keras.layers
+RNG = np.random.default_rng(3)
+X, Y, WEIGHTS = RNG.normal(size=(16, 4)), RNG.normal(size=(16, 2)), RNG.uniform(size=16)
+MISSING = np.where(RNG.uniform(size=Y.shape) < np.linspace(1, 0, 16)[:, np.newaxis], -1.0, Y)
+
+
+def network(kind=keras.Sequential, **options):
+    keras.utils.set_random_seed(1)
+    return kind([keras.Input((4,)), L.Dense(2, **options)])
+
+
+def masked(y, y_pred):
+    known = tf.cast(y != -1.0, y_pred.dtype)
+    return tf.reduce_sum(known * (y - y_pred) ** 2) / tf.reduce_sum(known)
+
+
+@keras.saving.register_keras_serializable("tests")
+class WeightedByHand(keras.losses.Loss):
+    def __call__(self, y, y_pred, sample_weight=None):
+        errors = tf.reduce_mean((y - y_pred) ** 2, -1)
+        weights = tf.ones_like(errors) if sample_weight is None else sample_weight
+        return tf.reduce_sum(weights * errors) / tf.reduce_sum(weights)
+
+
+class OverWeights(keras.losses.Loss):
+    """Of a class that Keras cannot serialize."""
+
+    def __init__(self):
+        super().__init__(reduction="mean_with_sample_weight")
+
+    def call(self, y, y_pred):
+        return tf.reduce_mean((y - y_pred) ** 2, -1)
+
+
+class Tracks(keras.Sequential):
+    """As in the docstring of `keras.Model.compute_loss`."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.tracked = keras.metrics.Mean(name="tracked")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = tf.reduce_mean((y_pred - y) ** 2) + tf.add_n(self.losses)
+        self.tracked.update_state(loss)
+        return loss
+
+    @property
+    def metrics(self):
+        return [self.tracked]
+
+
+def reading(make_variable):
+    def make():
+        model, variable = network(), make_variable()
+        return model, {"loss": lambda y, y_pred: variable * (y - y_pred) ** 2}
+
+    return make
+
+
+def assigning():
+    variable = keras.Variable(2.0)
+
+    def loss(y, y_pred):
+        variable.assign(variable * 0.9)
+        return variable * (y - y_pred) ** 2
+
+    return network(), {"loss": loss}
+
+
+def perceptual():
+    keras.utils.set_random_seed(2)
+    frozen = keras.Sequential([keras.Input((2,)), L.Dense(3), L.BatchNormalization()])
+    frozen.trainable = False
+    return network(), {
+        "loss": lambda y, y_pred: tf.reduce_mean((frozen(y) - frozen(y_pred)) ** 2, -1)
+    }
+
+
+def decayed_by_hand(of_rows):
+    def make():
+        model = network()
+        kernel = model.layers[0].kernel
+        return model, {
+            "loss": lambda y, y_pred: of_rows(y, y_pred) + 0.1 * tf.reduce_sum(kernel**2)
+        }
+
+    return make
+
+
+def of_one_output():
+    x = keras.Input((4,))
+    keras.utils.set_random_seed(1)
+    outputs = {"a": L.Dense(2, "sigmoid", name="a")(x), "b": L.Dense(2, name="b")(x)}
+    return keras.Model(x, outputs), {
+        "loss": {"a": "dice", "b": masked}, "metrics": {"b": [masked, "mse"]},
+    }
+
+
+def halves(y, y_pred):
+    first, second = tf.split(y_pred - y, 2)
+    return tf.reduce_mean(first**2 * second)
+
+
+def pairs(y, y_pred):
+    return tf.reduce_mean(tf.reduce_max(tf.reshape(y_pred - y, [-1, 2, 2]), 1) ** 2)
+
+
+CASES = {
+    "mean over a mask": lambda: (network(), {"loss": masked, "metrics": [masked, "mse"]}),
+    "weighted by hand": lambda: (network(), {"loss": WeightedByHand(), "weights": WEIGHTS}),
+    "mean over weights": lambda: (network(), {"loss": OverWeights(), "weights": WEIGHTS}),
+    "halves": lambda: (network(), {"loss": halves}),
+    "pairs": lambda: (network(), {"loss": pairs}),
+    "several outputs": of_one_output,
+    "keras.Variable": reading(lambda: keras.Variable(2.0)),
+    "tf.Variable": reading(lambda: tf.Variable(2.0, dtype=tf.float64)),
+    "assigned variable": assigning,
+    "frozen network": perceptual,
+    "weight decay": decayed_by_hand(lambda y, y_pred: (y - y_pred) ** 2),
+    "weight decay and a mask": decayed_by_hand(masked),
+    "tracked loss": lambda: (network(Tracks, kernel_regularizer="l2"), {"loss": None}),
+    "tracked activity": lambda: (
+        network(Tracks, kernel_regularizer="l2", activity_regularizer="l2"), {"loss": None}),
+}
+
+
+def run(make, num_towers):
+    """Logs of two epochs and an evaluation, and the weights."""
+    model, options = make()
+    weights = options.pop("weights", None)
+    y = {name: np.abs(MISSING) for name in model.output_names} if (
+        isinstance(options["loss"], dict)) else MISSING
+    if num_towers:
+        model = towers.make_parallel(model, min(2, num_towers), num_towers=num_towers)
+    model.compile(keras.optimizers.SGD(0.1), jit_compile=False, **options)
+    history = model.fit(
+        X, y, batch_size=len(X), epochs=2, shuffle=False, sample_weight=weights, verbose=0
+    ).history
+    values = model.evaluate(X, y, batch_size=len(X), sample_weight=weights, verbose=0)
+    return history | {"evaluation": values, "weights": np.concatenate(
+        [w.ravel() for w in model.get_weights()])}
+
+
+@pytest.mark.telling("3-*", "1-tracked loss")
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_a_compiled_loss_is_the_batchs(make, num_towers, float64):
+    expected = run(make, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_logs(run(make, num_towers), expected)
+
+
+def test_a_step_refuses_what_needs_all_rows_and_names_the_operation(float64):
+    step = towers.TowerStep(network(), "sgd", masked, devices=["/cpu:0"], num_towers=2)
+    with pytest.raises(ValueError, match=(
+            r"loss 'masked' \(losses_test.py:\d+\) is neither .* losses_test.py:\d+ divides by a "
+            r"value .* towers.make_parallel\(model, gpus\)")):
+        step(X, MISSING)

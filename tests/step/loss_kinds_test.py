@@ -1,0 +1,271 @@
+"""Losses by what they are to the rows of a batch: values of rows, means, sums, or neither.
+
+Each verdict is compared with numbers: the loss of a batch, beside the weighted losses of its parts.
+Labels have missing values (-1), of which the first part has more than the second.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.machine.keras_internals import function_loss
+from towers.step.loss_kinds import NeitherMeanNorSum, check_loss, loss_fault
+from towers.step.losses import shard_weight
+from towers.step.outputs import is_sum, loss_mask, overrides_call
+
+losses = keras.losses
+ROWS = tf.TensorSpec([None, 3], tf.float64)
+CLASSES = tf.TensorSpec([None], tf.float64)  # as Keras hands integer labels on
+STEPS = tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None, 6, 5], tf.float64)
+IMAGES = (tf.TensorSpec([None, 6, 6, 3], tf.float64),) * 2
+RAGGED = (tf.RaggedTensorSpec([None, None, 1], tf.float64, ragged_rank=1),) * 2
+
+
+def count(y):
+    return tf.cast(tf.shape(y)[0], y.dtype)
+
+
+def known(y):
+    return tf.cast(y != -1.0, y.dtype)
+
+
+def as_classes(y):
+    return tf.maximum(tf.cast(y, tf.int32), 0)
+
+
+def entropies(y, p):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(as_classes(y), p)
+
+
+def as_matrix(y):
+    return tf.reshape(y, [tf.shape(y)[0], -1])
+
+
+MEANS = {
+    "rows": lambda y, p: tf.reduce_mean((y - p) ** 2, -1),
+    "a mean": lambda y, p: tf.reduce_mean((y - p) ** 2),
+    "flat": lambda y, p: tf.reshape(y - p, [-1]) ** 2,
+    "a sum by n": lambda y, p: tf.reduce_sum((y - p) ** 2) / count(y),
+    "a sum by size": lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.cast(tf.size(y), p.dtype),
+    "a vector of means": lambda y, p: tf.reduce_mean((y - p) ** 2, axis=0),
+    "a mean in each row": lambda y, p: (
+        tf.reduce_sum(known(y) * (y - p) ** 2, -1) / (tf.reduce_sum(known(y), -1) + 1e-8)),
+    "chosen, by n": lambda y, p: tf.reduce_sum(tf.boolean_mask(p, y[:, 0] != -1.0)) / count(y),
+    "a Gaussian's": lambda y, p: tf.exp(-p[:, 0]) * (y[:, 0] - p[:, 1]) ** 2 + p[:, 0],
+    "a triplet's": lambda y, p: tf.nn.relu(tf.reduce_sum((p[:, :1] - p[:, 1:]) ** 2, 1) - y[:, 0]),
+    "a root in each row": lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2, -1)),
+    "mapped": lambda y, p: tf.map_fn(
+        lambda row: tf.reduce_sum(row[0]) / tf.reduce_sum(row[1]), (y, p),
+        fn_output_signature=tf.float64),
+    "vectorized": lambda y, p: tf.vectorized_map(
+        lambda row: tf.reduce_mean((row[0] - row[1]) ** 2), (y, p)),
+    "two views": lambda y, p: tf.reduce_mean(
+        (tf.concat([y, p], 0)[:tf.shape(y)[0]] - tf.concat([y, p], 0)[tf.shape(y)[0]:]) ** 2),
+}
+OF_CLASSES = {
+    "entropies": entropies,
+    "by class": lambda y, p: tf.gather(tf.constant([1.0, 2.0, 3.0], p.dtype), as_classes(y)) * (
+        entropies(y, p)),
+    "centers": lambda y, p: tf.reduce_mean(
+        (p - tf.gather(tf.eye(3, dtype=p.dtype), as_classes(y))) ** 2),
+    "by index": lambda y, p: -tf.math.log(tf.gather(p, as_classes(y), batch_dims=1)),
+}
+OF_IMAGES = {
+    "Dice of each": losses.Dice(axis=(1, 2)),
+    "Dice of each, flat": lambda y, p: 1 - (2 * tf.reduce_sum(as_matrix(y * p), 1) + 1) / (
+        tf.reduce_sum(as_matrix(y + p), 1) + 9),
+    "gradients": lambda y, p: tf.reduce_mean(tf.abs(p[:, 1:] - p[:, :-1] - y[:, 1:] + y[:, :-1])),
+    "Gram": lambda y, p: tf.reduce_mean(tf.einsum("bijc,bijd->bcd", p - y, p - y) ** 2),
+    "hard pixels": lambda y, p: tf.reduce_mean(
+        tf.sort(as_matrix((y - p) ** 2), axis=1)[:, -4:]),
+}
+OTHERS = {
+    "masked": lambda y, p: tf.reduce_sum(known(y) * (y - p) ** 2) / tf.reduce_sum(known(y)),
+    "boolean_mask": lambda y, p: tf.reduce_mean(tf.boolean_mask(y - p, y[:, 0] != -1.0) ** 2),
+    "chosen rows": lambda y, p: tf.boolean_mask(p[:, 0], y[:, 0] != -1.0),
+    "by ones": lambda y, p: tf.reduce_sum(tf.boolean_mask(p[:, 0], y[:, 0] != -1.0)) / (
+        tf.reduce_sum(tf.ones(tf.shape(tf.boolean_mask(y[:, 0], y[:, 0] != -1.0)), p.dtype))),
+    "gathered": lambda y, p: tf.reduce_mean(tf.gather(p, tf.where(y[:, 0] != -1.0)[:, 0])),
+    "of predictions": lambda y, p: tf.math.divide_no_nan(
+        tf.reduce_sum(tf.cast(p > 0.4, p.dtype) * (y - p) ** 2),
+        tf.reduce_sum(tf.cast(p > 0.4, p.dtype))),
+    "a reciprocal": lambda y, p: tf.reduce_sum(known(y) * p) * (
+        tf.math.reciprocal(tf.reduce_sum(known(y)))),
+    "weights": lambda y, p: tf.reduce_mean(known(y) / tf.reduce_mean(known(y)) * (y - p) ** 2),
+    "a constant denominator": lambda y, p: tf.reduce_sum((y - p) ** 2) / (
+        tf.stop_gradient(tf.reduce_sum(p))),
+    "a root": lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)),
+    "a sum": lambda y, p: tf.reduce_sum((y - p) ** 2),
+    "rows by n": lambda y, p: tf.reduce_sum((y - p) ** 2, -1) / count(y),
+    "n - 1": lambda y, p: tf.reduce_sum((y - p) ** 2) / (count(y) - 1),
+    "Dice": losses.Dice(),
+    "Tversky": losses.Tversky(),
+    "a maximum": lambda y, p: tf.reduce_max(tf.abs(y - p)),
+    "the hardest": lambda y, p: tf.reduce_mean(
+        tf.sort(tf.reduce_sum((y - p) ** 2, -1))[tf.shape(y)[0] // 2:]),
+    "pairs": lambda y, p: tf.reduce_mean(tf.reduce_max(tf.reshape(p[:, 0], [-1, 2]), -1)),
+    "halves": lambda y, p: tf.reduce_mean((tf.split(p, 2)[0] - tf.split(y, 2)[1]) ** 2),
+    "the next row": lambda y, p: tf.reduce_mean((y[1:] - p[:-1]) ** 2),
+    "reversed": lambda y, p: tf.reduce_mean((y - p[::-1]) ** 2),
+    "contrastive": lambda y, p: tf.nn.log_softmax(tf.matmul(p, y, transpose_b=True)),
+    "correlation": lambda y, p: tf.reduce_mean((p - tf.reduce_mean(p)) * (y - tf.reduce_mean(y))),
+    "cumulated": lambda y, p: tf.reduce_mean(p * tf.math.log(tf.cumsum(p, axis=0))),
+    "a condition": lambda y, p: tf.cond(
+        tf.reduce_mean(p) > 0.5, lambda: tf.reduce_mean(y - p), lambda: tf.reduce_mean(p)),
+    "Python": lambda y, p: tf.py_function(lambda a, b: a[0, 0] * b[0, 0], [y, p], tf.float64),
+}
+MASKED_TOKENS = {
+    "tokens": lambda y, p: tf.reduce_sum(entropies(y, p) * tf.cast(y != 0.0, p.dtype)) / (
+        tf.reduce_sum(tf.cast(y != 0.0, p.dtype))),
+}
+OF_RAGGED = {
+    "sums of rows": lambda y, p: tf.reduce_sum((y - p) ** 2, axis=[1, 2]),
+    "means of rows": lambda y, p: tf.reduce_mean((y - p) ** 2, axis=[1, 2]),
+    "mapped rows": lambda y, p: tf.map_fn(
+        lambda row: tf.reduce_mean(row[0] * row[1]), (y, p), fn_output_signature=tf.float64),
+}
+NOT_OF_RAGGED = {
+    "a mean of all values": lambda y, p: tf.reduce_mean((y - p) ** 2),
+    "padded to the longest": lambda y, p: tf.reduce_mean((y - p).to_tensor() ** 2, axis=[1, 2]),
+}
+
+
+class WeightedByHand(losses.Loss):
+    """A mean over the weights, without Keras' reduction."""
+
+    def __call__(self, y, y_pred, sample_weight=None):
+        errors = tf.reduce_mean((y - y_pred) ** 2, -1)
+        weights = tf.ones_like(errors) if sample_weight is None else sample_weight
+        return tf.reduce_sum(weights * errors) / tf.reduce_sum(weights)
+
+
+class Scalar(losses.Loss):
+    def call(self, y, y_pred):
+        return tf.reduce_mean((y - y_pred) ** 2)
+
+
+def cases(table, y, y_pred):
+    return [pytest.param(loss, y, y_pred, id=name) for name, loss in table.items()]
+
+
+def resolved(loss):
+    return loss if isinstance(loss, losses.Loss) else function_loss(loss)
+
+
+def rows_of(spec, is_label):
+    """10 rows; of labels, the first 4 are mostly missing."""
+    rng = np.random.default_rng(3)
+    values = rng.uniform(0.1, 0.9, [10, *spec.shape[1:]])
+    if is_label:
+        missing = rng.uniform(size=values.shape) < np.linspace(0.9, 0.0, 10).reshape(
+            [10, *[1] * (values.ndim - 1)])
+        values = np.where(missing, -1.0, rng.integers(0, 3, values.shape))
+    return tf.constant(values, spec.dtype)
+
+
+def difference(loss, y, y_pred):
+    """Of the whole batch's loss, and what towers with 4 and 6 rows make of theirs; relative."""
+    y, y_pred = rows_of(y, True), rows_of(y_pred, False)
+
+    def value(rows):
+        return float(loss(y[rows], y_pred[rows]))
+
+    def weight(rows):
+        mask = None if overrides_call(loss) else loss_mask(loss, y[rows], y_pred[rows])
+        return float(shard_weight(loss, None, tf.shape(y_pred[rows])[0], mask))
+
+    parts = [slice(0, 4), slice(4, 10)]
+    total = 1.0 if is_sum(loss) else sum(map(weight, parts))
+    towers_loss = sum(value(part) * weight(part) for part in parts) / total
+    return abs(towers_loss - value(slice(0, 10))) / abs(value(slice(0, 10)))
+
+
+@pytest.mark.parametrize("loss, y, y_pred", [
+    *cases(MEANS, ROWS, ROWS), *cases(OF_CLASSES, CLASSES, ROWS), *cases(OF_IMAGES, *IMAGES),
+    *cases({"ignore_class": losses.SparseCategoricalCrossentropy(True, ignore_class=-1)}, *STEPS),
+    *cases({"a sum": losses.MeanSquaredError(reduction="sum")}, ROWS, ROWS),
+    *cases({"by hand": WeightedByHand(), "scalar": Scalar()}, ROWS, ROWS),
+])
+def test_towers_make_the_batchs_value_of_a_mean(loss, y, y_pred, float64):
+    loss = resolved(loss)
+    assert loss_fault(loss, y, y_pred) is None
+    rounding = {"float64": 1e-12, "float32": 1e-6}  # a loss object was made before the fixture
+    assert difference(loss, y, y_pred) < rounding[loss.dtype]
+
+
+@pytest.mark.parametrize("loss, y, y_pred", [
+    *cases(OTHERS, ROWS, ROWS), *cases(MASKED_TOKENS, *STEPS),
+])
+def test_a_loss_that_is_neither_mean_nor_sum_is_found(loss, y, y_pred, float64):
+    with pytest.raises(NeitherMeanNorSum, match="neither a mean nor a sum over the examples"):
+        check_loss(resolved(loss), y, y_pred)
+
+
+KERAS_LOSSES = [
+    loss for loss in vars(losses).values()
+    if isinstance(loss, type) and issubclass(loss, losses.Loss)
+    and loss not in (losses.Loss, losses.Dice, losses.Tversky, losses.Circle, losses.CTC,
+                     losses.CategoricalGeneralizedCrossEntropy,
+                     losses.SparseCategoricalCrossentropy)
+]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_keras_losses_are_means_and_sums_with_weights_too(reduction):
+    for loss in KERAS_LOSSES:
+        assert loss_fault(loss(reduction=reduction), ROWS, ROWS, CLASSES) is None, loss
+    for loss, y, y_pred in [
+        (losses.CategoricalGeneralizedCrossEntropy, CLASSES, ROWS),
+        (losses.SparseCategoricalCrossentropy, CLASSES, ROWS), (losses.CTC, *STEPS),
+    ]:
+        assert loss_fault(resolved(loss(reduction=reduction)), y, y_pred) is None, loss
+    with pytest.raises(NeitherMeanNorSum):
+        check_loss(losses.Circle(), CLASSES, ROWS)
+
+
+def test_losses_of_ragged_tensors():
+    for loss in OF_RAGGED.values():
+        assert loss_fault(resolved(loss), *RAGGED) is None
+    for loss in NOT_OF_RAGGED.values():
+        assert loss_fault(resolved(loss), *RAGGED) is not None
+
+
+@pytest.mark.parametrize("loss", [WeightedByHand(), Scalar(), MEANS["a mean"]])
+def test_what_is_a_mean_without_weights_may_be_none_with_them(loss):
+    assert loss_fault(resolved(loss), ROWS, ROWS) is None
+    assert loss_fault(resolved(loss), ROWS, ROWS, CLASSES) is not None
+
+
+def test_a_function_is_named_with_its_line_and_the_operation_with_its():
+    loss = OTHERS["a root"]
+    line = loss.__code__.co_firstlineno
+    with pytest.raises(NeitherMeanNorSum, match=(
+            rf"loss '<lambda>' \(loss_kinds_test.py:{line}\) is neither .* "
+            rf"loss_kinds_test.py:{line} takes Sqrt of a value")):
+        check_loss(resolved(loss), ROWS, ROWS)
+
+
+def test_what_cannot_be_traced_alone_needs_the_rows_of_all_towers():
+    def refuses(y, y_pred):
+        raise RuntimeError("not here")
+
+    with pytest.raises(NeitherMeanNorSum, match="traced alone .RuntimeError: not here"):
+        check_loss(resolved(refuses), ROWS, ROWS)
+
+
+def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():
+    x, y = np.ones((4, 3), "float32"), np.eye(4, 3, dtype="float32")
+    for num_towers in (1, 2):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="sigmoid")])
+        step = towers.TowerStep(
+            model, "sgd", losses.Dice(), devices=["/cpu:0"], num_towers=num_towers
+        )
+        before = model.get_weights()
+        if num_towers == 1:
+            step(x, y)
+        else:
+            with pytest.raises(ValueError, match="make_parallel"):
+                step(x, y)
+            np.testing.assert_array_equal(model.get_weights()[0], before[0])

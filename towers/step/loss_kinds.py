@@ -1,0 +1,99 @@
+"""Tells whether the towers' values of a loss make the global batch's, by a walk over its graph.
+
+    one value for each row         any reduction: see `losses.shard_weight`
+    a mean over the rows           weighs n_t / N
+    a sum over the rows            with reduction="sum" the towers' values add up
+    neither, such as Dice, the     needs the rows of all towers
+    root of a mean, or a mean
+    over a mask
+
+The loss is traced once on symbolic rows, and `towers.rows` walks its graph: no value is made up.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import function_loss, keras_mask, marked
+from towers.machine.user_lines import line_of
+from towers.rows.facts import Fact, Fault, uneven
+from towers.rows.reductions import CHOSEN
+from towers.rows.rows import Rows
+from towers.step.gathering import NeedsOtherTowers, gathered_by
+from towers.step.outputs import loss_reduction, overrides_call, with_reduction
+from towers.step.raw_variables import read_as_they_are
+from towers.step.structures import batch_specs
+
+
+class NeitherMeanNorSum(NeedsOtherTowers):
+    """The towers' values of a loss do not make the value of the global batch."""
+
+
+def check_loss(
+    loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None
+) -> None:
+    """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced."""
+    try:
+        fault = loss_fault(loss, y, y_pred, sample_weight)
+        why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
+    except Exception as error:  # whatever a loss of the user's raises
+        why = f"it cannot be traced alone ({type(error).__name__}: {_first_line(error)})"
+    if why:
+        raise NeitherMeanNorSum(
+            f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Each tower has "
+            "only its own rows of the batch. Use towers.make_parallel(model, gpus), whose fit "
+            "gathers the rows of all towers for this loss; or return one value for each example."
+        )
+
+
+def loss_fault(
+    loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None
+) -> Fault | None:
+    """Returns the operation after which a loss is neither a mean nor a sum; None if it is one.
+
+    The loss is traced in a scratch graph. It may read tensors of the caller's graph, and its
+    assignments have no effect.
+
+    Args:
+        loss: a Keras loss.
+        y, y_pred, sample_weight: its arguments, symbolic tensors [n, ...] or their specs;
+            sample_weight may be None, and y_pred may carry a mask.
+    """
+    found: list[Fault | None] = []
+
+    def judge(y: Any, y_pred: Any, sample_weight: Any, mask: Any) -> None:
+        rows = Rows.of_shard(tf.nest.flatten([y, y_pred, sample_weight, mask]))
+        if mask is not None:
+            y_pred = marked(y_pred, {"mask": mask})
+        # `shard_weight` knows the denominators of Keras' own reductions.
+        unreduced = loss if overrides_call(loss) else with_reduction(loss, "none")
+        value = tf.convert_to_tensor(unreduced(y, y_pred, sample_weight))
+        found.append(_fault(value, rows.fact(value), loss_reduction(loss)))
+
+    specs = batch_specs([y, y_pred, sample_weight, keras_mask(y_pred)])
+    with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
+        tf.function(judge, autograph=False).get_concrete_function(*specs)
+    return found[-1]
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _fault(value: tf.Tensor, fact: Fact, reduction: str) -> Fault | None:
+    if fact.fault:
+        return fact.fault
+    if fact.has_rows and fact.each is None:
+        return Fault(value.op, CHOSEN)
+    expected = int(reduction == "sum" and not fact.has_rows)
+    return None if fact.degree == expected else uneven(value.op)
+
+
+def _name(loss: keras.losses.Loss) -> str:
+    """A loss by its name, for messages; a function with the line where it is defined."""
+    code = getattr(getattr(loss, "fn", None), "__code__", None)
+    if code is None or type(loss) is not type(function_loss(len)):
+        return f"loss {loss.name!r}"
+    return f"loss {code.co_name!r} ({Path(code.co_filename).name}:{code.co_firstlineno})"
