@@ -124,6 +124,22 @@ def test_every_test_file_has_its_module_or_a_reason():
     assert {test for test in TESTS if not named_for_a_module(test)} == set(CROSS_CUTTING)
 
 
+def test_docstrings_name_files_that_exist():
+    known = {path.name for path in ROOT.rglob("*.py")}
+    of_others = {"keras/src/backend/tensorflow/nn.py", "keras/src/losses/loss.py",
+                 "examples/mnist_cnn.py", "file.py"}  # Keras' own; and a line of a user's
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            names = set(re.findall(r"[\w/]+\.py\b", ast.get_docstring(node) or ""))
+            is_list = path.name == "__init__.py"  # of the package's own files
+            for name in names - of_others:
+                exists = any((folder / name).exists() for folder in (path.parent, ROOT)) if (
+                    is_list) else Path(name).name in known
+                assert exists, f"{path}: {name}"
+
+
 def test_the_hour_is_nine_files_of_at_most_1650_lines_that_readme_lists():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = readme[readme.index("The hour is for nine files"):].split("The rest of the folder")[0]

@@ -91,10 +91,10 @@ class TowerScope(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
         """The value that the tower reads; None of a variable that is made in the trace."""
         if id(variable) not in self.state_mapping:
-            self._outcome(variable)
+            self._read(variable)
         return self.state_mapping.get(id(variable))
 
-    def _outcome(self, variable: Any) -> None:
+    def _read(self, variable: Any) -> None:
         stored = variable_behind(variable)
         if stored is None:
             self._made.append((variable, current_line()))

@@ -242,7 +242,7 @@ class Tower:
         """The state's variables that Keras does not list."""
         return self.state[self._num_listed:]
 
-    def _outcome(self, unknown: Mapping[int, Any]) -> None:
+    def _add_to_state(self, unknown: Mapping[int, Any]) -> None:
         known = set(map(id, self.state))
         self.state += [variable for key, variable in unknown.items() if key not in known]
 
@@ -272,7 +272,7 @@ class Tower:
                 if self.losses.model_loss is None:  # what that assigns, Keras' loop assigns again
                     changed = scope.changed()
         scope.check_none_made(trainable=True)
-        self._outcome(scope.unknown)
+        self._add_to_state(scope.unknown)
         assigned = NOTHING
         if self._is_alone:
             assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
