@@ -85,6 +85,17 @@ def test_workers():
         assert all(json.loads(out)["answers"] for _, out, _ in ended)
 
 
+def test_ends_in_batch():
+    with keeps("ends_in_batch", "keeps the dataset before each one, of a class named so"):
+        rows = tf.data.Dataset.range(4)
+        found = [tensorflow_internals.ends_in_batch(data) for data in (
+            rows.batch(2), rows.batch(2, num_parallel_calls=2).shuffle(2).cache().repeat().take(2),
+            rows.padded_batch(2).skip(1).prefetch(1).with_options(tf.data.Options()),
+            rows, rows.batch(2).unbatch(), rows.batch(2).map(lambda x: x).prefetch(1),
+        )]
+        assert found == [True] * 3 + [False] * 3
+
+
 def test_keep_whole():
     with keeps("KEEP_WHOLE", "leaves functions marked so to their callers as one operation"):
         marked = tf.function(

@@ -265,6 +265,19 @@ def is_gone(index: int, timeout: float) -> bool:
     return False
 
 
+_SAME_ELEMENTS = re.compile("_?(Cache|Options|Prefetch|Repeat|Shuffle|Skip|Take)Dataset")
+
+
+def ends_in_batch(dataset: tf.data.Dataset) -> bool:
+    """Whether `batch` made a dataset's elements, and no function has changed them since.
+
+    A dataset tells the one before it by no public name.
+    """
+    while _SAME_ELEMENTS.fullmatch(type(dataset).__name__):
+        dataset = dataset._input_dataset
+    return "Batch" in type(dataset).__name__
+
+
 def task_name(index: int) -> str:
     """A worker's name in TensorFlow's messages."""
     return f"/job:{_JOB}/replica:0/task:{index}"

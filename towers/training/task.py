@@ -17,6 +17,7 @@ from towers.config import TrainConfig
 from towers.datasets.batches import Examples
 from towers.datasets.dataset import Dataset
 from towers.datasets.user import from_splits, from_splits_of_classes
+from towers.machine.tensorflow_internals import ends_in_batch
 from towers.models import ModelSource
 from towers.named import one_line
 from towers.step import TowerStep
@@ -142,7 +143,7 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
     """Raises ValueError for a tf.data.Dataset whose elements are batches.
 
     They are if the inputs of a built model have their rank and sizes. If the model is not built,
-    they are if the first size of every part is unknown, as `batch` leaves it.
+    they are if `batch` made them last, or if the first size of every part is unknown.
     """
     if not isinstance(dataset.train, tf.data.Dataset):
         return
@@ -158,7 +159,8 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
                 for a, b in zip(found, inputs)]
         are_batches = len(found) == len(inputs) and all(fits)
     else:
-        are_batches = not model.built and all(shape[0] is None for shape in shapes)
+        is_open = all(shape[0] is None for shape in shapes)
+        are_batches = not model.built and (is_open or ends_in_batch(dataset.train))
     if are_batches:
         raise ValueError(
             f"dataset ({dataset.name}): its elements seem to be batches: x has shape {found[0]}. "
