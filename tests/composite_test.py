@@ -86,6 +86,17 @@ def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:jit_compile")
+def test_xla_leaves_sparse_rows_to_tensorflow():
+    def trained(jit_compile):
+        model = compiled("sparse")
+        devices = towers.tower_devices(2, "cpu")
+        TowerStep(model, "sgd", "mse", devices=devices, jit_compile=jit_compile)(*examples("sparse"))
+        return model.get_weights()
+
+    assert_same(trained(True), trained(False))
+
+
 class Normalized(L.Layer):
     """BatchNormalization of the first value of each row."""
 
@@ -159,18 +170,35 @@ def test_a_dataset_of_ragged_examples_trains(tmp_path):
         assert (ours != old).any()
 
 
-def test_resume_goes_on_with_ragged_arrays(tmp_path):
-    x, y, _ = examples("ragged", 40)
+def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
+    x, y, _ = examples("sparse", 20)
+    dense = {**x, "words": tf.sparse.to_dense(x["words"])}
 
-    def fit(name, epochs, model):
+    def losses(run_dir, split):
+        config = TrainConfig(num_gpus=2, batch_size=8, epochs=2, run_dir=str(run_dir), seed=1)
+        return towers.train(config, model=compiled("sparse"), train=split, test=split)["loss"]
+
+    expected = losses(tmp_path / "dense", (dense, y))
+    np.testing.assert_allclose(losses(tmp_path / "sparse", (x, y)), expected, rtol=1e-10)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    assert np.isfinite(losses(tmp_path / "dataset", dataset)).all()
+
+
+@pytest.mark.parametrize("name", ["ragged", "sparse"])
+def test_resume_goes_on_with_ragged_and_sparse_arrays(name, tmp_path):
+    x, y, _ = examples(name, 40)
+
+    def fit(run, epochs, model):
         parallel = towers.make_parallel(model, 2)
-        resume = towers.Resume(tmp_path / name, every=3)
-        parallel.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume])
+        resume = towers.Resume(tmp_path / run, every=3)
+        parallel.fit(
+            x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume], validation_split=0.1
+        )
         return parallel.get_weights()
 
-    whole = fit("whole", 2, compiled("ragged"))
-    fit("parted", 1, compiled("ragged"))
-    for ours, theirs in zip(fit("parted", 2, compiled("ragged")), whole, strict=True):
+    whole = fit("whole", 2, compiled(name))
+    fit("parted", 1, compiled(name))
+    for ours, theirs in zip(fit("parted", 2, compiled(name)), whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -227,9 +255,10 @@ def test_gathered_rows_have_the_large_batch_gradient(name, float64):
 
 
 def test_what_needs_examples_of_one_shape_says_so(tmp_path):
-    x, y, _ = examples("ragged")
-    with pytest.raises(ValueError, match="plan and profile count the bytes of an example"):
-        plan.one_example((x, tf.constant(y)))
+    for name in ("ragged", "sparse"):
+        x, y, _ = examples(name)
+        with pytest.raises(ValueError, match="plan and profile count the bytes of an example"):
+            plan.one_example((x, tf.constant(y)))
     model, config, train, test = ragged_run(tmp_path / "augmented", augment="tests.objects:none")
-    with pytest.raises(ValueError, match="augment needs examples of one shape, and x is ragged"):
+    with pytest.raises(ValueError, match="augment needs dense examples, and x is ragged"):
         towers.train(config, model=model, train=train, test=test)

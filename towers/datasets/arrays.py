@@ -18,6 +18,7 @@ from towers.datasets.dataset import Dataset, check_arrays, check_finite
 from towers.datasets.pixels import are_pixels, divided, notes, specs_of
 from towers.datasets.source import Epoch, InputOptions, as_written, of_batches
 from towers.named import one_line
+from towers.step.structures import as_tensor, gather_rows, is_scipy
 
 _HOW_TO_PAD = "pad its rows to one length, or give a tf.RaggedTensor"
 _HOW_TO_TOKENIZE = "turn text into numbers first, such as with keras.layers.TextVectorization"
@@ -64,7 +65,7 @@ class InMemory:
         # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
         @as_written
         def rows(index: tf.Tensor) -> Any:
-            return index, tf.nest.map_structure(lambda part: tf.gather(part, index), parts)
+            return index, tf.nest.map_structure(lambda part: gather_rows(part, index), parts)
 
         return of_batches(epoch.indices(self.num_examples).map(rows), epoch)
 
@@ -195,6 +196,9 @@ def _arrays(values: Any, what: str, where: str) -> Any:
     if isinstance(values, tf.RaggedTensor):
         flat = _arrays(values.flat_values, what, where)
         return values.with_flat_values(tf.convert_to_tensor(flat))
+    if isinstance(values, tf.SparseTensor) or is_scipy(values):
+        sparse = tf.sparse.reorder(as_tensor(values))
+        return sparse.with_values(tf.convert_to_tensor(_arrays(sparse.values, what, where)))
     try:
         array = np.asarray(values)
     except Exception as error:  # rows of different lengths; whatever a library's own type raises

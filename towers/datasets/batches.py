@@ -32,6 +32,7 @@ from towers.datasets.source import (
     as_written,
 )
 from towers.datasets.user import source_of
+from towers.step.structures import is_composite
 
 Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
 
@@ -79,8 +80,8 @@ def load_examples(
     if options.augment is None:
         return examples
     x, y, sample_weight = examples.specs
-    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(x)):
-        raise ValueError("augment needs examples of one shape, and x is ragged: leave it out.")
+    if any(map(is_composite, tf.nest.flatten(x))):
+        raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
     augment = load_augment(options.augment, spec)
     return examples._replace(

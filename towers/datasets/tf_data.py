@@ -25,6 +25,7 @@ from towers.datasets.read_through import count_elements, read_through
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
+from towers.step.structures import is_composite
 
 # Lengths of datasets that had to be read to tell it: a run needs the length several times.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
@@ -253,10 +254,11 @@ def of_any(split: tf.data.Dataset, where: str) -> tuple[tf.data.Dataset, tuple[A
         ValueError: they hold something else than numbers, nothing or no end.
     """
     for spec in tf.nest.flatten(split.element_spec):
-        is_tensor = isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec)
+        is_tensor = isinstance(spec, tf.TensorSpec) or is_composite(spec)
         if not is_tensor or not (spec.dtype.is_numeric or spec.dtype.is_bool):
             raise ValueError(
-                f"{where}: its elements hold {spec}, but must hold numbers, dense or ragged."
+                f"{where}: its elements hold {spec}, but must hold numbers: dense, ragged or "
+                "sparse."
             )
     _check_end(split, where)
     _check_count(split, where)

@@ -25,7 +25,7 @@ from towers.step.losses import SHARES_SPEC
 from towers.step.sharding import shard_sizes
 from towers.step.state import is_seed
 from towers.step.state import statistics as statistics_of
-from towers.step.structures import map_tensors
+from towers.step.structures import is_composite, map_tensors
 from towers.step.transfers import packages
 
 _LOSS = tf.TensorSpec([], tf.float32)
@@ -200,7 +200,7 @@ def _sends_in(
 
 
 def _example_spec(tensor: tf.Tensor) -> tf.TensorSpec:
-    if not tensor.shape[1:].is_fully_defined():
+    if is_composite(tensor) or not tensor.shape[1:].is_fully_defined():
         raise ValueError(
             f"plan and profile count the bytes of an example, and here these differ: the batches "
             f"are of shape {tensor.shape}."

@@ -26,6 +26,7 @@ from towers.levels.tower_collectives import TowerCollective, TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import WholeTower, call_on_devices
+from towers.step.structures import is_composite
 
 
 class CutTower:
@@ -155,7 +156,9 @@ def trace_tower(
     """Traces a method of a tower once, for all towers and all shard sizes.
 
     It stays whole where its towers do not meet and its graph is repeatable as it is. XLA does not
-    compile what draws noise by tf.random, whose seeds it would ignore.
+    compile what draws noise by tf.random, whose seeds it would ignore. It does not compile ragged
+    or sparse rows either: it knows few of their operations, and would compile each number of
+    entries anew.
 
     Args:
         method: of a tower.
@@ -164,6 +167,8 @@ def trace_tower(
         meets: whether the method takes `sum_towers`, which makes towers meet.
     """
     traced: list[tuple[list[tf.Tensor], TowerCollectives]] = []
+    if any(map(is_composite, tf.nest.flatten(specs))):
+        options = {**options, "jit_compile": None}
 
     def body(*arguments: Any) -> Any:
         flat = flat_of(arguments)
