@@ -12,6 +12,7 @@ from towers.diagnosis import plan
 from towers.machine.policy import CPU, GPU
 from towers.step import TowerStep
 from towers.step.prefetch import prefetched
+from towers.step.structures import batch_specs
 
 pytestmark = pytest.mark.light  # not about updates or curves
 
@@ -91,7 +92,8 @@ def test_xla_leaves_sparse_rows_to_tensorflow():
     def trained(jit_compile):
         model = compiled("sparse")
         devices = towers.tower_devices(2, "cpu")
-        TowerStep(model, "sgd", "mse", devices=devices, jit_compile=jit_compile)(*examples("sparse"))
+        step = TowerStep(model, "sgd", "mse", devices=devices, jit_compile=jit_compile)
+        step(*examples("sparse"))
         return model.get_weights()
 
     assert_same(trained(True), trained(False))
@@ -258,7 +260,7 @@ def test_what_needs_examples_of_one_shape_says_so(tmp_path):
     for name in ("ragged", "sparse"):
         x, y, _ = examples(name)
         with pytest.raises(ValueError, match="plan and profile count the bytes of an example"):
-            plan.one_example((x, tf.constant(y)))
+            plan.one_example(batch_specs((x, y)))
     model, config, train, test = ragged_run(tmp_path / "augmented", augment="tests.objects:none")
     with pytest.raises(ValueError, match="augment needs dense examples, and x is ragged"):
         towers.train(config, model=model, train=train, test=test)

@@ -8,10 +8,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # Rooms, and the flat modules: each imports only those before it.
 ORDER = (
-    "machine", "named", "class_weight", "fields", "config", "command_line", "models", "reading",
-    "datasets", "levels", "rows", "step", "own_step", "recipe", "checkpointing", "training",
-    "parallel", "reporting", "diagnosis", "after_training", "loop", "__main__", "sweep",
-    "launch",
+    "machine", "named", "tensor_rows", "class_weight", "fields", "config", "command_line",
+    "models", "reading", "datasets", "levels", "rows", "step", "own_step", "recipe",
+    "checkpointing", "training", "parallel", "reporting", "diagnosis", "after_training", "loop",
+    "__main__", "sweep", "launch",
 )
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.step import sharding, structures
+from towers.step import sharding
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -36,7 +36,7 @@ def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
     assert second[2] is None
 
 
-def test_the_rows_of_a_sparse_tensor_are_split_joined_and_gathered_as_dense_rows_are():
+def test_the_rows_of_a_sparse_tensor_are_split_and_joined_as_dense_rows_are():
     dense = np.arange(24).reshape(6, 2, 2) % 5 * (np.arange(6) != 2)[:, None, None]
     batch = tf.sparse.from_dense(dense)
     for num_towers in (1, 4, 8):
@@ -47,26 +47,6 @@ def test_the_rows_of_a_sparse_tensor_are_split_joined_and_gathered_as_dense_rows
         joined = sharding.concat_shards([shard.values for shard in shards], shards)
         for ours, theirs in zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True)):
             np.testing.assert_array_equal(ours, theirs)
-    for index in ([3, 0, 2, 3], []):
-        rows = structures.gather_rows(batch, tf.constant(index, tf.int64))
-        np.testing.assert_array_equal(tf.sparse.to_dense(rows), dense[index])
-
-
-class Matrix:
-    """What towers take of a matrix of SciPy: entries in any order, by `tocoo()`."""
-
-    shape, dtype = (3, 4), np.dtype("float32")
-    row, col, data = np.array([2, 0, 2]), np.array([3, 1, 0]), np.array([1, 2, 3], "float32")
-
-    def tocoo(self):
-        return self
-
-
-def test_a_matrix_of_scipy_becomes_a_sparse_tensor_in_the_order_of_its_rows():
-    tensor = structures.as_tensor(Matrix())
-    assert tensor.indices.numpy().tolist() == [[0, 1], [2, 0], [2, 3]]
-    assert tensor.values.numpy().tolist() == [2, 3, 1] and tensor.shape == [3, 4]
-    assert structures.batch_specs(Matrix()) == tf.SparseTensorSpec([None, 4], tf.float32)
 
 
 def test_shares_are_fractions_of_the_examples():

@@ -18,7 +18,7 @@ from towers.datasets.dataset import Dataset, check_arrays, check_finite
 from towers.datasets.pixels import are_pixels, divided, notes, specs_of
 from towers.datasets.source import Epoch, InputOptions, as_written, of_batches
 from towers.named import one_line
-from towers.step.structures import as_tensor, gather_rows, is_scipy
+from towers.tensor_rows import as_tensor, gather_rows, is_scipy
 
 _HOW_TO_PAD = "pad its rows to one length, or give a tf.RaggedTensor"
 _HOW_TO_TOKENIZE = "turn text into numbers first, such as with keras.layers.TextVectorization"

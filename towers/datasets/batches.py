@@ -32,7 +32,7 @@ from towers.datasets.source import (
     as_written,
 )
 from towers.datasets.user import source_of
-from towers.step.structures import is_composite
+from towers.tensor_rows import is_composite
 
 Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
 

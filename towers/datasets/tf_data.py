@@ -25,7 +25,7 @@ from towers.datasets.read_through import count_elements, read_through
 from towers.datasets.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
-from towers.step.structures import is_composite
+from towers.tensor_rows import is_composite
 
 # Lengths of datasets that had to be read to tell it: a run needs the length several times.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()

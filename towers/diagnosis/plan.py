@@ -25,8 +25,9 @@ from towers.step.losses import SHARES_SPEC
 from towers.step.sharding import shard_sizes
 from towers.step.state import is_seed
 from towers.step.state import statistics as statistics_of
-from towers.step.structures import is_composite, map_tensors
+from towers.step.structures import map_tensors
 from towers.step.transfers import packages
+from towers.tensor_rows import is_composite
 
 _LOSS = tf.TensorSpec([], tf.float32)
 

@@ -24,7 +24,8 @@ from towers.rows.facts import COUNT, Fact
 from towers.rows.rows import Rows
 from towers.step.gathering import gathered_by
 from towers.step.sharding import batch_size
-from towers.step.structures import any_rows, components, packed, take_rows
+from towers.step.structures import any_rows, components, packed
+from towers.tensor_rows import take_rows
 
 
 @dataclass

@@ -29,15 +29,8 @@ from towers.datasets.batches import sha256, shuffled
 from towers.datasets.repeated import has_state
 from towers.datasets.source import num_steps, prepare_ahead
 from towers.parallel.stateful import Stateful
-from towers.step.structures import (
-    as_tensor,
-    batch_specs,
-    gather_rows,
-    is_composite,
-    is_scipy,
-    map_tensors,
-    take_rows,
-)
+from towers.step.structures import batch_specs, map_tensors
+from towers.tensor_rows import as_tensor, gather_rows, is_composite, is_scipy, take_rows
 
 _ENDLESS = tf.int64.max
 

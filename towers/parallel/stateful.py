@@ -12,7 +12,8 @@ import keras
 
 from towers.checkpointing.plain_state import decoded, encoded
 from towers.datasets.repeated import Repeated
-from towers.step.structures import as_tensor, batch_specs, map_tensors
+from towers.step.structures import batch_specs, map_tensors
+from towers.tensor_rows import as_tensor
 
 
 class Stateful:

@@ -26,8 +26,8 @@ from towers.machine.watch import ANOTHER_BATCH
 from towers.machine.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
-from towers.step.structures import join_rows, sparse_rows, take_rows
 from towers.step.transfers import pack, packages, unpack
+from towers.tensor_rows import join_rows, sparse_rows, take_rows
 
 
 class Subtree(NamedTuple):

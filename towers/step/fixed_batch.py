@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from towers.levels.dependence import Dependence
 from towers.machine.user_lines import line_of
-from towers.step.structures import any_rows, components, is_composite, map_tensors
+from towers.step.structures import any_rows, components, map_tensors
+from towers.tensor_rows import is_composite
 
 _CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
 # What pairs the rows of two tensors.

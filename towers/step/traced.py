@@ -10,7 +10,8 @@ from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
 from towers.step.row_counts import check_arrays, check_rows
-from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
+from towers.step.structures import Structure, any_rows, map_tensors
+from towers.tensor_rows import as_tensor
 
 
 class TracedGraphs:

@@ -26,7 +26,7 @@ from towers.levels.tower_collectives import TowerCollective, TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import WholeTower, call_on_devices
-from towers.step.structures import is_composite
+from towers.tensor_rows import is_composite
 
 
 class CutTower:
