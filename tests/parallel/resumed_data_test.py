@@ -141,10 +141,8 @@ def test_what_differs_is_in_the_identity():
     assert identity(dataset().take(2)) != identity(dataset())
 
 
-@pytest.mark.parametrize("make", [lambda: [[1.0, 2.0]], lambda: None, lambda: "text",
-                                  lambda: tf.sparse.eye(2)])
-def test_data_without_an_order_are_refused(make):
-    x = make()
+@pytest.mark.parametrize("x", [[[1.0, 2.0]], None, "text"])
+def test_data_without_an_order_are_refused(x):
     assert not are_arrays(x)
     with pytest.raises(ValueError, match=r"^x \(.*\): towers.Resume knows the order of arrays"):
         made(x, Start(0))
