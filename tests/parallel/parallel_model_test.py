@@ -181,13 +181,14 @@ class AddsLoss(L.Layer):
         return x
 
 
-def test_a_tracker_in_compute_loss_that_would_miss_added_losses_is_an_error():
+def test_a_step_refuses_a_tracker_in_compute_loss_that_would_miss_added_losses():
     model = TracksItsLoss()
     model.last = keras.Sequential([L.Dense(3, activation="softmax"), AddsLoss()])
-    parallel = towers.make_parallel(model, 2)
-    parallel.compile("sgd")
-    with pytest.raises(ValueError, match="the metric would miss them"):
-        parallel.fit(*rows(), verbose=0)
+    model(rows()[0])
+    model.compile("sgd")
+    step = towers.TowerStep(model, devices=["/cpu:0"], num_towers=2)
+    with pytest.raises(ValueError, match="the metric would miss. Use towers.make_parallel"):
+        step(*rows())
 
 
 def test_rnn_with_an_initial_state_as_input():

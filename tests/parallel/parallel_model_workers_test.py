@@ -23,7 +23,7 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
 @pytest.mark.parametrize("what, said", [
     ("other_shuffle", "ValueError: the workers have different global batches in a train step. Give "
                       "each the same examples in the same order"),
-    ("own_step", "towers meet in its train_step, within one process only, and the environment names"
+    ("own_step", "Towers meet within one process only, and the environment names"
                  " 2 workers. Unset TF_CONFIG."),
     ("late", "ValueError: the environment names 2 workers, but TensorFlow has started before this "
              "process joined them: a model's variables start it, too. Call towers.join_workers()"),
