@@ -11,6 +11,7 @@ from towers.rows.rows import Rows
 from towers.step.lookups import are_shared
 
 L = keras.layers
+DISTINCT = ["unique", "sum", "mean"]
 
 
 class Positions(L.Layer):
@@ -28,10 +29,31 @@ class Positions(L.Layer):
             tf.constant([0, 3, 3, 1, 0]) if twice else tf.range(tf.shape(x)[1]))
 
 
+class Distinct(L.Layer):
+    """Looks each token of the batch up once."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(10, 4))
+
+    def call(self, x):
+        table = tf.convert_to_tensor(self.table)
+        if self.kind == "unique":
+            tokens, places = tf.unique(tf.reshape(x, [-1]))
+            rows = tf.gather(tf.gather(table, tokens), places)
+            return tf.reshape(rows, [tf.shape(x)[0], 5 * 4])
+        return tf.ensure_shape(tf.nn.safe_embedding_lookup_sparse(
+            table, tf.sparse.from_dense(x), combiner=self.kind), [None, 4])
+
+
 def trained(kind, own_step=False, num_towers=None, num_devices=2):
     """(logs, variables) after 2 epochs; by Keras where no towers are asked for."""
     keras.utils.set_random_seed(3)
-    layers = [keras.Input((5,), dtype="int32"), Positions(kind), L.Flatten(), L.Dense(2)]
+    layer = (Distinct if kind in DISTINCT else Positions)(kind)
+    layers = [keras.Input((5,), dtype="int32"), layer, L.Flatten(), L.Dense(2)]
     model = (OwnStep if own_step else keras.Sequential)(layers)
     if num_towers:
         model = towers.make_parallel(model, num_devices, num_towers=num_towers)
@@ -52,9 +74,9 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
-@pytest.mark.telling("two tables-*")
+@pytest.mark.telling("two tables-*", "unique-*", "mean-False")
 @pytest.mark.parametrize("own_step", [False, True])
-@pytest.mark.parametrize("kind", ["two tables", "one table", "twice"])
+@pytest.mark.parametrize("kind", ["two tables", "one table", "twice", *DISTINCT])
 def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind, own_step, float64):
     loss, variables = trained(kind, own_step)
     ours, found = trained(kind, own_step, 3)

@@ -48,13 +48,17 @@ def _apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
 
 
 def _are_distinct(indices: tf.Tensor) -> bool:
-    """Whether indices are what `tf.unique` returns, as for a product with a sparse tensor."""
+    """Whether a shard has each index once, as in gradients of `tf.nn.embedding_lookup_sparse`."""
     while indices.op.type in _MOVES:
         indices = indices.op.inputs[0]
-    return indices.op.type in ("Unique", "UniqueV2")
+    return indices.op.type in _DISTINCT
 
 
 _BY_INDEX = tf.int16
+_DISTINCT = (
+    "Unique", "UniqueV2", "SparseSegmentSumGradV2", "SparseSegmentMeanGradV2",
+    "SparseSegmentSqrtNGradV2",
+)
 _MOVES = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
 
 
