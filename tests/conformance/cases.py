@@ -155,6 +155,23 @@ def pair_error(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true[0] * y_true[1] - y_pred[0] * y_pred[1]), axis=-1)
 
 
+def _outputs_without_rows() -> keras.Model:
+    x = keras.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(x)
+    mean, total = keras.ops.mean(keras.ops.square(hidden)), keras.ops.sum(hidden, axis=0)
+    return keras.Model(x, {"all": [L.Dense(3)(hidden), mean, total]})
+
+
+def _batch_without_rows(n: int, rng: np.random.Generator) -> tuple:
+    x, y, _ = rows(n, rng)
+    return x, {"all": [y, y[:, 0], y[:, 0]]}, None  # Keras wants labels for each output
+
+
+def error_and_mean(y_true: Any, y_pred: Any) -> Any:
+    """A loss of rows, and of a mean over the rows."""
+    return keras.ops.mean(keras.ops.abs(y_true[0] - y_pred[0])) + 0.3 * y_pred[1]
+
+
 class WithPositions(L.Layer):
     """One table, looked up by rows and, alike in all towers, by positions."""
 
@@ -359,6 +376,9 @@ ODD = [
             "crossentropy",
             keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
         ]},
+    }),
+    Case("outputs_without_rows", _outputs_without_rows, _batch_without_rows, {
+        "loss": {"all": error_and_mean},
     }),
     Case("embedding", _embedding, _tokens),
     Case("ragged", _ragged, _ragged_tokens),

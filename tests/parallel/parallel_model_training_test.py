@@ -179,6 +179,48 @@ def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values(
     assert_same_fit(pair, rows, batch_size=7)
 
 
+class OutputsWithoutRows(keras.Model):
+    """6 numbers -> 3 classes, and outputs that are no value for each example."""
+
+    def __init__(self, only=("mean", "total", "count", "kernel", "number", "twice")):
+        super().__init__()
+        self.hidden, self.only = keras.layers.Dense(5), only
+        self.last = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        hidden = self.hidden(x)
+        others = {
+            "mean": lambda: keras.ops.mean(hidden, axis=0),
+            "total": lambda: keras.ops.sum(hidden),
+            "count": lambda: keras.ops.shape(hidden)[0],
+            "kernel": lambda: self.hidden.kernel * 1.0,
+            "number": lambda: 3.0,
+            "twice": lambda: keras.ops.repeat(hidden, 2, axis=0),  # two rows for each example
+            "most": lambda: keras.ops.max(hidden),
+            "root": lambda: keras.ops.sqrt(keras.ops.mean(hidden**2)),
+        }
+        return {"classes": self.last(hidden), **{name: others[name]() for name in self.only}}
+
+
+def test_outputs_without_a_row_for_each_example_are_the_large_batchs():
+    loss = {"classes": "sparse_categorical_crossentropy"}
+    pair, (x, y) = build_pair(OutputsWithoutRows, optimizer=lambda: "sgd", loss=loss), rows()
+    assert_same_fit(pair, lambda: (x, {"classes": y}), batch_size=7)
+    theirs, ours = (model.evaluate(x, {"classes": y}, verbose=0) for model in pair)
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    theirs, ours = (model.predict(x, batch_size=7, verbose=0) for model in pair)
+    assert list(ours) == list(theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("name, what", [("most", "takes Max over"), ("root", "takes Sqrt of")])
+def test_an_output_that_is_neither_rows_nor_a_mean_nor_a_sum_is_refused(name, what):
+    parallel = build_pair(lambda: OutputsWithoutRows([name]), **CLASSIFIER).ours
+    with pytest.raises(ValueError, match=rf"_training_test.py:\d+ {what} .*towers.gather\(rows\)"):
+        parallel.predict(rows()[0], verbose=0)
+
+
 def test_labels_of_the_outputs_with_a_loss_alone():
     case = CASES["two_outputs"]
     x, y, _ = case.batch(13, np.random.default_rng(0))

@@ -25,9 +25,9 @@ from towers.machine.cluster import Cluster
 from towers.machine.watch import ANOTHER_BATCH
 from towers.machine.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
-from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards
+from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
 from towers.step.transfers import pack, packages, unpack
-from towers.tensor_rows import join_rows, sparse_rows, take_rows
+from towers.tensor_rows import join_rows, sparse_rows
 
 
 class Subtree(NamedTuple):
@@ -172,7 +172,7 @@ class WorkersExchange(Exchange):
         return sums
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-        own = [take_rows(v, [0], [shards[t].size]) for t, v in zip(self.mine, values, strict=True)]
+        own = [rows_of(v, shards[t]) for t, v in zip(self.mine, values, strict=True)]
         sizes = [
             tf.add_n([shards[t].size for t in self._towers_of(w)])
             for w in range(self._num_workers)

@@ -26,8 +26,9 @@ from towers.step.outputs import (
     makes_mask,
     with_reduction,
 )
+from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import Shard
-from towers.step.structures import Structure
+from towers.step.structures import Structure, map_tensors
 
 
 class Shares(NamedTuple):
@@ -70,7 +71,7 @@ class Losses:
     def bind(self, outputs: Structure) -> None:
         """Learns the model's outputs, which are not known before a subclassed model is traced."""
         if self.outputs is None:
-            self.outputs = tf.nest.map_structure(lambda v: v.dtype, outputs)
+            self.outputs = map_tensors(lambda v: v.dtype, outputs)
 
     def terms(
         self, y: Structure, sample_weight: Structure, predictions: Sequence[Any] | None = None
@@ -101,14 +102,18 @@ class Losses:
         sample_weight: Structure,
         added: Sequence[tf.Tensor],
         shares: Shares,
+        facts: ShardFacts | None = None,
     ) -> tf.Tensor:
         """A shard's part of the global batch's loss: the sum of share * factor * loss.
+
+        The loss of an output without a batch axis counts like a loss that a layer adds.
 
         Args:
             y, sample_weight: of the shard, structures of tensors [n, ...] or None.
             predictions: the flattened outputs.
             added: the shard's parts of losses that layers, or a `compute_loss`, have added.
             shares: the tower's share of each term.
+            facts: tells which outputs have a batch axis; None means all of them.
 
         Raises:
             ValueError: there is no loss at all.
@@ -116,11 +121,16 @@ class Losses:
         """
         values = []
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):
-            if not self._is_alone:
+            flat = tf.nest.flatten(term.y_pred)
+            without_rows = None if facts is None or all(map(facts.has_rows, flat)) else facts
+            if without_rows is None and not self._is_alone:
                 check_loss(term.loss, term.y, term.y_pred, term.sample_weight)
             loss = with_reduction(term.loss, "sum") if divides_by_weights(term) else term.loss
             value = loss(term.y, term.y_pred, term.sample_weight)
-            values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
+            if without_rows is None:
+                values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
+            else:
+                values.append(without_rows.added_loss(value * tf.cast(term.factor, value.dtype)))
         values += added
         if not values:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")

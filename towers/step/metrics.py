@@ -1,12 +1,12 @@
 """Running means of the loss and of any Keras metrics over the global batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import loss_tracker, marked
+from towers.machine.keras_internals import loss_tracker
 from towers.step.sharding import batch_size
 from towers.step.structures import one_row
 
@@ -92,26 +92,6 @@ class BatchMetrics:
     def variables(self) -> list[keras.Variable]:
         """The running sums."""
         return self._holder.metrics_variables
-
-
-def join_predictions(
-    predictions: Sequence[Sequence[tf.Tensor]],
-    marks: Sequence[Sequence[Mapping[str, tf.Tensor]]],
-    join: Callable[[list[tf.Tensor]], tf.Tensor],
-) -> list[tf.Tensor]:
-    """The model's flattened outputs for the global batch, rows in order, with their marks.
-
-    Args:
-        predictions: T towers x O outputs, each [n, ...].
-        marks: T towers x O outputs: masks and logits, see `marks_of`.
-        join: makes the global batch's rows of one tensor from each tower.
-    """
-    return [
-        marked(join(list(outputs)), {
-            name: join([of_tower[name] for of_tower in their_marks]) for name in their_marks[0]
-        })
-        for outputs, their_marks in zip(zip(*predictions), zip(*marks), strict=True)
-    ]
 
 
 class _MetricsHolder(keras.Model):

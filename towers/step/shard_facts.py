@@ -1,15 +1,17 @@
 """Facts on the tensors of a tower's trace: which depend on its shard, and how."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from towers.levels.dependence import Dependence
+from towers.machine.user_lines import line_of
 from towers.rows.rows import Rows
 from towers.step.lookups import are_shared
 from towers.step.structures import Structure
 from towers.step.synchronized import Sum
+from towers.tensor_rows import is_composite
 
 
 class ShardFacts(NamedTuple):
@@ -61,8 +63,34 @@ class ShardFacts(NamedTuple):
         A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
         What is neither is warned of by `rows.warn()`, and weighs that, too.
         """
-        kind = self.rows.check(value, "a loss that a layer, or compute_loss, adds")
+        kind = self.rows.check(value, "a loss that a layer, compute_loss or an output adds")
         return self.masked(value) if kind.name == "sum" else self.weighted(value)
+
+    def part_of_output(self, value: tf.Tensor) -> tf.Tensor:
+        """A tower's part of an output that is a sum or a mean over the batch's rows.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        part = self.part(value)
+        if part is None:
+            fault = self.rows.kind(value).fault
+            reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
+            raise ValueError(
+                f"an output of the model, of shape {value.shape}, is neither a value for each "
+                f"example nor a mean or a sum over the examples: {reason}. Each tower has only its "
+                "own rows of the batch. Compute the output from towers.gather(rows), the rows of "
+                "all towers, with towers.make_parallel(model, gpus); or from each example."
+            )
+        return part
+
+    def has_rows(self, value: Any) -> bool:
+        """Whether an output of the model has a row for each example of the shard."""
+        if value is None or is_composite(value) or value.shape.rank is None:
+            return True
+        if value.shape.rank == 0:
+            return False
+        return value.shape[0] is None or self.rows.fact(value).has_rows
 
     def are_shared(self, indices: tf.Tensor) -> bool:
         """Whether all towers look up these rows of a table, see `lookups`."""

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -81,13 +81,18 @@ def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Te
     """Joins what the towers return for their shards, without the rows of empty shards.
 
     Args:
-        values: T tensors [max(size, 1), ...].
+        values: T tensors [max(size, 1), ...]; or with another number of rows for each example.
         shards: the T shards that they come from.
 
     Returns:
         [N, ...], the rows in the order of the global batch.
     """
-    return join_rows([take_rows(v, [0], [s.size]) for v, s in zip(values, shards, strict=True)])
+    return join_rows([rows_of(v, shard) for v, shard in zip(values, shards, strict=True)])
+
+
+def rows_of(value: Any, shard: Shard) -> Any:
+    """The rows that a tower returns for its shard; no row for an empty shard."""
+    return take_rows(value, [0], [tf.where(shard.size > 0, batch_size(value), 0)])
 
 
 def batch_size(batch: Structure) -> tf.Tensor:

@@ -31,9 +31,9 @@ from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.compiled import COMPILED, recipe_of
 from towers.step.exchange import make_exchange
+from towers.step.joined_outputs import join_outputs
 from towers.step.lookups import whole
 from towers.step.losses import Shares, tower_shares
-from towers.step.metrics import join_predictions
 from towers.step.nonfinite import checked, nonfinite_error
 from towers.step.row_counts import check_placed, check_rows, checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
@@ -330,12 +330,14 @@ class TowerStep:
 
     def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
         """The model's outputs for the global batch, in order, with their masks and logits."""
+        first = self.tower_devices[0]
         with tf.device(self.home):
-            joined = join_predictions(
-                [o.predictions for o in outputs], [o.marks for o in outputs],
-                lambda values: self._exchange.rows(values, shards),
+            flat = join_outputs(
+                outputs, lambda values: self._exchange.rows(values, shards),
+                lambda values: self._exchange.of_tower_0(self._move(values, first, self.home)),
+                lambda values: self._added(self.reduce(values)),
             )
-        return tf.nest.pack_sequence_as(self.tower.losses.outputs, joined)
+        return tf.nest.pack_sequence_as(self.tower.losses.outputs, flat)
 
     def _infer(
         self, name: str, batch: BatchValues, placed: Placed = None

@@ -64,7 +64,7 @@ def any_rows(value: Any) -> tf.TypeSpec:
 def one_row(batch: Any) -> Any:
     """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
     return map_tensors(
-        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])], v.dtype), batch
+        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])][:v.shape.rank], v.dtype), batch
     )
 
 

@@ -18,6 +18,7 @@ from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_b
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
 from towers.step.gathering import gathered_by, refuse
+from towers.step.joined_outputs import as_tensors, without_rows
 from towers.step.lookups import apart
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
@@ -55,6 +56,7 @@ class TowerOutput(NamedTuple):
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     marks: the outputs' masks and logits, each [n, ...], see `marks_of`.
+    whole: the outputs without a batch axis, by their index: tower 0's value, or each tower's part.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
 
@@ -63,6 +65,7 @@ class TowerOutput(NamedTuple):
     assigned: Assigned
     predictions: list[tf.Tensor]
     marks: list[dict[str, tf.Tensor]]
+    whole: Assigned = NOTHING
     finite: tf.Tensor | None = None
 
 
@@ -264,7 +267,7 @@ class Tower:
         scope = TowerScope(known, len(self.trainable))
         loss = tf.zeros([])
         with called_in(scope, lambda: self._meeting(facts, sum_towers)):
-            outputs = self._model(inputs.x, training=training)
+            outputs = as_tensors(self._model(inputs.x, training=training))
             self.losses.bind(outputs)
             changed = scope.changed()
             if shares is not None and facts is not None:
@@ -282,7 +285,11 @@ class Tower:
                 warn_of_averages(v for _, v, _, _ in changed if id(v) in self._averaged.means)
             if shares is not None:
                 facts.rows.warn()
-        return _Forward(tf.nest.flatten(outputs), assigned, loss)
+        predictions = tf.nest.flatten(outputs)
+        whole = NOTHING
+        if facts:
+            whole = without_rows(predictions, facts, is_alone=self._is_alone)
+        return _Forward(predictions, assigned, loss, whole)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
         """The facts on the tensors of a trace that begins."""
@@ -308,7 +315,8 @@ class Tower:
             with trackers_kept_out(self._model, scope):
                 added = [compute_loss.compute(x, y, outputs, sample_weight, training)]
         parts = [facts.added_loss(value) for value in added]
-        return self.losses.total(y, tf.nest.flatten(outputs), sample_weight, parts, shares)
+        predictions = tf.nest.flatten(outputs)
+        return self.losses.total(y, predictions, sample_weight, parts, shares, facts)
 
 
 class _Forward(NamedTuple):
@@ -317,6 +325,7 @@ class _Forward(NamedTuple):
     predictions: list[tf.Tensor]
     assigned: Assigned
     loss: tf.Tensor
+    whole: Assigned
 
 
 def _output(
@@ -324,7 +333,8 @@ def _output(
 ) -> TowerOutput:
     marks = [marks_of(y_pred) for y_pred in forward.predictions]
     return TowerOutput(
-        forward.loss, list(gradients), forward.assigned, forward.predictions, marks, finite
+        forward.loss, list(gradients), forward.assigned, forward.predictions, marks,
+        forward.whole, finite
     )
 
 

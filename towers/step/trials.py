@@ -228,7 +228,9 @@ def _run(
             outputs = tf.nest.flatten(outputs_of(x))
         return [_dense(v) for v in outputs]
 
-    traced = tf.function(forward, autograph=False).get_concrete_function(batches[0])
+    specs = map_tensors(any_rows, batches[0])
+    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    has_rows = [v.shape.rank is None or v.shape[:1] == [None] for v in traced.structured_outputs]
     known = {id(stored_value(variable)) for variable in model.variables}
     before = [(v, v.read_value()) for v in traced.variables if id(v) not in known]
     try:
@@ -238,8 +240,8 @@ def _run(
             variable.assign(value)
     return [
         [
-            v.numpy()[:_FIRST_PART] if v.shape.rank and v.shape[0] == _NUM_ROWS else np.empty(0)
-            for v in outputs
+            v.numpy()[:_FIRST_PART] if v.shape[:1] == [_NUM_ROWS] and is_open else np.empty(0)
+            for v, is_open in zip(outputs, has_rows, strict=True)
         ]
         for outputs in found
     ]
