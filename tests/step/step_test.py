@@ -155,8 +155,7 @@ def test_tower0_takes_tower_0s_statistics():
     (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
     (lambda: make_step(build(), loss=keras.losses.MeanSquaredError(reduction=None))(*data()),
      "must be one number"),
-    (lambda: make_step(build(), loss={"other": "mse"})(*data()), "loss names .'other'."),
-    (lambda: make_step(build(), loss=["mse", "mse"])(*data()), "loss has 2 entries"),
+    (lambda: make_step(build(), loss={"other": "mse"})(*data()), "does not match the model's out"),
     (lambda: make_step(keras.Sequential([
         keras.Input((5, 6), batch_size=4), L.GRU(1, stateful=True)])), "stateful=True"),
 ])

@@ -15,6 +15,7 @@ class NeedsOtherTowers(ValueError):
     """A tower that is computed in one piece needs other towers' rows, or sums over all towers."""
 
 
+@tf.autograph.experimental.do_not_convert
 def gather(rows: tf.Tensor) -> tf.Tensor:
     """The rows of all towers, in the order of the global batch.
 

@@ -66,7 +66,7 @@ class Losses:
         self.outputs: Structure = None
         has_terms = loss is not None and self.model_loss is None
         self._terms = LossTerms(loss, loss_weights, names) if has_terms else None
-        self._is_alone = is_alone
+        self._names, self._is_alone = names, is_alone
 
     def bind(self, outputs: Structure) -> None:
         """Learns the model's outputs, which are not known before a subclassed model is traced."""
@@ -83,14 +83,18 @@ class Losses:
             predictions: the flattened outputs; None where no prediction of a term is needed.
 
         Raises:
-            ValueError or KeyError: the structures do not match, as Keras says it.
-            NoNumber: a loss has no reduction.
+            ValueError, KeyError: the structures do not match. NoNumber: a loss has no reduction.
         """
         if self._terms is None:
             return []
         given = tf.nest.flatten(self.outputs) if predictions is None else list(predictions)
         y_pred = tf.nest.pack_sequence_as(self.outputs, given)
-        terms = self._terms.terms(y, y_pred, sample_weight)
+        try:
+            terms = self._terms.terms(y, y_pred, sample_weight)
+        except TypeError as error:  # Keras looks up a name among outputs that have none
+            outputs = self._names or self.outputs
+            text = "loss, loss_weights or y does not match the model's outputs; give one for each: "
+            raise ValueError(f"{text}{outputs}.") from error
         for term in terms:
             check_reduction(term.loss)
         return terms
