@@ -437,8 +437,8 @@ def _add_own_step(model: ParallelModel, name: str) -> OwnStep:
     if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
         raise ValueError(
             f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
-            "calls towers.gather, or has a loss that is neither a mean nor a sum over examples. Use "
-            "strategy='parameter_server' and gpus_per_tower=1."
+            "calls towers.gather, or has a loss that is neither a mean nor a sum over examples. "
+            "Use strategy='parameter_server' and gpus_per_tower=1."
         )
     where = towers.devices, towers.num_towers, towers.batch_norm
     return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
