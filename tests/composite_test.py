@@ -64,6 +64,32 @@ def test_metrics_are_keras():
     assert_same(logs(parallel), logs(compiled("ragged")), 1e-6)
 
 
+def to_dense(y):
+    return tf.sparse.to_dense(y) if isinstance(y, tf.SparseTensor) else y
+
+
+def square_error(y, y_pred):
+    return tf.reduce_mean(tf.square(to_dense(y) - y_pred), axis=-1)
+
+
+def absolute_row_error(y, y_pred):
+    return tf.reduce_sum(tf.abs(y - y_pred), axis=[1, 2])
+
+
+def test_metrics_of_a_step_take_sparse_and_ragged_labels(float64):
+    x, y, _ = examples("sparse")
+    for labels in (y, tf.sparse.from_dense(y)):
+        step = TowerStep(compiled("sparse"), "sgd", square_error, metrics=[square_error],
+                         devices=towers.tower_devices(3, "cpu"))
+        logs = step(x, labels)
+        np.testing.assert_allclose(logs["square_error"], logs["loss"], rtol=1e-6)
+    x, y, _ = examples("ragged_output")
+    step = TowerStep(compiled("ragged_output"), "sgd", **CASES["ragged_output"].compile,
+                     metrics=[absolute_row_error], devices=towers.tower_devices(3, "cpu"))
+    expected = np.mean(absolute_row_error(y, compiled("ragged_output")(x)))
+    np.testing.assert_allclose(step(x, y)["absolute_row_error"], expected, rtol=1e-6)
+
+
 @pytest.mark.telling("cpu")
 @pytest.mark.parametrize(
     "name, policy", [("ragged", CPU), ("ragged_output", GPU), ("sparse", GPU)],

@@ -63,9 +63,19 @@ def any_rows(value: Any) -> tf.TypeSpec:
 
 def one_row(batch: Any) -> Any:
     """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
-    return map_tensors(
-        lambda v: tf.zeros([1, *(size or 1 for size in v.shape[1:])][:v.shape.rank], v.dtype), batch
-    )
+    return map_tensors(_one_row, batch)
+
+
+def _one_row(tensor: Any) -> Any:
+    shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
+    row, spec = tf.zeros(shape, tensor.dtype), any_rows(tensor)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(row)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(
+            row, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
+        )
+    return row
 
 
 def components(batch: Any) -> list[Any]:
