@@ -332,4 +332,4 @@ def cause(error: Exception) -> str:
     """The message of a TensorFlow error, in one line, without the names of operations."""
     text = " ".join(str(getattr(error, "message", error)).split())
     # TensorFlow names its operations before the message and after it.
-    return re.sub(r"\{\{.*?\}\}|.*::\S+|\[.*", "", text).strip(" .")
+    return re.sub(r"\{\{.*?\}\}|.*::\S+|\[(\[|Op:).*", "", text).strip(" .")

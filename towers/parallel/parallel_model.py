@@ -38,6 +38,7 @@ from towers.step.compiled import losses, overrides, track_losses, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib
 from towers.step.gathering import NeedsOtherTowers
+from towers.step.first_error import NewestBatch, first_error, run_in_turn
 from towers.step.row_counts import check_arrays, readable
 from towers.step.stages import check_groups, check_stages
 from towers.step.structures import batch_specs
@@ -143,6 +144,7 @@ class _Towers:
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
+    newest: of each step the batch on which towers run again, if one of them has failed.
     """
 
     base: Base
@@ -157,6 +159,9 @@ class _Towers:
     jit_compile: bool = False
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
+    newest: dict[str, NewestBatch] = field(
+        default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
+    )
 
 
 class ParallelModel(keras.Model):
@@ -221,16 +226,19 @@ class ParallelModel(keras.Model):
         """One synchronous update, or what the model's own does; called by Keras' loop."""
         own = _own_step(self, "train")
         if own is not None:
-            return own(data)
+            with tf.control_dependencies(self._towers.newest["train"].keep(data)):
+                return own(data)
         return _update(self, *keras.utils.unpack_x_y_sample_weight(data))
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
         own = _own_step(self, "test")
         if own is not None:
-            return own(data)
+            with tf.control_dependencies(self._towers.newest["test"].keep(data)):
+                return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
+        with tf.control_dependencies(self._towers.newest["test"].keep(x, y, sample_weight)):
+            loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
         with tf.device(_home(self)), tf.control_dependencies([loss]):
             track_losses(self, x, y, y_pred, sample_weight, training=False)
             return update_metrics(self, loss, x, y, y_pred, sample_weight)
@@ -239,9 +247,11 @@ class ParallelModel(keras.Model):
         """The outputs for one global batch; called by Keras' loop."""
         own = _own_step(self, "predict")
         if own is not None:
-            return own(data)
+            with tf.control_dependencies(self._towers.newest["predict"].keep(data)):
+                return own(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return _step(self, "predict", x).predict_graph(x)
+        with tf.control_dependencies(self._towers.newest["predict"].keep(x, None, None)):
+            return _step(self, "predict", x).predict_graph(x)
 
     def make_train_function(self, force: bool = False) -> None:
         """Keras' function, which first makes variables."""
@@ -313,7 +323,9 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
         return
 
     def call(data: Any) -> Any:
-        with watched(join_workers(), f"a {name} step"), readable():
+        with watched(join_workers(), f"a {name} step"), readable(), first_error(
+            functools.partial(_run_in_turn, model, name)
+        ):
             return function(data)
 
     def first_call(data: Any) -> Any:
@@ -331,6 +343,23 @@ def _make_function(model: ParallelModel, name: str, make: Callable, force: bool)
     setattr(model, attribute, first_call)
 
 
+def _run_in_turn(model: ParallelModel, name: str) -> None:
+    """Runs the towers on the newest batch, one after the other: the first error is raised."""
+    batch, step = model._towers.newest[name].read(), model._towers.step
+    if batch is None:
+        return
+    own = model._towers.own_steps.get(name)
+    if own is not None:
+        before = [(variable, variable.numpy()) for variable in own.variables]
+        try:
+            own(*batch)
+        finally:
+            for variable, value in before:
+                variable.assign(value)
+    elif step is not None:
+        run_in_turn(step, name, *batch)
+
+
 def _update(
     model: ParallelModel, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
 ) -> dict[str, tf.Tensor]:
@@ -340,7 +369,8 @@ def _update(
         with tf.device(_home(model)):
             track_losses(model, x, y, y_pred, sample_weight, training=True)
 
-    loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed, track)
+    with tf.control_dependencies(model._towers.newest["train"].keep(x, y, sample_weight)):
+        loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed, track)
     with tf.device(_home(model)), tf.control_dependencies([loss]):
         return update_metrics(model, loss, x, y, y_pred, sample_weight)
 
@@ -373,6 +403,11 @@ def _make_variables(model: ParallelModel, name: str, data: Any) -> Any:
             own = _add_own_step(model, name)
     if own is not None:
         own.prepare(batch)
+        model._towers.newest[name].prepare(batch)
+    else:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rest = (None, None) if name == "predict" else (y, sample_weight)
+        model._towers.newest[name].prepare(x, *rest)
     return data
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from towers.machine.watch import watched
 from towers.step import TowerStep
+from towers.step.first_error import first_error, run_in_turn
 from towers.step.prefetch import prefetched
 from towers.step.row_counts import readable
 from towers.step.structures import any_rows, components, map_tensors, packed
@@ -46,7 +47,9 @@ class PlacedBatches:
         specs = [map_tensors(any_rows, each) for each in (values, batch.placed)]
         if str(specs) not in self._functions:
             self._functions[str(specs)] = self._function(*specs)
-        with watched(self._step.cluster, "a train step"), readable():
+        with watched(self._step.cluster, "a train step"), readable(), first_error(
+            lambda: run_in_turn(self._step, "train", *values)
+        ):
             return self._functions[str(specs)](*components([values, batch.placed]))
 
     def _function(self, *specs: Any) -> Callable[..., dict[str, tf.Tensor]]:

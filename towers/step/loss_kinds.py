@@ -31,13 +31,22 @@ class NeitherMeanNorSum(NeedsOtherTowers):
     """The towers' values of a loss do not make the value of the global batch."""
 
 
+class WeightShapeError(ValueError):
+    """The sample weights do not fit the values of a loss."""
+
+
 def check_loss(
     loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None
 ) -> None:
-    """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced."""
+    """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced.
+
+    Raises WeightShapeError for sample weights that do not fit the loss.
+    """
     try:
         fault = loss_fault(loss, y, y_pred, sample_weight)
         why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
+    except WeightShapeError:
+        raise
     except Exception as error:  # whatever a loss of the user's raises
         why = f"it cannot be traced alone ({type(error).__name__}: {_first_line(error)})"
     if why:
@@ -69,6 +78,8 @@ def loss_fault(
             y_pred = marked(y_pred, {"mask": mask})
         # `shard_weight` knows the denominators of Keras' own reductions.
         unreduced = loss if overrides_call(loss) else with_reduction(loss, "none")
+        if sample_weight is not None and not overrides_call(loss):
+            _check_weight_shape(loss, unreduced(y, y_pred), sample_weight)
         value = tf.convert_to_tensor(unreduced(y, y_pred, sample_weight))
         found.append(_fault(value, rows.fact(value), loss_reduction(loss)))
 
@@ -76,6 +87,22 @@ def loss_fault(
     with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
         tf.function(judge, autograph=False).get_concrete_function(*specs)
     return found[-1]
+
+
+def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any) -> None:
+    """Raises WeightShapeError where weights have axes that the values of a loss do not have.
+
+    TensorFlow would align the last axes, and pair the weights of one example with all examples.
+    """
+    shape, given = tf.TensorShape(values.shape), tf.TensorShape(sample_weight.shape)
+    if shape.rank is None or given.rank is None or given.rank <= shape.rank:
+        return
+    if given.rank > shape.rank + 1 or given[-1] not in (1, None):
+        raise WeightShapeError(
+            f"sample_weight has the shape {tuple(given)}, and {_name(loss)} has values of the "
+            f"shape {tuple(shape)}, where None is the number of examples. Give one weight for "
+            "each example, or for each value."
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -31,6 +31,7 @@ from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.compiled import COMPILED, recipe_of
 from towers.step.exchange import make_exchange
+from towers.step.first_error import run_in_turn
 from towers.step.joined_outputs import join_outputs
 from towers.step.lookups import whole
 from towers.step.losses import Shares, tower_shares
@@ -170,7 +171,7 @@ class TowerStep:
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
             jit_compile=self.compiles, inline=inline_towers,
         )
-        self._graphs = TracedGraphs(self.cluster, self.check_agreement)
+        self._graphs = TracedGraphs(self.cluster, self.check_agreement, partial(run_in_turn, self))
         self.traces = self._graphs.traces  # concrete functions, for batches of any number of rows
 
     # The diagram.
@@ -199,8 +200,8 @@ class TowerStep:
             (what `finish` or `otherwise` has returned, [T, 1 + V] bool, see
             `nonfinite.are_finite`, or None where nobody asks).
         """
-        shards = self._split(batch, placed)                                 # 1
-        outputs = self._run_towers("train", shards, self._loss_scale())     # 2 and 3
+        shards = self.split(batch, placed)                                  # 1
+        outputs = self.run_towers("train", shards, self._loss_scale())      # 2 and 3
         sums = self._add_up(outputs)                                        # 4
         predictions = self._predictions(outputs, shards) if with_predictions else None
 
@@ -214,7 +215,7 @@ class TowerStep:
             finite = tf.stack(self._exchange.one_a_tower([o.finite for o in outputs]))
             return tf.cond(tf.reduce_all(finite), update_all, otherwise), finite
 
-    def _split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
+    def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """1. The shards of the global batch."""
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
             self._exchange.check_same_batch(batch)
@@ -223,7 +224,7 @@ class TowerStep:
             shards[tower] = shards[tower]._replace(values=values)
         return shards
 
-    def _run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
+    def run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
         tower, weigh = self.tower.trace(name, shards[self.mine.start].values)
         inputs = self._inputs(shards)
@@ -343,7 +344,7 @@ class TowerStep:
         self, name: str, batch: BatchValues, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
         """(loss, predictions) of a global batch; what the model assigns is kept, as in Keras."""
-        outputs = self._run_towers(name, shards := self._split(batch, placed))
+        outputs = self.run_towers(name, shards := self.split(batch, placed))
         sums = self._add_up(outputs)
         loss, *added = self._added(sums.tree)
         self._leave(sums, added)
@@ -410,9 +411,8 @@ class TowerStep:
             ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
         check_placed(placed, x, self.num_towers, self.mine)
-        build = partial(self.build_metrics, "train")
-        batch, behind = (x, y, sample_weight), [placed]
-        logs, finite = self._graphs.call(self._train, *batch, behind=behind, prepare=build)
+        batch, build = (x, y, sample_weight), partial(self.build_metrics, "train")
+        logs, finite = self._graphs.call(self._train, *batch, behind=[placed], prepare=build)
         if self._nonfinite == "stop" and not finite.numpy().all():
             places = self._exchange.places(self.tower_devices)
             raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
@@ -517,7 +517,7 @@ class TowerStep:
     def _gradients(
         self, x: Structure, y: Structure, sample_weight: Structure
     ) -> tuple[tf.Tensor, Values]:
-        shards = self._split((x, y, sample_weight))
-        sums = self._add_up(self._run_towers("train", shards, tf.ones([])))
+        shards = self.split((x, y, sample_weight))
+        sums = self._add_up(self.run_towers("train", shards, tf.ones([])))
         loss, *added = self._added(sums.tree)
         return loss, [whole(g, v.shape) for g, v in zip(added, self.trainable_variables)]

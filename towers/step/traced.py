@@ -9,6 +9,7 @@ from towers.machine import hang
 from towers.machine.cluster import Cluster
 from towers.machine.devices import HOST
 from towers.machine.watch import watched
+from towers.step.first_error import first_error
 from towers.step.row_counts import check_arrays, check_rows
 from towers.step.structures import Structure, any_rows, map_tensors
 from towers.tensor_rows import as_tensor
@@ -20,13 +21,17 @@ class TracedGraphs:
     traces: the concrete functions, in the order in which they were traced.
     """
 
-    def __init__(self, cluster: Cluster, before_first: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, before_first: Callable[[], None], in_turn: Callable[..., None]
+    ) -> None:
         """
         Args:
             cluster: the workers that run the graphs together.
             before_first: called once, before the first trace.
+            in_turn: runs the towers of a step, "train", "test" or "predict", on a batch, one after
+                the other, to raise the first error.
         """
-        self._cluster, self._before_first = cluster, before_first
+        self._cluster, self._before_first, self._in_turn = cluster, before_first, in_turn
         self.traces: list[Any] = []
         self._functions: dict[str, Any] = {}  # by method and structure
 
@@ -68,7 +73,8 @@ class TracedGraphs:
                 traced = function.get_concrete_function(*specs, *map_tensors(any_rows, behind))
             self._functions[key] = traced
             self.traces.append(traced)
-        with watched(self._cluster, phase):
+        name = next((n for n in ("test", "predict") if n in method.__name__), "train")
+        with watched(self._cluster, phase), first_error(lambda: self._in_turn(name, *tensors)):
             return self._functions[key](*tensors, *behind)
 
     def find(self, method: Callable) -> tf.compat.v1.GraphDef | None:

@@ -9,6 +9,7 @@ from towers.checkpointing.run_dir import Result
 from towers.checkpointing.train_state import TrainState
 from towers.datasets.batches import ordered_batches, shuffled_batches
 from towers.machine.signals import Pending
+from towers.step.first_error import values_explained
 from towers.step.nonfinite import NonFiniteError
 from towers.step.prefetch import Batch, WeightedBatch, prefetched
 from towers.training.build import Run
@@ -128,7 +129,8 @@ class Epochs:
         run, train_state = self._run, self._train_state
         train_state.in_step = True
         try:
-            logs = run.step.train_batch(**batch._asdict())
+            with values_explained(f"step {train_state.step + 1:,}"):
+                logs = run.step.train_batch(**batch._asdict())
         except NonFiniteError:  # in every worker
             train_state.in_step = False  # nothing has changed
             run.workers.barrier()
@@ -157,7 +159,8 @@ def evaluate(
         if check is not None:
             check()
         listener.begin_test_step(i)
-        logs = run.step.test_batch(**batch._asdict())
+        with values_explained("a batch of the test examples"):
+            logs = run.step.test_batch(**batch._asdict())
         run.step.strategy.trust(True)
         listener.end_test_step(i, logs)
     run.step.strategy.trust(False)

@@ -1,0 +1,112 @@
+"""Finds the error of a tower where TensorFlow tells only that the others were cancelled.
+
+    /gpu:0  tower 0: a label is out of range --> cancels the step --> InvalidArgumentError
+    /gpu:1  tower 1: cancelled --> CancelledError          the one that comes first is raised
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.step.structures import Structure, batch_specs, components, packed
+
+_NODE = re.compile(r"\{\{node (.*?)\}\}")
+_AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+File |\s+\[\[")
+
+
+@contextmanager
+def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
+    """Within, a CancelledError becomes the error that `towers_in_turn` raises, if it raises one.
+
+    Args:
+        towers_in_turn: runs the step's towers again, one after the other; changes nothing.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as cancelled:
+        error: tf.errors.OpError = cancelled
+        try:
+            towers_in_turn()
+        except tf.errors.OpError as found:
+            error = found
+        except Exception:
+            pass  # what cannot run outside of the graph tells nothing
+        raise error from None
+
+
+def run_in_turn(
+    step: Any, name: str, x: Structure, y: Structure = None, sample_weight: Structure = None
+) -> None:
+    """Runs the towers of a step outside of a graph, one after the other; changes nothing.
+
+    Args:
+        step: a TowerStep.
+        name: "train", "test" or "predict".
+        x, y, sample_weight: a global batch.
+
+    Raises:
+        tf.errors.OpError: the error of the first tower that fails.
+    """
+    if step.cluster.num_workers == 1:  # else the others would have to run, too
+        options = [tf.ones([])] if name == "train" else []
+        step.run_towers(name, step.split((x, y, sample_weight)), *options)
+
+
+@contextmanager
+def values_explained(where: str) -> Iterator[None]:
+    """Within, values that an operation refuses are a ValueError of one line; `where`: "step 3"."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            f"{where}: {_cause(error.message)}. Check the inputs, labels and weights of this batch."
+        ) from error
+
+
+def _cause(message: str) -> str:
+    """What an operation says, and its name, without TensorFlow's stack."""
+    lines = [line for line in message.splitlines() if not _AROUND.match(line)]
+    node = _NODE.search(message)
+    return " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
+
+
+class NewestBatch:
+    """The newest batch of a graph that takes its batches from an iterator, unseen by Python."""
+
+    def __init__(self) -> None:
+        self._specs: Any = None
+        self._kept: list[tf.Variable] = []
+
+    def prepare(self, *specs: Structure) -> None:
+        """Makes room for batches of these specs, before a graph of them is traced."""
+        self._specs = batch_specs(specs)
+        with tf.device(HOST):
+            self._kept = [
+                tf.Variable(
+                    tf.zeros([], spec.dtype), trainable=False, shape=tf.TensorShape(None),
+                    validate_shape=False,
+                )
+                for spec in components(self._specs)
+            ]
+
+    def keep(self, *batch: Structure) -> list[tf.Operation]:
+        """Keeps a batch of the graph that is being traced, if it has the specs prepared for.
+
+        Returns:
+            Operations that a step has to wait for.
+        """
+        if batch_specs(batch) != self._specs:
+            return []
+        with tf.device(HOST):
+            values = zip(self._kept, components(batch), strict=True)
+            return [variable.assign(value).op for variable, value in values]
+
+    def read(self) -> Any:
+        """The batch, as it was given to `keep`; None before that."""
+        if self._specs is None:
+            return None
+        return packed(self._specs, iter([v.read_value() for v in self._kept]))
