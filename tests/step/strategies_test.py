@@ -223,7 +223,7 @@ def test_a_train_step_of_its_own_is_refused(monkeypatch):
 
     with tf.device("/cpu:0"):
         parallel = make_parallel("mirrored", Own(dense()))
-    with pytest.raises(ValueError, match="has a train_step of its own, .*'parameter_server'"):
+    with pytest.raises(ValueError, match="has a custom train_step, .*'parameter_server'"):
         parallel.fit(*batch(16), verbose=0)
 
 
