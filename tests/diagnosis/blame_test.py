@@ -36,6 +36,10 @@ def compiled(*layers, loss="mse", kind=keras.Sequential):
     return model
 
 
+def centring():
+    return compiled(Centred(name="centred"))
+
+
 def data():
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     split = x, x.sum(axis=1, keepdims=True) + 20
@@ -51,7 +55,7 @@ def verified(model, num_towers=3):
 
 
 @pytest.mark.parametrize(("model", "words"), [
-    (lambda: compiled(Centred(name="centred")), ["layer 'centred' computes across", "gather"]),
+    (centring, ["layer 'centred' computes across", "gather"]),
     (lambda: compiled(keras.Sequential([L.Dense(4), Centred(name="in")])), ["layer 'in' comp"]),
     (lambda: compiled(L.Dropout(0.5), Centred(name="centred")), ["layer 'centred' computes"]),
     (lambda: compiled(L.UnitNormalization(axis=0, name="unit")), ["layer 'unit' computes"]),
