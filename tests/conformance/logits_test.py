@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import towers
 from tests.parallel.pairs import assert_same_logs
-from towers.machine.keras_internals import marked
+from towers.machine.loss_internals import marked
 
 L = keras.layers
 CROSSENTROPIES = {  # activations: what Keras looks for is an attribute, or an operation

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import towers
 from tests.own_step.steps import fit, fit_alike, model_with, pairs, refused
-from towers.machine.keras_internals import marked
+from towers.machine.loss_internals import marked
 
 
 def calls():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.machine.keras_internals import function_loss
+from towers.machine.loss_internals import function_loss
 from towers.step.loss_kinds import NeitherMeanNorSum, check_loss, loss_fault
 from towers.step.losses import shard_weight
 from towers.step.outputs import is_sum, loss_mask, overrides_call

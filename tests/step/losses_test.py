@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.machine.keras_internals import LossTerm
+from towers.machine.loss_internals import LossTerm
 from towers.step import losses, outputs
 from towers.step.losses import SHARES_SPEC, Losses, Shares, tower_shares
 from towers.step.outputs import ModelLoss

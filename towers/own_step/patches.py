@@ -20,7 +20,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import compiled_metrics, keras_mask, optimized_variables
+from towers.machine.keras_internals import optimized_variables
+from towers.machine.loss_internals import compiled_metrics, keras_mask
 from towers.machine.user_lines import current_line
 from towers.own_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.own_step.variables import VariableScope
@@ -361,12 +362,8 @@ def _losses_with_a_call() -> list[type]:
 
     Keras' own subclasses are left out: the loss of a compiled model only calls others.
     """
-    found = _owners(keras.losses.Loss, "__call__")
-    return [owner for owner in found if owner is keras.losses.Loss or not _is_kerass(owner)]
-
-
-def _is_kerass(owner: type) -> bool:
-    return owner.__module__.startswith("keras.src.")
+    base, *others = _owners(keras.losses.Loss, "__call__")
+    return [base, *(o for o in others if not o.__module__.startswith("keras.src."))]
 
 
 def _owners(base: type, name: str) -> list[type]:

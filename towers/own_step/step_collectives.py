@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from towers.levels.tower_collectives import TowerCollectives
-from towers.machine.keras_internals import marked, marks_of
+from towers.machine.loss_internals import marked, marks_of
 from towers.machine.user_lines import current_line
 from towers.rows.facts import COUNT, Fact
 from towers.rows.rows import Rows

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine import keras_internals
+from towers.machine import keras_internals, loss_internals
 from towers.step.compiled import overrides, own_loss, tracks_outputs
 from towers.step.structures import one_row
 
@@ -93,8 +93,8 @@ def track_outputs(model: keras.Model, home: str, y: Any, y_pred: Any) -> None:
         home: the device that they are made on.
         y, y_pred: specs or tensors of labels and outputs.
     """
-    if tracks_outputs(model, y_pred) and not keras_internals.has_output_losses(model):
+    if tracks_outputs(model, y_pred) and not loss_internals.has_output_losses(model):
         with tf.device(home):
             y, y_pred = one_row((y, y_pred))
-            keras_internals.track_output_losses(model, y, y_pred, None)
+            loss_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()

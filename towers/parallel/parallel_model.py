@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from towers.levels.repeatable import UNSAVED_NOISE
-from towers.machine import hang, keras_internals
+from towers.machine import hang, loss_internals
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
 from towers.machine.policy import policy_of
@@ -440,7 +440,7 @@ def _trace_ahead(model: ParallelModel, name: str, x: Any, y: Any, sample_weight:
     step = _step(model, name, x)
     step.check_agreement()
     y_pred = step.trace_tower(name, x, y, sample_weight)
-    metrics = None if name == "predict" else keras_internals.compiled_metrics(model)
+    metrics = None if name == "predict" else loss_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
         with tf.device(step.home):
             metrics.build(y, y_pred)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine import keras_internals
+from towers.machine import loss_internals
 from towers.step.metrics import BatchMetrics
 from towers.step.outputs import ModelLoss
 from towers.step.sharding import batch_size
@@ -74,7 +74,7 @@ def check_steps(model: keras.Model) -> None:
 
 def losses(model: keras.Model) -> tuple[Any, Any]:
     """(loss, loss_weights), as `TowerStep` takes them; (None, None) where layers add all losses."""
-    compiled = keras_internals.compiled_loss(model)
+    compiled = loss_internals.compiled_loss(model)
     if overrides(model, "compute_loss"):
         return ModelLoss(functools.partial(own_loss, model)), None
     return (None, None) if compiled is None else (compiled.loss, compiled.loss_weights)
@@ -82,8 +82,8 @@ def losses(model: keras.Model) -> tuple[Any, Any]:
 
 def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Compiles a compiled model with another optimizer, and all else as it was."""
-    loss, loss_weights = keras_internals.compiled_loss(model) or (None, None)
-    metrics, weighted_metrics = keras_internals.given_metrics(model)
+    loss, loss_weights = loss_internals.compiled_loss(model) or (None, None)
+    metrics, weighted_metrics = loss_internals.given_metrics(model)
     keras.Model.compile(  # not the class's own, which may take other arguments
         model, optimizer, loss, loss_weights, metrics, weighted_metrics
     )
@@ -99,14 +99,14 @@ def track_losses(
     if overrides(model, "compute_loss"):
         own_loss(model, x, y, y_pred, sample_weight, training)
     elif tracks_outputs(model, y_pred):
-        keras_internals.track_output_losses(model, y, y_pred, sample_weight)
+        loss_internals.track_output_losses(model, y, y_pred, sample_weight)
 
 
 def update_metrics(
     model: keras.Model, loss: tf.Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any
 ) -> dict[str, tf.Tensor]:
     """Updates metrics with a global batch, as Keras' own steps do after the update."""
-    keras_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
+    loss_internals.loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
@@ -118,7 +118,7 @@ def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
         names: `CompiledMetrics.names`.
     """
     metrics = {metric.name: metric for metric in model.metrics}
-    compiled = keras_internals.compiled_metrics(model)
+    compiled = loss_internals.compiled_metrics(model)
     if compiled is not None and compiled.built:
         metrics |= dict(zip(compiled.result(), compiled.metrics, strict=True))
     found = {name: _direction(metrics.get(name)) for name in names}
@@ -172,7 +172,7 @@ class CompiledMetrics(BatchMetrics):
         model, row = self._holder, one_row((x, y, predictions, sample_weight))
         with tf.device(self._device):
             if tracks_outputs(model, predictions):
-                keras_internals.track_output_losses(model, *row[1:])
+                loss_internals.track_output_losses(model, *row[1:])
             logs = {**self._loss(), **model.compute_metrics(*row[:3], sample_weight=row[3])}
             self.reset()
         for name, value in logs.items():
@@ -183,7 +183,7 @@ class CompiledMetrics(BatchMetrics):
                 )
         self.names, self._is_built = list(logs), True
         self.need_predictions = (
-            keras_internals.compiled_metrics(model) is not None
+            loss_internals.compiled_metrics(model) is not None
             or tracks_outputs(model, predictions)
             or overrides(model, "compute_loss")
             or overrides(model, "compute_metrics")
@@ -191,22 +191,22 @@ class CompiledMetrics(BatchMetrics):
 
     def reset(self) -> None:
         """Forgets all batches."""
-        keras_internals.loss_tracker(self._holder).reset_state()
+        loss_internals.loss_tracker(self._holder).reset_state()
         self._holder.reset_metrics()
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The running sums, each once."""
-        loss = keras_internals.loss_tracker(self._holder).variables
+        loss = loss_internals.loss_tracker(self._holder).variables
         return list({id(v): v for v in [*loss, *self._holder.metrics_variables]}.values())
 
     def _loss(self) -> dict[str, tf.Tensor]:
-        return {"loss": keras_internals.loss_tracker(self._holder).result()}
+        return {"loss": loss_internals.loss_tracker(self._holder).result()}
 
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
     """Whether Keras shows the value of each loss beside the total."""
-    compiled = keras_internals.compiled_loss(model)
+    compiled = loss_internals.compiled_loss(model)
     if compiled is None or overrides(model, "compute_loss"):
         return False
     given = keras.tree.flatten(compiled.loss)
@@ -216,7 +216,7 @@ def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
 
 
 def _direction(metric: keras.metrics.Metric | None) -> str | None:
-    return None if metric is None else keras_internals.metric_direction(metric)
+    return None if metric is None else loss_internals.metric_direction(metric)
 
 
 def overrides(model: keras.Model, name: str) -> bool:

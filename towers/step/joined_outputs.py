@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import marked
+from towers.machine.loss_internals import marked
 from towers.step.assigned import Assigned
 from towers.step.averaging import Values
 from towers.step.shard_facts import ShardFacts

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import function_loss, keras_mask, marked
+from towers.machine.loss_internals import function_loss, keras_mask, marked
 from towers.machine.user_lines import line_of
 from towers.rows.facts import Fact, Fault, uneven
 from towers.rows.reductions import CHOSEN

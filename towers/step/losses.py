@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import LossTerm, LossTerms
+from towers.machine.loss_internals import LossTerm, LossTerms
 from towers.step.loss_kinds import check_loss
 from towers.step.outputs import (
     ModelLoss,

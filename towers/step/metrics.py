@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import loss_tracker
+from towers.machine.loss_internals import loss_tracker
 from towers.step.sharding import batch_size
 from towers.step.structures import one_row
 

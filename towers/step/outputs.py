@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import keras_mask
+from towers.machine.loss_internals import keras_mask
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.structures import Structure, map_tensors
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import marks_of
+from towers.machine.loss_internals import marks_of
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step import state as state_lib
 from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of

@@ -1,0 +1,235 @@
+"""Keras' private names of losses and metrics that towers cannot do without.
+
+No other module knows them. See `keras_internals` for what "since" means.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
+
+# Masks.
+
+
+def keras_mask(tensor: Any) -> tf.Tensor | None:
+    """The mask that a layer, or a loss with `ignore_class`, has left on its output, or None.
+
+    Keras' losses and metrics look for it there; `layer.compute_mask` computes a layer's, but not
+    which one arrived at the end of a model. Since 3.0.5.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+_ACTIVATIONS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
+
+
+def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the mask and the logits that Keras' losses and metrics look for beside a tensor.
+
+    Keras computes a crossentropy from the logits if it finds them. `keras.activations` sets them as
+    an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor.
+    There is no public way to either (`_get_logits` in keras/src/backend/tensorflow/nn.py). Since
+    3.0.5.
+
+    Args:
+        tensor: a symbolic tensor [n, ...].
+
+    Returns:
+        Tensors [n, ...]: "mask", "logits" (the attribute), "Sigmoid" or "Softmax" (the input of
+        that operation); what is absent has no key.
+    """
+    graph = getattr(tensor, "graph", None)
+    marks = {"mask": keras_mask(tensor), "logits": getattr(tensor, "_keras_logits", None)}
+    operation = tensor.op if tf.is_symbolic_tensor(tensor) else None
+    if marks["logits"] is None and operation is not None and operation.type in _ACTIVATIONS:
+        marks[operation.type] = operation.inputs[0]
+    return {
+        name: mark for name, mark in marks.items()
+        if mark is not None and getattr(mark, "graph", None) is graph
+    }
+
+
+def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Attaches the mask and the logits that `marks_of` returned to a tensor; returns the tensor.
+
+    If the logits were an operation's input, the activation is applied to them again, because Keras
+    looks for the operation itself.
+    """
+    for kind, activation in _ACTIVATIONS.items():
+        if kind in marks:
+            tensor = activation(marks[kind])
+    if "mask" in marks:
+        tensor._keras_mask = marks["mask"]
+    if "logits" in marks:
+        tensor._keras_logits = marks["logits"]
+    return tensor
+
+
+# Losses and metrics.
+
+# The class of all losses that are made of a function; it is exported under no name of its own.
+# Since 3.0.5.
+_LossFunctionWrapper = keras.losses.MeanSquaredError.__base__
+
+
+def function_loss(function: Callable) -> keras.losses.Loss:
+    """The Loss that Keras makes of a function (y_true, y_pred): a mean over examples.
+
+    `keras.losses.get` hands a function back as it is, and a Loss of one's own would have to repeat
+    how Keras brings labels and predictions to the same rank.
+    """
+    return _LossFunctionWrapper(function)
+
+
+class GivenMetrics(NamedTuple):
+    """Arguments of `compile`, as they were given."""
+
+    metrics: Any
+    weighted_metrics: Any
+
+
+def given_metrics(model: keras.Model) -> GivenMetrics:
+    """The metrics that a model was compiled with; None where there are none.
+
+    There is no public way to them but serialized ones, which functions of one's own do not survive.
+    Since 3.0.5.
+    """
+    compiled = model._compile_metrics
+    if compiled is None:
+        return GivenMetrics(None, None)
+    return GivenMetrics(compiled._user_metrics, compiled._user_weighted_metrics)
+
+
+class CompiledLoss(NamedTuple):
+    """Arguments of `compile`, as they were given."""
+
+    loss: Any
+    loss_weights: Any
+
+
+def compiled_loss(model: keras.Model) -> CompiledLoss | None:
+    """The loss and the weights that a model was compiled with; None where it was without a loss.
+
+    `model.loss` may be an attribute of the user's, and there is no public way to the weights but
+    serialized ones. Since 3.0.5.
+    """
+    compiled = model._compile_loss
+    if compiled is None:
+        return None
+    return CompiledLoss(compiled._user_loss, compiled._user_loss_weights)
+
+
+class LossTerm(NamedTuple):
+    """One loss of a compiled model, and what it is called on.
+
+    loss: the loss. factor: its weight in the total. y, y_pred, sample_weight: the arguments of its
+    call, tensors or structures of these; `sample_weight` may be None.
+    """
+
+    loss: keras.losses.Loss
+    factor: float
+    y: Any
+    y_pred: Any
+    sample_weight: Any
+
+
+class LossTerms(CompileLoss):
+    """Keras' resolution of the losses given to `compile`, which returns terms in place of values.
+
+    Keras matches losses, labels, outputs and weights in one object that has no public name, and
+    only while it computes the total. Here each loss notes its arguments. Since 3.7.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
+        """
+        Args:
+            loss, loss_weights: as `keras.Model.compile` takes them.
+            output_names: the names of the model's outputs, or None.
+        """
+        if isinstance(loss_weights, int):
+            loss_weights = float(loss_weights)
+        super().__init__(loss, loss_weights, output_names=output_names)
+        self._resolved: list[Any] = []
+        self._noted: list[LossTerm] = []
+
+    def terms(self, y: Any, y_pred: Any, sample_weight: Any) -> list[LossTerm]:
+        """The terms of the total loss; the first call resolves the losses for good.
+
+        Args:
+            y, y_pred, sample_weight: structures of tensors, or of what stands for tensors.
+
+        Raises:
+            ValueError or KeyError: the structures do not match, as Keras says it.
+        """
+        self._noted = []
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self.call(y, y_pred, sample_weight)
+        # For one output Keras computes the first loss of a list alone.
+        is_one = not keras.tree.is_nested(y) and not keras.tree.is_nested(y_pred)
+        return self._noted[:1] if is_one else self._noted
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        super().build(y_true, y_pred)
+        self._resolved = list(vars(self)["_flat_losses"])
+        self._flat_losses = [
+            each._replace(loss=functools.partial(self._note, each), loss_weights=None)
+            for each in self._resolved
+        ]
+
+    @property
+    def metrics(self) -> list[None]:
+        """No metric for any loss."""
+        return [None] * len(self._resolved)
+
+    def _note(self, resolved: Any, y: Any, y_pred: Any, sample_weight: Any) -> float:
+        factor = 1.0 if resolved.loss_weights is None else resolved.loss_weights
+        self._noted.append(LossTerm(resolved.loss, factor, y, y_pred, sample_weight))
+        return 0.0
+
+
+def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Feeds the running means of each output's loss, which Keras shows beside the total.
+
+    `model.compute_loss` would add what layers have added, which is in another graph. Since 3.4.1,
+    where Keras has these means at all.
+
+    Args:
+        model: compiled with a loss.
+        y, y_pred, sample_weight: of the global batch.
+    """
+    model._compile_loss(y, y_pred, sample_weight)
+
+
+def has_output_losses(model: keras.Model) -> bool:
+    """Whether the means that `track_output_losses` feeds are made; it makes them at first."""
+    return bool(model._compile_loss.metrics)
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """The object that computes a compiled model's metrics; None where there are none.
+
+    It is one of `model.metrics`, where nothing tells it from the others; its `build(y, y_pred)`
+    makes their variables without a batch. Since 3.0.5.
+    """
+    return model._compile_metrics
+
+
+def metric_direction(metric: keras.metrics.Metric) -> str | None:
+    """"up" where a higher value is the better one, "down" where a lower one is; None: unknown.
+
+    Keras' own callbacks ask for it where they are told to find out which epoch is the best; there
+    is no public name. Since 3.0.5.
+    """
+    return getattr(metric, "_direction", None)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """The running mean of a compiled model's loss.
+
+    The first of what Keras lists as the metrics, also where the user's class lists others. The
+    property is public, but its order is written down nowhere. Since 3.0.5.
+    """
+    return keras.Model.metrics.fget(model)[0]
