@@ -338,7 +338,8 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
     is_masked = any(mask is not None for mask in masks)
     if loss.reduction != "sum" and (is_masked or getattr(loss, "ignore_class", None) is not None):
         return True
-    if not all(tf.is_tensor(value) and has_rows(value) for value in (y_true, y_pred)):
+    given = tf.nest.flatten([y_true, y_pred])
+    if not all(tf.is_tensor(value) and has_rows(value) for value in given):
         return False
     with StepCollectives.paused():
         try:

@@ -154,17 +154,17 @@ def sum_of_all(operation: tf.Operation, facts: Inputs) -> Fact:
     first = facts[0]
     if first.more and not first.has_rows and operation.type == "Sub":
         return COUNT if tf.get_static_value(operation.inputs[1]) == first.more else first
-    return crossed(operation, facts) or added(operation, facts)
+    return crossed(operation, facts) or aligned(operation, facts, added(operation, facts))
 
 
 def product(operation: tf.Operation, facts: Inputs) -> Fact:
     """Mul."""
-    return crossed(operation, facts) or multiplied(operation, *facts)
+    return crossed(operation, facts) or aligned(operation, facts, multiplied(operation, *facts))
 
 
 def quotient(operation: tf.Operation, facts: Inputs) -> Fact:
     """RealDiv, DivNoNan."""
-    return crossed(operation, facts) or divided(operation, *facts)
+    return crossed(operation, facts) or aligned(operation, facts, divided(operation, *facts))
 
 
 def square(operation: tf.Operation, facts: Inputs) -> Fact:
@@ -217,6 +217,19 @@ def chosen(operation: tf.Operation, facts: Inputs) -> Fact:
         return faulty(operation, replace(result, local=True), "chooses by a value that is made of "
                       "all rows of the batch")
     return result
+
+
+def aligned(operation: tf.Operation, facts: Inputs, result: Fact) -> Fact:
+    """The result of operands of different ranks, whose axes are counted from the last one."""
+    rank = operation.outputs[0].shape.rank
+    if not result.has_rows or result.axis == UNKNOWN or rank is None:
+        return result
+    places = {
+        fact.axis - tensor.shape.rank
+        for fact, tensor in zip(facts, operation.inputs)
+        if fact.axis is not None and fact.axis != UNKNOWN and tensor.shape.rank is not None
+    }
+    return replace(result, axis=rank + places.pop()) if len(places) == 1 else result
 
 
 def crossed(operation: tf.Operation, facts: Inputs) -> Fact | None:

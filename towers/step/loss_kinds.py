@@ -72,8 +72,14 @@ def loss_fault(
     """
     found: list[Fault | None] = []
 
-    def judge(y: Any, y_pred: Any, sample_weight: Any, mask: Any) -> None:
-        rows = Rows.of_shard(tf.nest.flatten([y, y_pred, sample_weight, mask]))
+    specs = batch_specs([y, y_pred, sample_weight, keras_mask(y_pred)])
+    flat_specs = tf.nest.flatten(specs)
+
+    def judge(*given: Any) -> None:
+        rows, waiting = Rows.of_shard(given), iter(given)
+        flat = [None if spec is None else next(waiting) for spec in flat_specs]
+        # A tf.function would make tuples of lists, which Keras does not match with lists.
+        y, y_pred, sample_weight, mask = tf.nest.pack_sequence_as(specs, flat)
         if mask is not None:
             y_pred = marked(y_pred, {"mask": mask})
         # `shard_weight` knows the denominators of Keras' own reductions.
@@ -83,9 +89,10 @@ def loss_fault(
         value = tf.convert_to_tensor(unreduced(y, y_pred, sample_weight))
         found.append(_fault(value, rows.fact(value), loss_reduction(loss)))
 
-    specs = batch_specs([y, y_pred, sample_weight, keras_mask(y_pred)])
     with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
-        tf.function(judge, autograph=False).get_concrete_function(*specs)
+        tf.function(judge, autograph=False).get_concrete_function(
+            *[spec for spec in flat_specs if spec is not None]
+        )
     return found[-1]
 
 
@@ -94,7 +101,7 @@ def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any
 
     TensorFlow would align the last axes, and pair the weights of one example with all examples.
     """
-    shape, given = tf.TensorShape(values.shape), tf.TensorShape(sample_weight.shape)
+    shape, given = (tf.TensorShape(getattr(v, "shape", None)) for v in (values, sample_weight))
     if shape.rank is None or given.rank is None or given.rank <= shape.rank:
         return
     if given.rank > shape.rank + 1 or given[-1] not in (1, None):
