@@ -182,12 +182,13 @@ def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, containe
 
 
 @pytest.mark.parametrize("split", [
-    ((IMAGES, LABELS),),
-    ((IMAGES, LABELS), LABELS, LABELS),
-    ({"b": LABELS, "a": IMAGES}, LABELS),
-    tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
+    lambda: ((IMAGES, LABELS),),
+    lambda: ((IMAGES, LABELS), LABELS, LABELS),
+    lambda: ({"b": LABELS, "a": IMAGES}, LABELS),
+    lambda: tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
 ], ids=["x", "weights", "dict", "x of tf.data"])
 def test_images_among_several_inputs_are_restored_alone(split):
+    split = split()
     dataset = from_splits("mine", split, None)
     assert dataset.divided == [True, False]
     examples = batches.load_examples(dataset.train, restored=[True, False])

@@ -135,7 +135,7 @@ def term(reduction="sum_over_batch_size", sample_weight=None):
 
 
 MEAN, SUM = term(), term("sum")
-BY_WEIGHTS = term("mean_with_sample_weight", sample_weight=tf.ones([7]))
+BY_WEIGHTS = term("mean_with_sample_weight", sample_weight=np.ones(7))
 
 
 def shares_of(terms, weights, num_examples=7):
