@@ -45,11 +45,13 @@ def test_json_brings_it_back():
     assert again == train_state
 
 
-def test_a_checkpoint_has_the_fields_that_it_always_had():
-    assert TrainState().to_json() == {
+def test_a_checkpoint_keeps_its_fields_and_one_without_the_newest_is_read():
+    fields = {
         "step": 0, "epoch": 0, "epoch_step": 0, "logs": {}, "history": {}, "results": [],
         "best": None, "best_step": None, "epochs_since_best": 0, "stopped": False,
     }
+    assert TrainState().to_json() == {**fields, "best_saved": None}
+    assert TrainState.from_json(fields) == TrainState()
 
 
 def test_what_is_saved_does_not_change_with_later_steps():
