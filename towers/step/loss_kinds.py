@@ -16,11 +16,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.levels.dependence import Dependence
 from towers.machine.loss_internals import function_loss, keras_mask, marked
 from towers.machine.user_lines import line_of
 from towers.rows.facts import Fact, Fault, uneven
 from towers.rows.reductions import CHOSEN
 from towers.rows.rows import Rows
+from towers.step.fixed_batch import BatchInCode, check_no_fixed_batch
 from towers.step.gathering import NeedsOtherTowers, gathered_by
 from towers.step.outputs import loss_reduction, overrides_call, with_reduction
 from towers.step.raw_variables import read_as_they_are
@@ -40,12 +42,13 @@ def check_loss(
 ) -> None:
     """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced.
 
-    Raises WeightShapeError for sample weights that do not fit the loss.
+    Raises WeightShapeError for sample weights that do not fit the loss, and BatchInCode for a batch
+    size in its code.
     """
     try:
         fault = loss_fault(loss, y, y_pred, sample_weight)
         why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
-    except WeightShapeError:
+    except (WeightShapeError, BatchInCode):
         raise
     except Exception as error:  # whatever a loss of the user's raises
         why = f"it cannot be traced alone ({type(error).__name__}: {_first_line(error)})"
@@ -88,6 +91,10 @@ def loss_fault(
             _check_weight_shape(loss, unreduced(y, y_pred), sample_weight)
         value = tf.convert_to_tensor(unreduced(y, y_pred, sample_weight))
         found.append(_fault(value, rows.fact(value), loss_reduction(loss)))
+        dependence = Dependence()
+        for tensor in tf.nest.flatten(given, expand_composites=True):
+            dependence.feed(tensor, local=True, level=0)
+        check_no_fixed_batch(value.graph, dependence)
 
     with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
         tf.function(judge, autograph=False).get_concrete_function(

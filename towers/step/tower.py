@@ -198,6 +198,8 @@ class Tower:
             ValueError: the model uses a variable in a way that towers cannot follow, assigns what
                 each tower has another value of, or gathers rows.
         """
+        if not self._is_alone:
+            self._trials.run(batch[0])
         known = -1
         while known < len(self.state):
             known, weigh = len(self.state), None
@@ -207,8 +209,6 @@ class Tower:
             masks = [marks.get("mask") for marks in output.marks]
             if has_losses and self.losses.have_masks(batch[1], output.predictions, masks):
                 weigh = self._trace_once("weigh_masked", batch)
-        if not self._is_alone:
-            self._trials.run(batch[0])
         return tower, weigh
 
     def _trace_once(self, name: str, batch: BatchValues) -> TracedTower:
