@@ -45,7 +45,8 @@ def refusals_explained(is_deterministic: bool, log: Path | None = None) -> Itera
     try:
         yield
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        text = str(error)
+        told = error.__cause__ if isinstance(error.__cause__, tf.errors.OpError) else error
+        text = str(told)
         if isinstance(error, tf.errors.CancelledError) and log is not None:
             text = _read(log)
         if not is_deterministic or not _REFUSAL.search(text):
