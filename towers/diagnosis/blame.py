@@ -1,4 +1,4 @@
-"""Which layer makes the averaged gradient another one than the large batch's."""
+"""Finds the layer that makes the averaged gradient differ from the full-batch gradient."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,4 +1,4 @@
-"""Ends a process whose Python stands still: a program of its own, without towers or TensorFlow.
+"""Ends a process whose Python stands still: a separate program, without towers or TensorFlow.
 
     towers-hang, a thread    a line a second: "SECONDS TEXT"
     this process             no line for as many seconds: TEXT on stderr, SIGABRT to its parent

@@ -144,7 +144,7 @@ class _Towers:
     workers: those that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
-    newest: of each step the batch on which towers run again, if one of them has failed.
+    newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
     """
 
     base: Base

@@ -68,7 +68,7 @@ def values_explained(where: str) -> Iterator[None]:
 
 
 def _cause(message: str) -> str:
-    """What an operation says, and its name, without TensorFlow's stack."""
+    """Returns an operation's message and name, without TensorFlow's stack."""
     lines = [line for line in message.splitlines() if not _AROUND.match(line)]
     node = _NODE.search(message)
     return " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
@@ -82,7 +82,7 @@ class NewestBatch:
         self._kept: list[tf.Variable] = []
 
     def prepare(self, *specs: Structure) -> None:
-        """Makes room for batches of these specs, before a graph of them is traced."""
+        """Makes variables for batches of these specs, before a graph of them is traced."""
         self._specs = batch_specs(specs)
         with tf.device(HOST):
             self._kept = [
