@@ -122,7 +122,10 @@ def test_what_the_package_brings_is_there():
 
 
 def test_a_script_beside_a_checkout_called_towers_imports_the_package(tmp_path):
-    """As after `pip install -e`, which puts what the wheel's .pth names at the path's end."""
+    """As after `pip install -e`, which puts what the wheel's .pth names at the path's end.
+
+    With -S, so that no install of the package that is tested comes first.
+    """
     pytest.importorskip("setuptools")
     checkout = tmp_path / PACKAGE
     for name in ("setup.cfg", "pyproject.toml", "LICENSE", "docs/package.md", "towers/__init__.py"):
@@ -135,6 +138,6 @@ def test_a_script_beside_a_checkout_called_towers_imports_the_package(tmp_path):
         (pth,) = (archive.read(name).decode() for name in archive.namelist() if ".pth" in name)
     script = f"import sys; sys.path.append({pth.strip()!r}); import towers; print(towers.__file__)"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=clean, text=True,
+    done = subprocess.run([sys.executable, "-S", "-c", script], cwd=tmp_path, env=clean, text=True,
                           capture_output=True)
     assert (done.stdout.strip(), done.stderr) == (str(checkout / "towers/__init__.py"), "")
