@@ -37,7 +37,7 @@ def draw(source: Path, target: Path) -> None:
         target: the PNG.
     """
     # Imports TensorFlow: after the contenders.
-    from towers.reporting.chart_style import drawn, style_axes
+    from towers.app.reporting.chart_style import drawn, style_axes
 
     with source.open(newline="") as file:
         comparisons = groups(csv.DictReader(file))
@@ -53,7 +53,7 @@ def draw(source: Path, target: Path) -> None:
 
 def bars(axes: Any, blocks: Mapping[str, Sequence[Comparison]]) -> None:
     """One bar for each comparison, as long as its median ratio; those of a block side by side."""
-    from towers.reporting.chart_style import COLORS
+    from towers.app.reporting.chart_style import COLORS
 
     names, middles, shown, top = list(LABELS), [], set(), 0.0
     for block in blocks.values():

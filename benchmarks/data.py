@@ -69,10 +69,10 @@ def batches(way: str, images: Images) -> Iterable:
     """An epoch, read that way; uint8 becomes float32 in [0, 1] everywhere."""
     import tensorflow as tf
 
-    from towers.datasets import batches as input_lib
-    from towers.datasets.random_access import from_source
-    from towers.datasets.source import InputOptions
-    from towers.datasets.tf_data import Streamed
+    from towers.app.datasets import batches as input_lib
+    from towers.app.datasets.random_access import from_source
+    from towers.resume.source import InputOptions
+    from towers.app.datasets.tf_data import Streamed
 
     count = len(images)
     spec = (tf.TensorSpec(SHAPE, tf.uint8), tf.TensorSpec([], tf.int32))

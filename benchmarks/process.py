@@ -55,7 +55,7 @@ def run_workers(
     module: str, num_workers: int, *, limit: float | None = None, **flags: Any
 ) -> list[dict[str, Any]]:
     """Runs a command as `num_workers` workers; returns the JSON line of each, the chief's first."""
-    launcher = [sys.executable, "-m", "towers.launch", f"--workers={num_workers}"]
+    launcher = [sys.executable, "-m", "towers.app.launch", f"--workers={num_workers}"]
     out = _output([*launcher, "--max_restarts=0", "--"], module, limit, flags)
     found = re.findall(r"^(?:\[worker (\d+)\] )?(\{.*\})$", out, re.M)
     return [json.loads(text) for _, text in sorted(found, key=lambda line: int(line[0] or 0))]

@@ -8,7 +8,7 @@ import tensorflow as tf
 import towers
 from benchmarks.clocks import synchronized_time
 from benchmarks.workloads import Workload
-from towers.diagnosis import plan
+from towers.app.diagnosis import plan
 
 _WARM_UP_CALLS = 3
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks import dcgan
 from examples import wide_mlp
-from towers import models
+from towers.app import models
 
 CLASSES_LOSS, BINARY_LOSS = "sparse_categorical_crossentropy", "binary_crossentropy"
 

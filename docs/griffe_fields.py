@@ -11,7 +11,7 @@ from typing import Any
 
 import griffe
 
-from towers.config import TrainConfig
+from towers.app.config import TrainConfig
 
 _PATH = f"{TrainConfig.__module__}.{TrainConfig.__name__}"
 _DEFAULTS = {field.name: repr(field.default) for field in dataclasses.fields(TrainConfig)}

@@ -25,7 +25,7 @@ import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
 
 import towers  # noqa: E402
-from towers.datasets import mnist  # noqa: E402
+from towers.app.datasets import mnist  # noqa: E402
 
 NOTE = "not reproducible: the order of the updates is the threads' own"
 LOSS = "sparse_categorical_crossentropy"

@@ -8,7 +8,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import ODD
 from towers import TrainConfig
-from towers.diagnosis import plan
+from towers.app.diagnosis import plan
 from towers.machine.policy import CPU, GPU
 from towers.step import TowerStep
 from towers.step.prefetch import prefetched

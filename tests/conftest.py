@@ -119,7 +119,7 @@ def _light(request):
     """
     import tensorflow as tf
 
-    from towers.reporting import curves
+    from towers.app.reporting import curves
     from towers.step import update
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import loop_test
-from tests.loop_test import config
+from tests.app import loop_test
+from tests.app.loop_test import config
 from tests.results import COLUMNS
-from towers.checkpointing import checkpoints, run_dir
-from towers.checkpointing.continued import continued_config
-from towers.config import TrainConfig
+from towers.resume import checkpoints, run_dir
+from towers.app.continued import continued_config
+from towers.app.config import TrainConfig
 
 pytestmark = pytest.mark.light  # not about updates or curves
 

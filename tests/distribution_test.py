@@ -77,7 +77,7 @@ def run_installed(name, *flags, cwd):
 
 @pytest.mark.parametrize("name, script", [
     ("towers-train", ["train.py"]), ("towers-sweep", ["sweep.py"]),
-    ("towers-launch", ["-m", "towers.launch"]),
+    ("towers-launch", ["-m", "towers.app.launch"]),
 ])
 def test_an_installed_command_says_what_the_checkouts_says(name, script, tmp_path):
     ours = run_installed(name, "--help", cwd=tmp_path)

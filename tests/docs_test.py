@@ -14,7 +14,8 @@ import pytest
 
 import towers
 from tests import forked
-from towers import TrainConfig, fields
+from towers import TrainConfig
+from towers.app import fields
 from towers.machine.devices import count_cores, has_gpus
 
 ROOT = Path(__file__).parents[1]
@@ -24,8 +25,8 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 PARSE = """
 import json, sys
 from absl import flags
-from towers import command_line
-from towers.config import TrainConfig
+from towers.app import command_line
+from towers.app.config import TrainConfig
 from {module} import define_flags
 
 define_flags()
@@ -44,9 +45,9 @@ for words in json.loads(sys.argv[1]):
         print(*words, error)
 """
 MODULES = {
-    r"train\.py|towers-train": "towers.__main__",
-    r"sweep\.py|towers-sweep": "towers.sweep.__main__",
-    r"towers\.launch|towers-launch": "towers.launch.__main__",
+    r"train\.py|towers-train": "towers.app.__main__",
+    r"sweep\.py|towers-sweep": "towers.app.sweep.__main__",
+    r"towers\.launch|towers-launch": "towers.app.launch.__main__",
 }
 _BEFORE = r"python |python -m |-- |^(?=towers-)"
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 import towers
-from tests.loop_test import NUM_CLASSES, config, small_data
-from towers.datasets.batches import load_examples, shuffled_batches
+from tests.app.loop_test import NUM_CLASSES, config, small_data
+from towers.app.datasets.batches import load_examples, shuffled_batches
 
 BATCH, EPOCHS = 16, 2
 EPOCH, STEPS = 4, 8  # updates: 50 examples are 3 x 16 + 2

@@ -8,9 +8,9 @@ import pytest
 
 import towers
 from tests.everyday import BATCH, EPOCH, EPOCHS, STEPS, assert_same, by_keras, plain_model, trained
-from tests.loop_test import NUM_CLASSES, config
-from towers.config import TrainConfig
-from towers.datasets.batches import load_examples, shuffled_batches
+from tests.app.loop_test import NUM_CLASSES, config
+from towers.app.config import TrainConfig
+from towers.app.datasets.batches import load_examples, shuffled_batches
 
 pytestmark = pytest.mark.light  # not about updates or curves
 

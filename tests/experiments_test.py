@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from towers import TrainConfig, datasets, models
+from towers import TrainConfig
+
+from towers.app import datasets, models
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "towers" / "experiments").glob("*.flags"))
@@ -19,7 +21,7 @@ RUNS = [path for path in FILES if path not in SWEEPS]
 PARSE_RUNS = """
 import json, sys
 from absl import flags
-from towers import __main__ as train
+from towers.app import __main__ as train
 
 train.define_flags()
 for path in sys.argv[1:]:
@@ -29,9 +31,9 @@ for path in sys.argv[1:]:
 PARSE_SWEEPS = """
 import json, sys
 from absl import flags
-from towers import command_line
-from towers.sweep import __main__ as sweep
-from towers.sweep.cells import make_cells
+from towers.app import command_line
+from towers.app.sweep import __main__ as sweep
+from towers.app.sweep.cells import make_cells
 
 sweep.define_flags()
 for path in sys.argv[1:]:
@@ -103,4 +105,4 @@ def test_the_full_size_models_have_the_parameters_they_are_known_for(name, size,
 
 
 def test_the_sweep_spans_five_batches_on_one_and_two_gpus():
-    assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["towers.models.gru:build_large"], "music", 15]]
+    assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["towers.app.models.gru:build_large"], "music", 15]]

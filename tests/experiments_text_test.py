@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.command_line import EXPERIMENTS
-from towers.config import TrainConfig
+from towers.app.command_line import EXPERIMENTS
+from towers.app.config import TrainConfig
 
 pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
 

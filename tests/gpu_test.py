@@ -19,8 +19,8 @@ from tests.conformance.cases import BUILT_IN, ODD, Case
 from tests.conformance.gradients_test import keras_gradients, relative_difference
 from tests.resuming import FLAGS, ROOT, outcome, train
 from tests.step.policy_test import calls, trace
-from towers.diagnosis import anatomy, phases
-from towers.diagnosis.anatomy_report import towers_at_once
+from towers.app.diagnosis import anatomy, phases
+from towers.app.diagnosis.anatomy_report import towers_at_once
 from towers.machine.devices import has_gpus
 from towers.machine.policy import GPU
 from towers.step.prefetch import place

@@ -6,13 +6,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
-# Rooms, and the flat modules: each imports only those before it.
-ORDER = (
-    "machine", "named", "tensor_rows", "class_weight", "fields", "config", "command_line",
-    "models", "reading", "datasets", "levels", "rows", "step", "own_step", "recipe",
-    "checkpointing", "training", "parallel", "reporting", "diagnosis", "after_training", "loop",
+# The library's folders: each imports itself and those before it. `machine` joins the workers that
+# the environment names before it counts devices.
+LIBRARY = ("workers", "machine", "graph", "step", "custom_step", "resume", "parallel")
+BESIDE = {"workers": ("machine",), "resume": ("parallel",)}  # and these
+# The folders and modules of app/, likewise; they import the library, which imports none of them.
+APP = (
+    "named", "class_weight", "fields", "config", "command_line", "continued", "models", "reading",
+    "datasets", "recipe", "training", "reporting", "diagnosis", "after_training", "loop",
     "__main__", "sweep", "launch",
 )
+DOORS = ("__init__", "datasets", "models", "launch")  # public names and commands, nothing else
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -33,15 +37,25 @@ def imported(path):
     return found
 
 
-def test_imports_run_downwards():
-    """A room, or a flat module, imports itself and those before it."""
+def allowed(parts):
+    """What a module may import: the first names, in the library or in app/."""
+    if parts[0] == "app":
+        room = parts[1] if len(parts) > 1 else "__init__"
+        return {*LIBRARY, *(f"app.{name}" for name in APP[: APP.index(room) + 1])}
+    room = LIBRARY.index(parts[0])
+    return {*LIBRARY[: room + 1], *BESIDE.get(parts[0], ())}
+
+
+def test_imports_run_downwards_and_the_library_imports_nothing_of_the_application():
     wrong = []
     for path in FILES:
-        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        if room != "__init__":
-            allowed = {*ORDER[: ORDER.index(room) + 1], "__version__"}
-            wrong += [f"{path.relative_to(PACKAGE)} imports {name}"
-                      for name, *_ in imported(path) if name not in allowed]
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] in DOORS or parts[-1] == "__init__" and len(parts) == 2 and parts[0] == "app":
+            continue
+        for name, *rest in imported(path):
+            full = f"app.{rest[0]}" if name == "app" and rest else name
+            if full not in {*allowed(parts), "__version__"}:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {full}")
     assert wrong == []
 
 
@@ -49,7 +63,7 @@ def test_the_trunk_imports_no_circle():
     """Nor does anything else: of any two modules at most one imports the other, however far."""
     modules = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in FILES}
     edges = {
-        name: {".".join(target[:n]) for target in imported(path) for n in (1, 2)} & set(modules)
+        name: {".".join(target[:n]) for target in imported(path) for n in (1, 2, 3)} & set(modules)
         for name, path in modules.items() if not name.endswith("__init__")
     }
     done, under_way = set(), []
@@ -111,7 +125,8 @@ def named_for_a_module(test):
     """Whether "step/tower_test", or "step/tower_bits_test", has "step/tower"."""
     words = test.removesuffix("_test").split("_")
     names = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
-    return test.partition("/")[2] == f"{test.partition('/')[0]}_test" or any(
+    folder, _, last = test.rpartition("/")
+    return last == f"{folder.rpartition('/')[2]}_test" or any(
         (PACKAGE / f"{name}.py").exists() for name in names
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towers import datasets
+from towers.app import datasets
 
 
 def load(name, data_dir=None):

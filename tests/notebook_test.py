@@ -155,7 +155,7 @@ def test_a_second_interrupt_does_not_end_the_kernel(kernel):
 
 
 def test_a_run_shows_its_progress_in_one_line_an_epoch_which_moves(kernel):
-    kernel.run("from towers.reporting import report\nreport._SECONDS_BETWEEN_REFRESHES = 0.0")
+    kernel.run("from towers.app.reporting import report\nreport._SECONDS_BETWEEN_REFRESHES = 0.0")
     outputs = kernel.run("""
 config = towers.TrainConfig(epochs=2, num_gpus=TOWERS, batch_size=512)
 parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

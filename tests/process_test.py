@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.loop_test import config
+from tests.app.loop_test import config
 from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
-from towers.checkpointing import checkpoints, run_dir
-from towers.config import TrainConfig
+from towers.resume import checkpoints, run_dir
+from towers.app.config import TrainConfig
 from towers.machine.places import LostDirectoryError
 
 SHORT = (*FLAGS, "--max_steps=2")

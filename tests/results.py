@@ -1,6 +1,6 @@
 """Rows of results.csv for tests: a classifier's."""
 
-from towers.checkpointing.run_dir import Result
+from towers.resume.run_dir import Result
 
 COLUMNS = ["loss", "accuracy", "val_loss", "val_accuracy"]
 

@@ -66,7 +66,7 @@ def other_data():
 
 def digits():
     """70 distinct digits of MNIST, at half their size."""
-    from towers import datasets
+    from towers.app import datasets
 
     x, y = datasets.load("mnist", None, input_shape=(28, 28, 1), num_classes=10).test
     x, y = x[:70, ::2, ::2], y[:70]
@@ -152,7 +152,7 @@ def outcome(directory):
     Weights, seeds, optimizer, sums and train_states come from the last checkpoint; the final model
     and the rows of results.csv, timing aside, from their files.
     """
-    from towers.checkpointing import checkpoints
+    from towers.resume import checkpoints
 
     path, (state, arrays), wrong = checkpoints.read_newest(directory / "checkpoints")
     train_state = {k: v for k, v in state["position"].items() if k != "results"}
@@ -170,7 +170,7 @@ def outcome(directory):
 
 def meet_at_each_step(fault):
     """From now on this process evaluates an expression at each step; see `start`."""
-    from towers.checkpointing import train_state
+    from towers.resume import train_state
 
     def kill(name):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
@@ -192,8 +192,8 @@ def meet_at_each_step(fault):
 
 def _main(fault, argv):
     """Runs train.py's main, with a fault at each step."""
-    from towers import __main__ as command
-    from towers.reporting import curves
+    from towers.app import __main__ as command
+    from towers.app.reporting import curves
 
     curves.draw_curves = lambda path, results, *_: results and path.touch()  # they take 0.3 s
     meet_at_each_step(fault)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import workers
+from tests import real_workers as workers
 from tests.mounts import NAMESPACE, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.processes import has_ended
-from towers.machine.cluster import LOST_WORKER
+from towers.workers.cluster import LOST_WORKER
 
 FLAGS = (
     "--model=tests.resuming:faulty_model", "--dataset=tests.resuming:data", "--num_towers=4",
@@ -234,7 +234,7 @@ def test_a_malformed_tf_config_is_one_line(tf_config, said, tmp_path):
 def launch(run_dir, hold, *flags):
     """The launcher of three workers, who stand where they are to be held."""
     launcher = workers.start_anew(
-        [""], 0, "-m", "towers.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
+        [""], 0, "-m", "towers.app.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
         *FLAGS, *flags, TF_CONFIG="", **hold.fault,
     )
     hold.wait_for(3)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers import datasets, models
-    from towers.config import TrainConfig
-    from towers.loop import train
+    from towers.app.config import TrainConfig
+    from towers.app.loop import train
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
-    from towers.machine.workers import join_workers
+    from towers.workers.workers import join_workers
     from towers.parallel.hang_timeout import HangTimeout
     from towers.parallel.parallel_model import make_parallel
-    from towers.parallel.resume import Resume
+    from towers.resume.resume import Resume
     from towers.step import TowerStep
     from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
@@ -25,19 +25,19 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "HangTimeout": "towers.parallel.hang_timeout",
-    "Resume": "towers.parallel.resume",
+    "Resume": "towers.resume.resume",
     "TowerStep": "towers.step",
-    "TrainConfig": "towers.config",
+    "TrainConfig": "towers.app.config",
     "datasets": "towers.datasets",
     "gather": "towers.step.gathering",
-    "join_workers": "towers.machine.workers",
+    "join_workers": "towers.workers.workers",
     "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel.parallel_model",
     "models": "towers.models",
     "prefetched": "towers.step.prefetch",
     "tower_devices": "towers.machine.devices",
-    "train": "towers.loop",
+    "train": "towers.app.loop",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import models
-from towers.models import recurrent, resnet, resnet50
+from towers.app import models
+from towers.app.models import recurrent, resnet, resnet50
 
 L = keras.layers
 FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx

@@ -26,7 +26,7 @@ import towers
 towers.logical_cpus({DEVICES}, num_towers={TOWERS})
 
 from tests import resuming
-from towers.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples, shuffled_batches
 
 train, _ = resuming.data()
 examples = load_examples(train)

@@ -11,7 +11,7 @@ from tests.conformance.cases import BUILT_IN, ODD, Case
 from towers.machine import devices
 from towers.step import TowerStep
 from towers.step.structures import map_tensors
-from towers.tensor_rows import as_tensor
+from towers.step.tensor_rows import as_tensor
 
 TOWERS = [1, 2, 3, 5, 8]
 BATCHES = [1, 7, 8, 9, 40]

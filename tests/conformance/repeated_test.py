@@ -6,7 +6,7 @@ import pytest
 
 from tests import forked
 from tests.conformance.cases import BUILT_IN, ODD
-from tests.workers import ROOT
+from tests.real_workers import ROOT
 
 TELLING = ["wide_fan_out", "own_step", "embedding", "resnet20"]
 REST = [case.name for case in [*BUILT_IN, *ODD] if case.name not in TELLING]

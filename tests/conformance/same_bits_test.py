@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.cases import BUILDERS, NOISE, ODD, Noise, noisy, rows
-from towers import models
+from towers.app import models
 from towers.machine import devices
 from towers.machine.policy import GPU
 from towers.step import TowerStep

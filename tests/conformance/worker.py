@@ -23,7 +23,7 @@ BATCHES = [12, 12, 7, 3]  # a partial last batch, and one smaller than most towe
 def main(argv):
     del argv
     import towers
-    from towers.machine import workers
+    from towers.workers import workers
 
     cluster = workers.join_workers()
     towers.logical_cpus(8, num_towers=FLAGS.num_towers)
@@ -93,7 +93,7 @@ def train(
     import tensorflow as tf
 
     import towers
-    from towers.machine import workers
+    from towers.workers import workers
 
     cluster = workers.join_workers()
     keras.utils.set_random_seed(3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers import run_all
+from tests.real_workers import run_all
 
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",

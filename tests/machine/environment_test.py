@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tests.workers
+import tests.real_workers
 from towers.machine import environment
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def run_python(code, **variables):
     )
 
 
-@pytest.mark.parametrize("tf_config", ["", tests.workers.tf_config(["a:1", "b:2"], 1)])
+@pytest.mark.parametrize("tf_config", ["", tests.real_workers.tf_config(["a:1", "b:2"], 1)])
 def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_config):
     done = run_python(
         "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "

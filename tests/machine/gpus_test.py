@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.config import TrainConfig
+from towers.app.config import TrainConfig
 from towers.machine import devices, gpus
-from towers.training.build import find_devices
+from towers.app.training.build import find_devices
 
 # The machine of these tests has 8 logical CPU devices.
 pytestmark = pytest.mark.skipif(

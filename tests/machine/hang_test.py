@@ -8,7 +8,7 @@ import pytest
 import towers
 from tests import forked
 from tests.resuming import ROOT, train
-from towers.checkpointing import checkpoints
+from towers.resume import checkpoints
 from towers.machine import hang
 
 RUN = ("--model=tests.hanging:model", "--dataset=tests.hanging:data", "--num_gpus=2",

@@ -8,9 +8,9 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests.machine import fake_nvml
-from towers.config import TrainConfig
+from towers.app.config import TrainConfig
 from towers.machine import devices, logical, nvidia
-from towers.training.build import find_devices
+from towers.app.training.build import find_devices
 
 ROOT = Path(__file__).parents[2]
 # A process of its own, on 8 cores: TensorFlow starts but once, and its threads stay.
@@ -46,7 +46,7 @@ def devices_and_threads(code):
     (f"towers.make_parallel({MODEL}, [1, 0], num_towers=4)", "num_towers=4"),
 ])
 def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
-    expected = devices_and_threads(f"from towers.training import build; {TRAIN.format(trains)}")
+    expected = devices_and_threads(f"from towers.app.training import build; {TRAIN.format(trains)}")
     assert expected == (2, 8 // int(trains[-1:] or 2), 8)
     assert devices_and_threads(ours) == expected
 
@@ -56,7 +56,7 @@ def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
     ("num_towers=4, jit_compile=True, cpu_threads=1", 1),
 ])
 def test_a_run_whose_towers_xla_is_to_compile_has_a_thread_for_each(flags, threads):
-    code = f"from towers.training import build; {TRAIN.format(flags)}"
+    code = f"from towers.app.training import build; {TRAIN.format(flags)}"
     assert devices_and_threads(code) == (2, threads, 8)
 
 
@@ -73,7 +73,8 @@ def test_a_device_without_a_tower_does_not_count():
      "towers.logical_cpus(2)", (2, 5, 8)),
     ("towers.logical_cpus(1); towers.logical_cpus(4)", (4, 2, 8)),
     ("tf.constant(1); towers.logical_cpus(1)", (1, 0, 0)),
-    (f"from towers.training import build; towers.logical_cpus(4); {TRAIN.format('cpu_threads=7')}",
+    ("from towers.app.training import build; towers.logical_cpus(4); "
+     f"{TRAIN.format('cpu_threads=7')}",
      (4, 7, 8)),
 ])
 def test_what_the_caller_has_chosen_stays(code, expected):

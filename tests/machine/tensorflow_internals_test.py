@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.machine.canary import canary
-from tests.workers import run_all
+from tests.real_workers import run_all
 from towers.machine import tensorflow_internals
 from towers.machine.devices import has_gpus
 
@@ -73,7 +73,7 @@ def host_events(planes):
 
 
 def test_workers():
-    ended = run_all(2, "-m", "tests.machine.worker", "between_steps")
+    ended = run_all(2, "-m", "tests.workers.worker", "between_steps")
     said = [errors for _, _, errors in ended]
     with (
         keeps("start_collectives", "lets operations of several processes meet over gRPC"),

@@ -17,7 +17,7 @@ from tests.parallel.pairs import (
     classifier,
     rows,
 )
-from tests.workers import ROOT
+from tests.real_workers import ROOT
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import TowerStep
 

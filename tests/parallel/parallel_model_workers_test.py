@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.workers import run_all
+from tests.real_workers import run_all
 
 WORKER = ("-m", "tests.fit_worker")
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from towers.machine.cluster import ALONE
+from towers.workers.cluster import ALONE
 from towers.step.agreement import check_agreement, digest
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.diagnosis.recording import read_events
+from towers.app.diagnosis.recording import read_events
 from towers.step import TowerStep
 
 L = keras.layers

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towers.machine.cluster import ALONE, Cluster
+from towers.workers.cluster import ALONE, Cluster
 from towers.step import exchange
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.exchange import (

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.own_step.steps import fit_alike, model_with, pairs, refused
+from tests.custom_step.steps import fit_alike, model_with, pairs, refused
 
 
 @pytest.mark.parametrize("labels", [

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.levels.dependence import Dependence
-from towers.rows.rows import Rows
+from towers.graph.dependence import Dependence
+from towers.graph.rows import Rows
 from towers.step.lookups import are_shared
 
 L = keras.layers

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import loop_test
+from tests.app import loop_test
 from tests.resuming import train
 from towers.step.nonfinite import NonFiniteError, are_finite, culprit
 
@@ -168,7 +168,7 @@ def test_an_unknown_choice_is_an_error():
 
 def root_data():
     """50 examples; the 21st in the first epoch's order, in step 2, has a negative number."""
-    from towers.datasets.batches import load_examples, shuffled_batches
+    from towers.app.datasets.batches import load_examples, shuffled_batches
 
     (x, y), test = loop_test.small_data()
     x, test = np.abs(x) + 1, (np.abs(test[0]) + 1, test[1])

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.diagnosis import anatomy_test
+from tests.app.diagnosis import anatomy_test
 from tests.step.partitions import partition_graphs
-from towers.diagnosis import anatomy
+from towers.app.diagnosis import anatomy
 from towers.machine.policy import CPU, GPU, REHEARSAL
 from towers.step import scopes
 from towers.step.prefetch import place

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.loop_test import config, rows
+from tests.app.loop_test import config, rows
 from tests.step.partitions import partition_graphs
 from tests.step.switches_test import make_step
 from towers.machine.policy import CPU, GPU

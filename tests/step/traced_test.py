@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.machine.cluster import ALONE
+from towers.workers.cluster import ALONE
 from towers.step.traced import TracedGraphs
 
 

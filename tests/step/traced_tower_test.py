@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.levels.cut import Segment
+from towers.graph.cut import Segment
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.traced_tower import run_levels, trace_tower
 

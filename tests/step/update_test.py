@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import forked
-from tests.workers import ROOT
+from tests.real_workers import ROOT
 from towers.machine.devices import count_cores
 from towers.step import averaging
 from towers.step.update import update

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from towers.step import xla
-from towers.training.build import build
+from towers.app.training.build import build
 
 L = keras.layers
 

@@ -21,7 +21,7 @@ from towers.machine.devices import (
 )
 from towers.machine.logical import is_undivided, logical_cpus
 from towers.machine.words import counted
-from towers.machine.workers import join_workers
+from towers.workers.workers import join_workers
 
 _TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 

@@ -28,6 +28,7 @@ from towers.machine import guard, places, signals
 HUNG = 4  # the exit code of a process that has ended itself so
 READING, BETWEEN = "reading data", "the work between two steps"
 LEAST_SECONDS = 300.0
+MOST_SECONDS = 1_000_000  # the system's own limit is not much above
 _TIMES_THE_LONGEST = 10
 _TICK = 1.0  # seconds
 _SECONDS_TO_SAY = 2.0  # what it writes to may hang, too

@@ -10,7 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine import nvidia, workers
+from towers.machine import nvidia
+
+from towers.workers import workers
 from towers.machine.devices import FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started
 from towers.machine.policy import policy_of
 from towers.machine.words import plural

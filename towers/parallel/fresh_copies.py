@@ -4,14 +4,46 @@
               refresh: ^                          refresh: ^               refresh: ^
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from towers.parallel.resumed_fit import fit_arguments
+from towers.resume.resumed_fit import fit_arguments
 from towers.step.strategies import ParameterServer
-from towers.training.callbacks import are_trusted
+
+_BATCH_HOOKS = (
+    "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",
+    "on_test_batch_begin", "on_test_batch_end",
+)
+_OURS = ("keras.", "towers.")  # whose hooks assign to no parameter between two steps
+
+
+def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
+    """Whether no callback may assign to parameters between two steps of an epoch.
+
+    Warns where one may, of what it costs: the devices' copies are made anew before each step.
+
+    Args:
+        callbacks: the user's.
+        strategy: the step's, see `towers.step.strategies`.
+    """
+    found = [
+        type(callback).__name__ for callback in callbacks
+        if not all(
+            (getattr(getattr(callback, hook), "__module__", None) or "").startswith(_OURS)
+            for hook in _BATCH_HOOKS
+        )
+    ]
+    if found and strategy.num_copies:
+        warnings.warn(
+            f"strategy=mirrored: {', '.join(dict.fromkeys(found))} may assign to parameters in "
+            f"between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to each of "
+            f"{strategy.num_copies} devices before every step. Use a callback without hooks of "
+            "batches, or strategy=parameter_server.", stacklevel=2,
+        )
+    return not found
 
 
 def with_fresh_copies(

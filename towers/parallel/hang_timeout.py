@@ -1,20 +1,17 @@
 """HangTimeout: the callback with which a process that hangs in `make_parallel(...).fit` ends."""
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 
-from towers import fields
-from towers.config import AUTO, TrainConfig
 from towers.machine import hang
 from towers.machine.devices import place_towers, placement
-from towers.machine.workers import join_workers
-from towers.parallel.resume import only_one
+from towers.workers.workers import join_workers
+from towers.resume.resume import only_one
 
-_FIELD = next(f for f in dataclasses.fields(TrainConfig) if f.name == "hang_timeout")
+_AUTO = "auto"
 
 
 class HangTimeout(keras.callbacks.Callback):
@@ -28,7 +25,7 @@ class HangTimeout(keras.callbacks.Callback):
     is 4. Several workers watch each other, and need none.
     """
 
-    def __init__(self, seconds: float | str = AUTO) -> None:
+    def __init__(self, seconds: float | str = _AUTO) -> None:
         """
         Args:
             seconds: without progress, after the first step; "auto": 10 times the longest so far,
@@ -38,7 +35,15 @@ class HangTimeout(keras.callbacks.Callback):
             ValueError: it is none of these.
         """
         super().__init__()
-        self.seconds = fields.declared(_FIELD).check("seconds", seconds)
+        if seconds != _AUTO and not (
+            isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            and 0 <= seconds <= hang.MOST_SECONDS
+        ):
+            raise ValueError(
+                f"seconds ({seconds!r}) must be 'auto', or a number from 0 (never) to "
+                f"{hang.MOST_SECONDS}, such as 300."
+            )
+        self.seconds = seconds
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses any other `fit`, which nobody would watch.
@@ -73,5 +78,5 @@ def watching(callbacks: Any, devices: Sequence[str], num_towers: int) -> Abstrac
         placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
         "Start the script again: with towers.Resume among its callbacks it goes on from its last "
         "checkpoint. If it was at work, give towers.HangTimeout more seconds.",
-        0.0 if not is_alone else None if found.seconds == AUTO else found.seconds,
+        0.0 if not is_alone else None if found.seconds == _AUTO else found.seconds,
     ))

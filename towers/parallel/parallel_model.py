@@ -19,21 +19,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.repeatable import UNSAVED_NOISE
+from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang, loss_internals
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
 from towers.machine.policy import policy_of
-from towers.machine.watch import watched
+from towers.workers.watch import watched
 from towers.machine.words import plural
-from towers.machine.workers import Workers, join_workers
-from towers.own_step import OwnStep
+from towers.workers.workers import Workers, join_workers
+from towers.custom_step import OwnStep
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.hang_timeout import watching
 from towers.parallel.layers_ahead import Base, build, build_loss, take_over, track_outputs
 from towers.parallel.placed_batches import PlacedBatches, has_use, let_go
 from towers.parallel.requirements import check_model, explained, hint_gpu_variables
-from towers.parallel.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
+from towers.resume.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
 from towers.step.compiled import losses, overrides, track_losses, update_metrics
 from towers.step import TowerStep, checks
 from towers.step import state as state_lib

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.watch import watched
+from towers.workers.watch import watched
 from towers.step import TowerStep
 from towers.step.first_error import first_error, run_in_turn
 from towers.step.prefetch import prefetched

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.machine.cluster import Cluster
-from towers.machine.workers import Workers
+from towers.workers.cluster import Cluster
+from towers.workers.workers import Workers
 
 
 def check_agreement(

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.repeatable import has_unsaved_noise
+from towers.graph.repeatable import has_unsaved_noise
 from towers.step import scopes
 
 

@@ -2,12 +2,8 @@
 
 import keras
 
-from towers.config import ASYNC, ASYNC_REFUSED
+from towers.machine import choices
 from towers.machine.keras_internals import all_layers
-
-BATCH_NORM_CHOICES = ("average", "synchronized", "tower0")
-STRATEGIES = ("parameter_server", "mirrored")
-NONFINITE_CHOICES = ("apply", "stop", "skip")
 
 
 def check_step(model: keras.Model, batch_norm: str | None, nonfinite: str) -> None:
@@ -50,22 +46,23 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
 
 def check_batch_norm(batch_norm: str | None) -> None:
     """Raises ValueError for an unknown way to merge BatchNormalization statistics."""
-    if batch_norm is not None and batch_norm not in BATCH_NORM_CHOICES:
+    if batch_norm is not None and batch_norm not in choices.BATCH_NORM:
         raise ValueError(
-            f"batch_norm ({batch_norm!r}) must be one of {', '.join(BATCH_NORM_CHOICES)}."
+            f"batch_norm ({batch_norm!r}) must be one of {', '.join(choices.BATCH_NORM)}."
         )
 
 
 def check_strategy(strategy: str) -> None:
     """Raises ValueError for an unknown place of the parameters, and for asynchronous updates."""
-    if strategy == ASYNC:
-        raise ValueError(ASYNC_REFUSED)
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(STRATEGIES)}.")
+    if strategy == choices.ASYNC:
+        raise ValueError(choices.ASYNC_REFUSED)
+    if strategy not in choices.STRATEGIES:
+        raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(choices.STRATEGIES)}.")
 
 
 def check_nonfinite(nonfinite: str) -> None:
-    """Raises ValueError for what is none of `NONFINITE_CHOICES`."""
-    if nonfinite not in NONFINITE_CHOICES:
-        choices = ", ".join(NONFINITE_CHOICES)
-        raise ValueError(f"nonfinite ({nonfinite!r}) must be one of {choices}.")
+    """Raises ValueError for what is none of `choices.NONFINITE`."""
+    if nonfinite not in choices.NONFINITE:
+        raise ValueError(
+            f"nonfinite ({nonfinite!r}) must be one of {', '.join(choices.NONFINITE)}."
+        )

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, TypeAlias, Union
 
 import tensorflow as tf
 
-from towers.machine.cluster import Cluster
-from towers.machine.watch import ANOTHER_BATCH
-from towers.machine.worker_collectives import WorkerCollectives
+from towers.workers.cluster import Cluster
+from towers.workers.watch import ANOTHER_BATCH
+from towers.workers.worker_collectives import WorkerCollectives
 from towers.step.averaging import Tree, Values, add, add_tree, middle, partial_sums
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
 from towers.step.transfers import pack, packages, unpack
-from towers.tensor_rows import join_rows, sparse_rows
+from towers.step.tensor_rows import join_rows, sparse_rows
 
 
 class Subtree(NamedTuple):

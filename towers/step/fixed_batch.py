@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
+from towers.graph.dependence import Dependence
 from towers.machine.user_lines import line_of
 from towers.step.structures import any_rows, components, map_tensors
-from towers.tensor_rows import is_composite
+from towers.step.tensor_rows import is_composite
 
 _CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
 # What pairs the rows of two tensors.

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 import tensorflow as tf
 
-from towers.tensor_rows import as_tensor
+from towers.step.tensor_rows import as_tensor
 
 _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
+from towers.graph.dependence import Dependence
 from towers.machine.devices import HOST
-from towers.rows.rows import Rows
+from towers.graph.rows import Rows
 
 
 def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> list[Any]:

@@ -7,7 +7,7 @@
     root of a mean, or a mean
     over a mask
 
-The loss is traced once on symbolic rows, and `towers.rows` walks its graph: no value is made up.
+The loss is traced once on symbolic rows, and `towers.graph` walks its graph: no value is made up.
 """
 
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
+from towers.graph.dependence import Dependence
 from towers.machine.loss_internals import function_loss, keras_mask, marked
 from towers.machine.user_lines import line_of
-from towers.rows.facts import Fact, Fault, uneven
-from towers.rows.reductions import CHOSEN
-from towers.rows.rows import Rows
+from towers.graph.facts import Fact, Fault, uneven
+from towers.graph.reductions import CHOSEN
+from towers.graph.rows import Rows
 from towers.step.fixed_batch import BatchInCode, check_no_fixed_batch
 from towers.step.gathering import NeedsOtherTowers, gathered_by
 from towers.step.outputs import loss_reduction, overrides_call, with_reduction

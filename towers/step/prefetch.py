@@ -17,7 +17,7 @@ from towers.step.row_counts import check_rows
 from towers.step.sharding import BatchValues, Placed, shard_batch
 from towers.step.step import TowerStep
 from towers.step.structures import any_rows, components, map_tensors, packed
-from towers.tensor_rows import as_tensor
+from towers.step.tensor_rows import as_tensor
 
 
 class Batch(NamedTuple):

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import keras
 import tensorflow as tf
 
-from towers.levels.cut import captures
+from towers.graph.cut import captures
 from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import VARIABLE_CLASS
 from towers.machine.user_lines import line_of

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from towers.levels.dependence import Dependence
+from towers.graph.dependence import Dependence
 from towers.machine.user_lines import line_of
-from towers.rows.rows import Rows
+from towers.graph.rows import Rows
 from towers.step.lookups import are_shared
 from towers.step.structures import Structure
 from towers.step.synchronized import Sum
-from towers.tensor_rows import is_composite
+from towers.step.tensor_rows import is_composite
 
 
 class ShardFacts(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.levels.cut import captures
-from towers.levels.repeatable import sums_in_order, warn_of_unordered_sums
-from towers.levels.stage_levels import StageLevels
+from towers.graph.cut import captures
+from towers.graph.repeatable import sums_in_order, warn_of_unordered_sums
+from towers.graph.stage_levels import StageLevels
 from towers.machine.tensorflow_internals import (
     custom_gradients_forgotten,
     custom_gradients_in_scope,

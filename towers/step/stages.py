@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.stage_levels import stage_scope
+from towers.graph.stage_levels import stage_scope
 from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 

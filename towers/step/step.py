@@ -20,8 +20,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine import devices as devices_lib
-from towers.machine import workers
-from towers.machine.cluster import Cluster
+from towers.workers import workers
+from towers.workers.cluster import Cluster
 from towers.machine.logical import undivided_cpu
 from towers.machine.policy import Policy, policy_of
 from towers.step import checks, scopes, sharding

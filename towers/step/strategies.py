@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from towers.levels.merged import once
+from towers.graph.merged import once
 from towers.machine.devices import HOST, short_name
 from towers.machine.policy import Policy
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
@@ -358,7 +358,7 @@ def make_strategy(
     """The strategy of a step.
 
     Args:
-        name: one of `checks.STRATEGIES`; devices that share one memory need no copies.
+        name: one of `choices.STRATEGIES`; devices that share one memory need no copies.
         optimizer, parameters, home: as of `ParameterServer`.
         devices: of each of this worker's towers.
         policy: how they are used.

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import NONE_SPEC
-from towers.tensor_rows import is_scipy
+from towers.step.tensor_rows import is_scipy
 
 # A tensor, ragged and sparse ones among them, or what stands for one (its spec, its dtype); lists,
 # tuples and dicts of these, nested as `tf.nest` takes them; None for an absent one. A batch's

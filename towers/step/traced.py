@@ -6,13 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine import hang
-from towers.machine.cluster import Cluster
+from towers.workers.cluster import Cluster
 from towers.machine.devices import HOST
-from towers.machine.watch import watched
+from towers.workers.watch import watched
 from towers.step.first_error import first_error
 from towers.step.row_counts import check_arrays, check_rows
 from towers.step.structures import Structure, any_rows, map_tensors
-from towers.tensor_rows import as_tensor
+from towers.step.tensor_rows import as_tensor
 
 
 class TracedGraphs:

@@ -13,20 +13,20 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from towers.levels.cut import Levels, Segment, captures, cut, effects_of
-from towers.levels.merged import noise_keys_once, repeated_once
-from towers.levels.repeatable import (
+from towers.graph.cut import Levels, Segment, captures, cut, effects_of
+from towers.graph.merged import noise_keys_once, repeated_once
+from towers.graph.repeatable import (
     draws_noise,
     has_unsaved_noise,
     is_repeatable,
     sums_in_order,
     warn_of_unordered_sums,
 )
-from towers.levels.tower_collectives import TowerCollective, TowerCollectives
+from towers.graph.tower_collectives import TowerCollective, TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import WholeTower, call_on_devices
-from towers.tensor_rows import is_composite
+from towers.step.tensor_rows import is_composite
 
 
 class CutTower:

@@ -25,7 +25,7 @@ from towers.machine.keras_internals import (
 from towers.machine.tensorflow_internals import recomputed_by
 from towers.step.fixed_batch import BatchInCode, check_open_batch
 from towers.step.structures import Structure, any_rows, map_tensors
-from towers.tensor_rows import is_composite, join_rows, take_rows
+from towers.step.tensor_rows import is_composite, join_rows, take_rows
 
 _NUM_ROWS, _FIRST_PART = 5, 3
 _LENGTHS = [2, 1, 2, 3, 4]  # of ragged rows: the longest is among the last

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.levels.merged import once
+from towers.graph.merged import once
 from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes

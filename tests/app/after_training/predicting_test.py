@@ -1,0 +1,192 @@
+"""--evaluate and --predict: Keras' own values on one device, in the order of the data."""
+
+import io
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.app.datasets import pixels_test
+from tests.app.loop_test import small_data
+from towers.app.after_training import predicting
+from towers.app.after_training.model_files import file_config, find_file
+from towers.app.after_training.predicting import evaluate_file, predict_file
+from towers.app.config import TrainConfig
+from towers.app.reporting.report import Report
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+(_, _), (X, Y) = small_data()
+
+
+def data():
+    """20 examples to test."""
+    return small_data()
+
+
+def numbers():
+    """The inputs of another task."""
+    (x, y), (x_test, y_test) = small_data()
+    return (x[:, :2], y), (x_test[:, :2], y_test)
+
+
+@pytest.fixture(name="model", scope="module")
+def _model():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([
+        keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5),
+        keras.layers.Dense(3, activation="softmax"),
+    ])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(name="file")
+def _file(model, tmp_path):
+    path = tmp_path / "model.keras"
+    model.save(path)
+    return path
+
+
+def config(**values):
+    """Batches of 7, 7 and 6 on 3 towers."""
+    made = {"dataset": "tests.after_training.predicting_test:data", "num_gpus": 2, "num_towers": 3,
+            "batch_size": 7, "device": "cpu"}
+    return TrainConfig(**{**made, **values})
+
+
+@pytest.fixture(name="out")
+def _out():
+    stream = io.StringIO()
+    out = Report(stream)
+    out.text = stream.getvalue
+    return out
+
+
+def test_evaluate_is_keras_evaluate(model, file, out):
+    logs = evaluate_file(config(), file, out)
+    expected = model.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    assert list(logs) == ["loss", "accuracy"]
+    for name, value in logs.items():
+        assert value == pytest.approx(expected[name], rel=1e-6)
+    assert out.text().splitlines()[0] == (
+        "Devices   parameters on /cpu:0; towers 0-1 on /cpu:0, 2 on /cpu:1"
+    )
+    last = out.text().splitlines()[-1]
+    assert last.startswith(f"Evaluate  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.4f} |")
+
+
+def test_predict_is_keras_predict_and_shows_how_far_it_is(model, file, out, tmp_path, monkeypatch):
+    monkeypatch.setattr(Report, "is_due", lambda self: True)
+    predict_file(config(), file, str(tmp_path / "p.npz"), out)
+    expected = model.predict(X, verbose=0)
+    found = np.load(tmp_path / "p.npz")["predictions"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert "\nPredict   14/20 | " in out.text() and "left\nPredict   20/20 | " in out.text()
+    predict_file(config(), file, str(tmp_path / "p.csv"), out)
+    rows = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(rows[:, 0], expected.argmax(axis=1))
+    np.testing.assert_allclose(rows[:, 1], expected.max(axis=1), rtol=1e-5)
+
+
+def picture(path, value, shape=(4, 5, 1)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tf.io.encode_png(np.full(shape, value, np.uint8)).numpy())
+
+
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory):
+    """A run of two classes of images, bright cats and dark dogs."""
+    folder = tmp_path_factory.mktemp("images")
+    for index in range(8):
+        for part in ("train", "val"):
+            picture(folder / part / "cat" / f"{index}.png", 255 - index)
+            picture(folder / part / "dog" / f"{index}.png", index)
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    config = TrainConfig(dataset="image_folder", data_dir=str(folder), run_dir=str(directory),
+                         model="mlp", num_gpus=2, batch_size=4, epochs=3, device="cpu")
+    towers.train(config)
+    return directory
+
+
+def rows_of(run, out, tmp_path, **given):
+    file = find_file(str(run), "predict")
+    predict_file(file_config(file, {"num_gpus": 2, **given}), file, str(tmp_path / "p.csv"), out)
+    return [line.split(",")[:-1] for line in (tmp_path / "p.csv").read_text().splitlines()]
+
+
+def test_images_without_labels_get_their_classes_names(run, out, tmp_path):
+    """Of another size and in color; the folder holds nothing else."""
+    for name, value in (("b", 250), ("a", 3), ("c", 240)):
+        picture(tmp_path / "photos" / f"{name}.png", value, (8, 9, 3))
+    rows = rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
+    assert rows == [["file", "label", "class"], ["a.png", "1", "dog"], ["b.png", "0", "cat"],
+                    ["c.png", "0", "cat"]]
+    file = find_file(str(run), "evaluate")
+    with pytest.raises(ValueError, match="photos holds no folder, one for each class"):
+        evaluate_file(file_config(file, {"data_dir": str(tmp_path / "photos")}), file, out)
+
+
+def test_images_with_classes_have_their_paths_and_older_runs_no_names(run, out, tmp_path):
+    rows = rows_of(run, out, tmp_path)
+    assert rows[0] == ["file", "label", "class"] and rows[1] == ["val/cat/0.png", "0", "cat"]
+    (run / "classes.json").rename(run / "away.json")
+    (tmp_path / "p.csv").unlink()
+    assert rows_of(run, out, tmp_path)[:2] == [["file", "label"], ["val/cat/0.png", "0"]]
+    (run / "away.json").rename(run / "classes.json")
+
+
+def test_an_image_that_cannot_be_decoded_is_named_and_nothing_is_left(run, out, tmp_path):
+    picture(tmp_path / "photos" / "a.png", 3)
+    (tmp_path / "photos" / "b.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"b.png cannot be decoded: .* Convert it to PNG, or remo"):
+        rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, tmp_path):
+    """Half precision, in a process of another policy: float32 in the file."""
+    inputs = keras.Input((3,))
+    policy = "mixed_bfloat16"
+    dense = keras.layers.Dense(4, dtype=policy, name="body")(inputs)
+    heads = {"a": keras.layers.Dense(3, dtype=policy, name="a")(dense),
+             "b": keras.layers.Dense(1, dtype="float32", name="b")(dense)}
+    model = keras.Model(inputs, heads)
+    model.save(tmp_path / "two.keras")
+    predict_file(config(), tmp_path / "two.keras", str(tmp_path / "p.npz"), out)
+    expected = model.predict(X, verbose=0)
+    with np.load(tmp_path / "p.npz") as saved:
+        for name in ("a", "b"):
+            assert saved[name].dtype == np.float32
+            values = expected[name].astype(np.float32)
+            np.testing.assert_allclose(saved[name], values, rtol=2**-7)  # of bfloat16
+
+
+def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path):
+    pixels_test.model().save(tmp_path / "m.keras")
+    data = config(dataset="tests.datasets.pixels_test:splits")
+    found = evaluate_file(data, tmp_path / "m.keras", out)
+    saved = keras.saving.load_model(tmp_path / "m.keras")
+    expected = saved.evaluate(pixels_test.DIVIDED, pixels_test.LABELS, verbose=0)
+    assert found["loss"] == pytest.approx(expected, rel=1e-6)
+    assert f"          {pixels_test.SAID}\n" in out.text()
+
+
+def test_a_model_without_a_loss_predicts_and_is_not_evaluated(out, tmp_path):
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match=r"^evaluate \(.*m.keras\): .* without a loss; compile"):
+        evaluate_file(config(), tmp_path / "m.keras", out)
+
+
+def test_data_of_another_shape_are_refused(file, out):
+    with pytest.raises(ValueError, match=r"^evaluate \(.*\) takes inputs of shape \(3,\), and dat"):
+        evaluate_file(config(dataset="tests.after_training.predicting_test:numbers"), file, out)
+
+
+def test_several_workers_are_refused(file, out, monkeypatch):
+    workers = type("Workers", (), {"num_workers": 2})
+    monkeypatch.setattr(predicting, "join_workers", lambda: workers)
+    with pytest.raises(ValueError, match=r"^evaluate \(.*\) works with one worker"):
+        evaluate_file(config(), file, out)

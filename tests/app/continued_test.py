@@ -1,0 +1,170 @@
+"""A run that was killed goes on to the bits of one that never was: real processes and signals."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+
+from tests.resuming import FLAGS, NOTEBOOK, STEPS, resumed, start, train, uninterrupted
+from towers.app.after_training.model_files import file_config
+from towers.resume import checkpoints
+from towers.app.continued import continued_config
+from towers.app.config import TrainConfig
+
+NAMED = TrainConfig(model="theirs:model", dataset="mnist")
+
+
+def killed_at(step, *flags, cwd, fault="kill('KILL')"):
+    """SIGKILL as soon as `step` updates are done, before the checkpoint of that step."""
+    code, stdout, stderr = train(*flags, cwd=cwd, fault=f"step == {step} and {fault}")
+    assert code == -signal.SIGKILL, stdout + stderr
+
+
+def killed_again_and_again(steps, *flags, cwd):
+    """One run, killed and resumed at one step after the other."""
+    killed_at(steps[0], *flags, cwd=cwd)
+    for step in steps[1:]:
+        killed_at(step, "--resume=run", cwd=cwd)
+    return resumed(cwd)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_on_any_devices(tmp_path):
+    killed_at(4, *FLAGS, "--checkpoint_every=3", cwd=tmp_path)
+    killed_at(7, "--resume=run", "--num_gpus=1", cwd=tmp_path)
+    assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("flags", "every"), [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
+def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_path):
+    """One process a step, each killed right after it.
+
+    Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches.
+    """
+    steps = range(1, STEPS + 1)
+    result = killed_again_and_again(steps, *flags, f"--checkpoint_every={every}", cwd=tmp_path)
+    assert result == uninterrupted(*flags)
+
+
+def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path):
+    """A run that stands still in its fifth step, the second on its directory, and the next."""
+    flags = [*FLAGS, "--checkpoint_every=1"]
+    first = start(*flags, cwd=tmp_path, fault="step == 5 and kill('STOP')")
+    try:
+        _, status = os.waitpid(first.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), first.communicate()
+        descriptors = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{first.pid}/fd")]
+        assert any(name.endswith("checkpoints/lock") for name in descriptors)
+        assert not any(name.startswith("socket:") for name in descriptors)
+        code, _, stderr = train("--resume=run", cwd=tmp_path)
+        assert (code, stderr) == (
+            2,
+            f"error: run is in use: process {first.pid} trains there. Wait for its end, or stop "
+            "it.\n",
+        )
+    finally:
+        first.kill()
+        first.communicate()
+    assert resumed(tmp_path) == uninterrupted(*FLAGS)
+
+
+@pytest.mark.telling("INT-*")
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("INT", 130, "stopped by Ctrl-C"),
+        ("HUP", 129, "stopped by SIGHUP"),
+        pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_signal_saves_in_mid_epoch_and_the_run_goes_on(name, code, said, tmp_path):
+    ended, stdout, stderr = train(*FLAGS, cwd=tmp_path, fault=f"step == 6 and kill({name!r})")
+    assert ended == code and stderr.endswith(f"{said}\n")
+    assert stdout.endswith("saved at step 6. Resume: python train.py --resume=run\n")
+    assert resumed(tmp_path) == uninterrupted(*FLAGS)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_the_older_checkpoint(tmp_path):
+    """Both come while a step runs, which is before the first could be obeyed."""
+    fault = "step == 6 and (kill('INT'), kill('INT'))"
+    code, stdout, _ = train(*FLAGS, cwd=tmp_path, fault=fault)
+    assert code == 130 and "saved at" not in stdout
+    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
+    assert (path.name, wrong) == ("epoch-1-step-4", [])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.json").write_text(NAMED.to_json())
+    (directory / "theirs.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def test_a_module_beside_the_config_that_names_it_is_refused_by_its_file(run):
+    with pytest.raises(ValueError) as caught:
+        continued_config(".", {})
+    text = str(caught.value)
+    assert "resume (.): its config.json names model=theirs:model" in text
+    assert str(run / "theirs.py") in text and "trust_run_dir=True" in text
+    with pytest.raises(ValueError, match="names model=theirs:model"):
+        file_config(run / "best.keras", {})
+
+
+def test_a_package_a_folder_and_one_further_in_are_refused_too(run, monkeypatch):
+    (run / "theirs.py").unlink()
+    (run / "theirs").mkdir()  # without __init__.py, as Python takes it
+    with pytest.raises(ValueError, match="names model=theirs:model"):
+        continued_config(".", {})
+    (run / "inner" / "theirs").mkdir(parents=True)
+    monkeypatch.chdir(run / "inner")
+    with pytest.raises(ValueError, match="names model=theirs:model"):
+        continued_config("..", {})
+
+
+@pytest.mark.parametrize("given", [{"trust_run_dir": True}, {"model": "theirs:model"}])
+def test_it_is_imported_where_the_user_asks_for_it(given, run):
+    assert continued_config(".", given).model == "theirs:model"
+    assert file_config(run / "best.keras", given).model == "theirs:model"
+
+
+def test_it_is_imported_from_the_users_own_pythonpath(run, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(run))
+    monkeypatch.syspath_prepend(str(run))
+    assert continued_config(".", {}).model == "theirs:model"
+
+
+def test_a_module_of_the_directory_that_one_works_in_is_ones_own(run, monkeypatch):
+    (run.parent / "theirs.py").write_text("")
+    monkeypatch.chdir(run.parent)
+    assert continued_config("run", {}).model == "theirs:model"
+
+
+def test_no_config_asks_for_trust_itself(run):
+    (run / "config.json").write_text(dataclasses.replace(NAMED, trust_run_dir=True).to_json())
+    with pytest.raises(ValueError, match="names model=theirs:model"):
+        continued_config(".", {})
+
+
+def test_built_in_names_and_paths_are_no_modules(run):
+    config = TrainConfig(model="cnn", data_dir="theirs:data", init_from="theirs:x.keras")
+    (run / "config.json").write_text(config.to_json())
+    (run / "theirs:data").mkdir()  # the data have not moved
+    assert continued_config(".", {}).model == "cnn"
+
+
+def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = TrainConfig(export="served", export_pixels=True)
+    (tmp_path / "config.json").write_text(saved.to_json())
+    other = continued_config(".", {"export": "other", "export_pixels": True})
+    assert (other.export, other.export_pixels) == ("other", True)
+    assert continued_config(".", {"export": "served"}).export == "served"
+    assert continued_config(".", {}).export is None
+    script = {"resume": "auto", "run_dir": ".", "export": "served"}
+    assert continued_config(".", script).export == "served"
+    (tmp_path / "served").mkdir()  # the script that is started again has exported already
+    assert continued_config(".", script).export is None

@@ -1,0 +1,203 @@
+"""Augmentation draws from (seed, epoch, index) alone: the same bits however an example is met."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.app.datasets.random_access_test import config, weights
+from tests.app.datasets.sources import NUM_CLASSES, Pixels
+from tests.loading import refusal
+from towers.app.datasets import augment as augment_lib
+from towers.app.datasets import batches as input_lib
+from towers.app.datasets import random_access, tf_data
+from towers.app.datasets.image_files import ImageFiles
+from towers.app.datasets.keras_augment import of_layers
+from towers.resume.source import InputOptions
+
+COUNT, SHAPE = 19, (6, 5, 3)
+ME = "tests.datasets.augment_test"
+SPEC = tf.TensorSpec(SHAPE)
+
+
+def shift(x, seed):
+    return x + tf.random.stateless_uniform([], seed)
+
+
+def layers():
+    return keras.Sequential([
+        keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.2, 0.2),
+        keras.layers.RandomContrast(0.5),
+    ])
+
+
+def source():
+    return Pixels(COUNT, SHAPE)
+
+
+def arrays():
+    pairs = [source()[index] for index in range(COUNT)]
+    x = np.stack([x for x, _ in pairs]).astype(np.float32)
+    return x / np.float32(255), np.array([y for _, y in pairs], np.int32)
+
+
+@pytest.fixture(name="splits", scope="module")
+def _splits(tmp_path_factory):
+    """The same examples in each form."""
+    x, y = arrays()
+    directory = tmp_path_factory.mktemp("images")
+    names = [f"{index}.png" for index in range(COUNT)]
+    for index, name in enumerate(names):
+        (directory / name).write_bytes(tf.io.encode_png(source()[index][0]).numpy())
+    return {
+        "arrays": (x, y),
+        "image files": ImageFiles(directory, names, y, SHAPE),
+        "a source": random_access.from_source(source(), "here", NUM_CLASSES),
+        "tf.data": tf.data.Dataset.from_tensor_slices((x, y)),
+    }
+
+
+def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_flip", **options):
+    """{the example's pixels before: after}, of the steps left; by the order without it."""
+    found = {}
+    plain, changed = (
+        input_lib.shuffled_batches(
+            input_lib.load_examples(split, InputOptions(augment=augment, **options)),
+            batch_size, seed, epoch, start_step,
+        )
+        for augment in (None, name)
+    )
+    for (before, y), (after, y_after) in zip(plain, changed, strict=True):
+        np.testing.assert_array_equal(y, y_after)
+        assert after.dtype == tf.float32 and after.shape == before.shape
+        found |= {b.tobytes(): a.tobytes() for b, a in zip(before.numpy(), after.numpy())}
+    return found
+
+
+@pytest.mark.telling("crop_flip")
+@pytest.mark.parametrize("name", ["crop_flip", f"{ME}:layers"])
+def test_an_example_is_the_same_in_any_form_of_data_any_batch_and_from_any_step(
+    splits, name, monkeypatch
+):
+    expected = by_example(splits["arrays"], name=name)
+    assert len(expected) == COUNT and any(a != b for a, b in expected.items())
+    assert by_example(splits["arrays"], batch_size=7, name=name) == expected
+    assert by_example(splits["image files"], name=name) == expected
+    assert by_example(splits["a source"], name=name) == expected
+    assert by_example(splits["tf.data"], name=name) == expected  # cached
+    monkeypatch.setattr(tf_data, "fits_into_memory", lambda *_: False)
+    assert by_example(splits["tf.data"], name=name, shuffle_buffer=3) == expected  # streamed
+    for split in splits.values():
+        rest = by_example(split, name=name, start_step=2)
+        assert len(rest) == COUNT - 8 and rest.items() <= expected.items()
+
+
+def test_another_seed_or_epoch_gives_other_examples_and_each_example_its_own(splits):
+    first = by_example(splits["arrays"], name=f"{ME}:shift")
+    assert by_example(splits["arrays"], name=f"{ME}:shift", epoch=2) != first
+    assert by_example(splits["arrays"], name=f"{ME}:shift", seed=4) != first
+    amounts = {np.frombuffer(after, np.float32)[0] - np.frombuffer(before, np.float32)[0]
+               for before, after in first.items()}
+    assert len(amounts) == COUNT
+
+
+def test_evaluation_is_not_augmented(splits):
+    options = InputOptions(augment="crop_flip")
+    examples = input_lib.load_examples(splits["arrays"], options)
+    (x, _), = input_lib.ordered_batches(examples, COUNT)
+    np.testing.assert_array_equal(x, splits["arrays"][0])
+
+
+def seeds(count):
+    return [augment_lib.example_seed(5, tf.constant(index)) for index in range(count)]
+
+
+def test_a_small_image_is_padded_cropped_at_each_offset_and_mirrored():
+    x = np.arange(1, 1 + np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    padded = np.pad(x, ((4, 4), (4, 4), (0, 0)))
+    crops = {}
+    for down in range(9):
+        for right in range(9):
+            crop = padded[down:down + 6, right:right + 5]
+            crops[crop.tobytes()] = crops[crop[:, ::-1].tobytes()] = (down, right)
+    crop_flip = augment_lib.load("crop_flip", SPEC)
+    found = [crops[crop_flip(x, seed).numpy().tobytes()] for seed in seeds(300)]
+    assert {down for down, _ in found} == {right for _, right in found} == set(range(9))
+
+
+def test_of_a_large_image_a_part_is_resized_to_its_size():
+    ramp = tf.linspace(0.0, 1.0, 80)
+    x = tf.stack([tf.repeat(ramp[tf.newaxis], 70, 0), tf.repeat(ramp[:70, tf.newaxis], 80, 1)], 2)
+    crop_flip = augment_lib.load("crop_flip", tf.TensorSpec((70, 80, 2)))
+    widths = [float(tf.reduce_max(y) - tf.reduce_min(y)) for y in
+              (crop_flip(x, seed)[..., 0] for seed in seeds(20))]
+    assert min(widths) < 0.5 < max(widths) <= 1.0  # of 8% to all of the area
+    left = [float(y[0, -1, 0] - y[0, 0, 0]) for y in (crop_flip(x, seed) for seed in seeds(20))]
+    assert min(left) < 0 < max(left)
+
+
+def test_a_layer_keeps_its_own_seeds_whatever_it_has_augmented():
+    layer = layers()
+    function = tf.function(of_layers([layer], SPEC))
+    before = [variable.numpy().tolist() for variable in layer.variables]
+    x = tf.random.stateless_uniform(SHAPE, [1, 2])
+    first = function(x, [1, 2]).numpy()
+    assert (function(x, [1, 3]).numpy() != first).any()
+    np.testing.assert_array_equal(function(x, [1, 2]), first)
+    assert [variable.numpy().tolist() for variable in layer.variables] == before
+
+
+def stateful(x, seed):
+    return x + tf.random.uniform([])
+
+
+def smaller(x, seed):
+    return x[1:]
+
+
+def doubled(x, seed):
+    return tf.cast(x, tf.float64)
+
+
+def dense():
+    return keras.layers.Dense(3)
+
+
+def norm():
+    return keras.layers.BatchNormalization(center=False, scale=False)
+
+
+def nothing():
+    return None
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("crop", "augment ('crop') must be one of crop_flip, AutoContrast, "),
+    (f"{ME}:stateful", "uses RandomUniform, which does not draw from the example's seed"),
+    (f"{ME}:smaller", "makes float32 (5, 5, 3) of float32 (6, 5, 3)"),
+    (f"{ME}:doubled", "makes float64 (6, 5, 3) of float32 (6, 5, 3)"),
+    (f"{ME}:dense", "has weights to train, which nothing would train"),
+    (f"{ME}:norm", "changes from call to call"),
+    (f"{ME}:nothing", "must be a function (x, seed) -> x, or one without arguments that returns"),
+    (f"{ME}:by_example", "must be a function (x, seed) -> x"),
+])
+def test_what_would_not_augment_the_same_way_twice_is_refused(name, message):
+    assert message in refusal(augment_lib.load, name, SPEC)
+
+
+def test_crop_flip_needs_images():
+    assert "needs images [height, width, channels], and x is (3,)" in refusal(
+        augment_lib.load, "crop_flip", tf.TensorSpec((3,))
+    )
+
+
+@pytest.mark.matrix
+def test_a_run_has_the_same_bits_on_any_number_of_devices_and_after_a_resume(tmp_path, capsys):
+    flags = {"augment": "crop_flip", "num_towers": 2, "epochs": 1}
+    towers.train(config(tmp_path / "one", **flags, num_gpus=1))
+    assert "read while training runs; augmented by crop_flip" in capsys.readouterr().out
+    towers.train(config(tmp_path / "part", **flags, num_gpus=2, max_steps=2))
+    towers.train(towers.TrainConfig(resume=str(tmp_path / "part"), max_steps=5, num_gpus=1))
+    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "part"), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,370 @@
+"""Images that are decoded while training runs: the same as in memory, from any step; and faults."""
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import ExifTags, Image
+
+import towers
+from tests import forked
+from tests.app.datasets.image_folder_test import BAD
+from tests.train_test import environment
+from towers.app import datasets
+from towers.app.after_training.model_files import file_config
+from towers.app.after_training.predicting import evaluate_file
+from towers.app.continued import continued_config
+from towers.app.config import TrainConfig
+from towers.app.datasets import batches as input_lib
+from towers.app.datasets import image_folder
+from towers.app.datasets.image_files import ImageFiles, decode, image_shape
+from towers.app.reporting.report import Report
+
+NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    """JPEG and PNG images in 2 classes, some of other sizes than the first one."""
+    generator = np.random.default_rng(0)
+    for index in range(NUM_TRAIN + NUM_TEST):
+        part = "train" if index < NUM_TRAIN else "val"
+        height = 9 if index % 4 == 3 else 6
+        pixels = generator.integers(0, 256, (height, 7, 3), np.uint8)
+        suffix, encode = (("png", tf.io.encode_png), ("jpg", tf.io.encode_jpeg))[index % 2]
+        path = tmp_path / "images" / part / f"class {index % 2}" / f"{index:02}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels).numpy())
+    return tmp_path / "images"
+
+
+@pytest.fixture(name="_streamed")
+def _stream(monkeypatch):
+    monkeypatch.setattr(image_folder, "MEMORY_SHARE", 0)
+
+
+def load(folder):
+    return datasets.load("image_folder", str(folder), input_shape=(1,), num_classes=2)
+
+
+def load_examples(folder):
+    """Of both splits."""
+    dataset = load(folder)
+    return [input_lib.load_examples(split) for split in (dataset.train, dataset.test)]
+
+
+def bits(batches):
+    return [[(t.dtype, t.shape, t.numpy().tobytes()) for t in batch] for batch in batches]
+
+
+def damage(path):
+    """Puts as many other bytes in its place; returns what was there."""
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    return content
+
+
+def order(epoch, seed=0):
+    """Which images an epoch trains on, one after the other: those of any indexed examples."""
+    numbers = input_lib.load_examples((np.arange(NUM_TRAIN),))
+    (x,), = input_lib.shuffled_batches(numbers, NUM_TRAIN, seed, epoch)
+    return x.numpy()
+
+
+def position(files, path):
+    """The place of an image in its split."""
+    return files.paths.index(str(path).encode())
+
+
+@pytest.mark.parametrize("page_size, is_streamed", [(NUM_TRAIN + NUM_TEST, False), (33, True)])
+def test_images_stay_files_when_they_take_more_than_a_quarter_of_the_memory(
+    folder, monkeypatch, page_size, is_streamed
+):
+    pages = 4 * 6 * 7 * 3 * 4  # four images in float32
+    memory = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": page_size}
+    monkeypatch.setattr(image_folder.os, "sysconf", memory.get)
+    dataset = load(folder)
+    for split in (dataset.train, dataset.test):
+        assert isinstance(split, ImageFiles) == is_streamed
+    assert (dataset.input_shape, dataset.num_classes) == ((6, 7, 3), 2)
+    assert datasets.num_examples(dataset.train) == NUM_TRAIN
+    assert datasets.num_examples(dataset.test) == NUM_TEST
+
+
+def test_both_ways_give_the_same_batches_bit_for_bit(folder, monkeypatch):
+    in_memory = load_examples(folder)
+    monkeypatch.setattr(image_folder, "MEMORY_SHARE", 0)
+    streamed = load_examples(folder)
+    for one, other in zip(in_memory, streamed, strict=True):
+        assert (one.source.how, other.source.how) == ("", "decoded while training runs")
+        for epoch in (0, 1):
+            assert bits(input_lib.shuffled_batches(one, BATCH, 7, epoch)) == bits(
+                input_lib.shuffled_batches(other, BATCH, 7, epoch)
+            )
+        assert bits(input_lib.ordered_batches(one, BATCH)) == bits(
+            input_lib.ordered_batches(other, BATCH)
+        )
+        first, second = (input_lib.ordered_batches(e, BATCH).element_spec for e in (one, other))
+        assert first == second
+
+
+@pytest.mark.usefixtures("_streamed")
+def test_a_later_start_decodes_only_what_is_left(folder):
+    """All images of the steps before are damaged."""
+    train, _ = load_examples(folder)
+    whole = bits(input_lib.shuffled_batches(train, BATCH, seed=1, epoch=2))
+    for start_step in range(len(whole)):
+        batches = input_lib.shuffled_batches(train, BATCH, 1, 2, start_step)
+        assert bits(batches) == whole[start_step:]
+        for index in order(2, seed=1)[BATCH * start_step:BATCH * (start_step + 1)]:
+            damage(Path(train.source.paths[index].decode()))
+
+
+@pytest.mark.usefixtures("_streamed")
+def test_the_digest_is_that_of_names_sizes_and_labels(folder):
+    def digests():
+        return [input_lib.digest(examples) for examples in load_examples(folder)]
+
+    before = digests()
+    folder = folder.rename(folder.parent / "moved")
+    assert digests() == before
+    damage(folder / "train" / "class 1" / "01.jpg")
+    assert digests() == before
+    for change in (
+        lambda: (folder / "train" / "class 1" / "01.jpg").write_bytes(b"shorter"),
+        lambda: (folder / "train" / "class 1" / "01.jpg").rename(folder / "train/class 1/02.jpg"),
+        lambda: (folder / "train" / "class 1" / "02.jpg").rename(folder / "train/class 0/02.jpg"),
+    ):
+        change()
+        after = digests()
+        assert after[0] != before[0] and after[1] == before[1]
+        before = after
+
+
+@pytest.mark.usefixtures("_streamed")
+@pytest.mark.parametrize("spoil", [damage, Path.unlink, lambda p: p.write_bytes(b"")])
+def test_an_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spoil):
+    train, test = load_examples(folder)
+    path = folder / "val" / "class 0" / "26.png"
+    good = bits(input_lib.ordered_batches(test, BATCH))
+    spoil(path)
+    batches = iter(input_lib.ordered_batches(test, BATCH))
+    for index in range(position(test.source, path) // BATCH):
+        assert bits([next(batches)]) == [good[index]]
+    with pytest.raises(ValueError) as caught:
+        next(batches)
+    message = str(caught.value)
+    assert message.startswith(f"{path} cannot be decoded: ") and "\n" not in message
+    assert "{{" not in message and "Iterator" not in message
+    assert len(bits(input_lib.ordered_batches(train, BATCH))) == 5
+
+
+@pytest.mark.usefixtures("_streamed")
+def test_the_first_of_two_in_the_shuffled_order_is_named(folder):
+    train, _ = load_examples(folder)
+    second, first = (train.source.paths[order(0)[position]].decode() for position in (14, 12))
+    for path in (second, first):
+        damage(Path(path))
+    batches = iter(input_lib.shuffled_batches(train, BATCH, seed=0, epoch=0, start_step=1))
+    next(batches)
+    with pytest.raises(ValueError) as caught:
+        next(batches)
+    assert str(caught.value).startswith(f"{first} cannot be decoded")
+
+
+def model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def config(folder, directory):
+    """5 steps an epoch: 23 = 4 x 5 + 3."""
+    return TrainConfig(
+        model="tests.datasets.image_files_test:model", dataset="image_folder", data_dir=str(folder),
+        num_gpus=2, batch_size=BATCH, epochs=2, run_dir=str(directory),
+    )
+
+
+def weights(directory):
+    return [v.numpy().tobytes() for v in keras.saving.load_model(directory / "final.keras").weights]
+
+
+@pytest.mark.matrix
+@pytest.mark.usefixtures("_streamed")
+@pytest.mark.parametrize("part, saved_at", [("train", 7), ("val", 5)])
+def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
+    folder, tmp_path, capsys, part, saved_at
+):
+    """An image that fails from the second epoch's third step on, or in the first validation."""
+    once = towers.train(config(folder, tmp_path / "once"))
+    train, test = load_examples(folder)
+    files = {"train": train.source.paths[order(1)[2 * BATCH]], "val": test.source.paths[-1]}
+    path, content = Path(files[part].decode()), []
+
+    class Damage(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            content.append(damage(path))
+
+    if part == "val":
+        content.append(damage(path))
+    with pytest.raises(ValueError, match=f"{path} cannot be decoded"):
+        towers.train(config(folder, tmp_path / "run"), [Damage()])
+    assert f"saved at step {saved_at}. Resume: " in capsys.readouterr().out
+    assert (tmp_path / "run" / "results.csv").exists() == (part == "train")  # epoch 1's row
+    path.write_bytes(content[0])
+    assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == once
+    assert weights(tmp_path / "run") == weights(tmp_path / "once")
+
+
+def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
+    folder, tmp_path, capsys
+):
+    towers.train(config(folder, tmp_path / "run"))
+    said = capsys.readouterr().out
+    assert "\n          images of 6x7x3 (height x width x channels)\n" in said
+    assert "Warning   8 of 34 images are not of the most frequent size and channels, 6x7x3" in said
+    values = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert values["image_size"] == "6x7x3"
+    for path in folder.rglob("*.png"):
+        if "val" in path.parts:
+            path.write_bytes(tf.io.encode_png(np.zeros((9, 9, 1), np.uint8)).numpy())
+    given = file_config(tmp_path / "run" / "final.keras", {"num_gpus": 1})
+    evaluate_file(given, tmp_path / "run" / "final.keras", Report())
+    assert "images of 6x7x3" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
+        continued_config(str(tmp_path / "run"), {"image_size": "9x9"})
+
+
+STREAMED = """
+import sys
+from towers.app.datasets import image_folder
+image_folder.MEMORY_SHARE = 0
+from towers.app import __main__ as train
+sys.exit(train.main(["train.py", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.matrix
+def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_path):
+    """An image of the validation; the steps of the epoch before it are kept."""
+    path = folder / "val" / "class 1" / "33.jpg"
+    damage(path)
+    root = str(Path(__file__).parents[3])
+    done = forked.run(
+        "-c", STREAMED, "--model=mlp", "--dataset=image_folder", f"--data_dir={folder}",
+        "--batch_size=5", "--run_dir=run", "--device=cpu",
+        cwd=tmp_path, environment=environment(PYTHONPATH=root, TF_CPP_MIN_LOG_LEVEL="3"),
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert len(errors) == 1 and errors[0].startswith(
+        f"error: {path.relative_to(tmp_path)} cannot be decoded: "
+    )
+    assert "23 train, 11 test, decoded while training runs" in done.stdout
+    assert "saved at step 5. Resume: python train.py --resume=run" in done.stdout
+
+
+# Files of all kinds: what a header says is what is decoded, upright and in its colors
+
+
+def smooth(height, width):
+    """Pixels that JPEG keeps."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 255 / height, columns * 255 / width, 255 - rows * 255 / height], 2)
+
+
+COLORS = Image.fromarray(smooth(40, 60).astype(np.uint8))
+TWELVE_BITS = (np.arange(40 * 60).reshape(40, 60) % 4096).astype(np.uint16)
+TURNS = {
+    3: Image.Transpose.ROTATE_180, 5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270,
+}
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def of_kind(kind, mode="RGB", tolerance=0, orientation=None, **options):
+    """A file and its pixels; stored as a camera does that is held at an orientation of EXIF."""
+    image = COLORS.convert(mode)
+    expected = image.convert("L" if mode in ("L", "LA") else "RGB")
+    if orientation is not None:
+        exif = options["exif"] = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        image = image.transpose(TURNS[orientation])
+    return encoded(image, kind, **options), np.asarray(expected), tolerance
+
+
+def of_16_bits(image, kind=None):
+    content = tf.io.encode_png(image).numpy() if kind is None else encoded(
+        Image.fromarray(image), kind
+    )
+    return content, image / 257, 1e-4
+
+
+IMAGES = {
+    **{f"PNG {mode}": partial(of_kind, "PNG", mode) for mode in ("L", "LA", "RGB", "RGBA", "P")},
+    "PNG, turned": partial(of_kind, "PNG", orientation=6),
+    "PNG of 16 bits": lambda: of_16_bits(TWELVE_BITS[..., np.newaxis]),
+    "PNG of 16 bits in color": lambda: of_16_bits(np.stack([TWELVE_BITS] * 3, 2)),
+    **{f"JPEG {mode}": partial(of_kind, "JPEG", mode, 9, quality=95) for mode in ("L", "RGB")},
+    "JPEG in CMYK": partial(of_kind, "JPEG", "CMYK", 16, quality=95),
+    "JPEG, progressive": partial(of_kind, "JPEG", "RGB", 9, quality=95, progressive=True),
+    **{f"JPEG, turned {n}": partial(of_kind, "JPEG", "RGB", 9, n, quality=95) for n in TURNS},
+    "GIF": partial(of_kind, "GIF", "P"),
+    **{f"BMP {mode}": partial(of_kind, "BMP", mode) for mode in ("L", "RGB", "P")},
+    "WebP": partial(of_kind, "WEBP", lossless=True),
+    "WebP with damaged EXIF": partial(of_kind, "WEBP", lossless=True, exif=b"Exif\0\0damaged"),
+    "TIFF": partial(of_kind, "TIFF"),
+    "TIFF, turned": partial(of_kind, "TIFF", orientation=6),
+    "TIFF of 16 bits": lambda: of_16_bits(TWELVE_BITS, "TIFF"),
+    "PPM": partial(of_kind, "PPM"),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(kind, tmp_path):
+    content, expected, tolerance = IMAGES[kind]()
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    shape = image_shape(path)
+    assert shape == (40, 60, 1 if expected.size == 40 * 60 else 3)
+    pixels = decode(tf.constant(str(path)), shape).numpy()
+    np.testing.assert_allclose(
+        pixels * 255, expected.reshape(shape), rtol=0, atol=tolerance + 1e-4
+    )
+    (streamed, _), = input_lib.ordered_batches(
+        input_lib.load_examples(ImageFiles(tmp_path, ["image"], np.zeros(1, np.int32), shape)), 1
+    )
+    np.testing.assert_array_equal(streamed[0], pixels)
+    other = (*shape[:2], 4 - shape[2])  # gray from colors, colors from gray
+    assert decode(tf.constant(str(path)), other).shape == other
+
+
+def test_pixels_without_a_known_range_are_an_error_with_the_files_name(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(encoded(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
+    files = ImageFiles(tmp_path, ["a.tif"], np.zeros(1, np.int32), (3, 4, 3))
+    with pytest.raises(ValueError, match=f"^{path} cannot be decoded: .* without a known range"):
+        files.decoded()
+
+
+@pytest.mark.parametrize("content", [*BAD[:4], b"\xff\xd8\xff\xe0\0\1", None])
+def test_what_is_no_image_has_no_shape(content, tmp_path):
+    path = tmp_path / "image"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{path} cannot be decoded: "):
+        image_shape(path)

@@ -1,0 +1,243 @@
+"""uint8 images of x are divided by 255, whatever they come in; a line says so."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.app.config import TrainConfig
+from towers.app.datasets import batches, pixels, tf_data
+from towers.app.datasets.npz import load as load_npz
+from towers.app.datasets.pixels import notes
+from towers.resume.source import InputOptions
+from towers.app.datasets.tf_data import Streamed
+from towers.app.datasets.user import from_splits, from_splits_of_classes
+
+COUNT = 6
+IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 5)).astype("uint8")
+LABELS = (np.arange(COUNT) % 3).astype("int32")
+DIVIDED = IMAGES / np.float32(255)
+SAID = "x: uint8 images, divided by 255; give floats to have them as they are"
+LEFT = "x: uint8 of less than 3 dimensions, so no images: 0 to 255 as it is"
+
+
+class Source:
+    """Examples by their index."""
+
+    def __init__(self, x):
+        self._x = x
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return self._x[index], LABELS[index]
+
+
+def of_npz(x, own_task, directory):
+    path = directory / "data.npz"
+    np.savez(path, x_train=x, y_train=LABELS, x_test=x, y_test=LABELS)
+    return load_npz(str(path), own_task)
+
+
+def of_split(make):
+    def dataset(x, own_task, directory):
+        split = make(x)
+        if own_task:
+            return from_splits("mine", split, split)
+        return from_splits_of_classes("mine", split, split, 3)
+
+    return dataset
+
+
+CONTAINERS = {
+    "arrays": of_split(lambda x: (x, LABELS)),
+    "lists": of_split(lambda x: (list(x), LABELS)),
+    "tf.data": of_split(lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))),
+    "source": of_split(Source),
+    "npz": of_npz,
+}
+
+
+def taken(split, restored=()):
+    """All x of a split, as a step gets them, in order and with their dtype."""
+    options = InputOptions(shuffle_buffer=1)
+    examples = batches.load_examples(split, options, restored)
+    (x, _), = batches.ordered_batches(examples, COUNT)
+    return x.numpy()
+
+
+@pytest.mark.parametrize(("container", "own_task"), [
+    (container, own_task) for container in CONTAINERS for own_task in (False, True)
+    if (container, own_task) != ("lists", True)  # several inputs
+])
+def test_images_are_divided_in_every_container_for_every_task_and_that_is_said(
+    container, own_task, tmp_path
+):
+    dataset = CONTAINERS[container](IMAGES, own_task, tmp_path)
+    for split in (dataset.train, dataset.test):
+        x = taken(split)
+        assert x.dtype == np.float32
+        np.testing.assert_array_equal(x, DIVIDED)
+    assert dataset.notes == [SAID]
+
+
+@pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
+@pytest.mark.parametrize("container", ["arrays", "tf.data", "source", "npz"])
+def test_uint8_that_is_no_image_and_floats_stay_in_every_container(container, own_task, tmp_path):
+    flat = IMAGES.reshape(COUNT, -1)
+    dataset = CONTAINERS[container](flat, own_task, tmp_path)
+    np.testing.assert_array_equal(taken(dataset.train), flat)
+    assert dataset.notes == [LEFT]
+    floats = CONTAINERS[container](IMAGES.astype("float32"), own_task, tmp_path)
+    np.testing.assert_array_equal(taken(floats.train), IMAGES)
+    assert floats.notes == []
+
+
+def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monkeypatch):
+    monkeypatch.setattr(tf_data, "fits", lambda num_bytes: num_bytes < 2 * (4 * 5 + 4))
+    records = tf.data.Dataset.range(COUNT)
+    parsed = Streamed(records, "here", COUNT, lambda i: (tf.gather(IMAGES, i), LABELS[0]))
+    examples = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
+    for split in (parsed, examples):
+        np.testing.assert_array_equal(taken(split), DIVIDED)
+    assert parsed.given_spec[0].dtype == tf.uint8
+
+
+def test_each_part_of_a_structure_is_named():
+    image, number = (tf.TensorSpec(shape, tf.uint8) for shape in ((4, 5), ()))
+    assert notes({"a": image, "b": number}) == [
+        SAID.replace("x:", "x['a']:"), LEFT.replace("x:", "x['b']:")
+    ]
+    assert notes(number, tf.TensorSpec(())) == [LEFT.replace("x:", "x (train):")]
+
+
+@pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
+@pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
+def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, own_task):
+    make = {"arrays": lambda x: (x, LABELS), "source": Source,
+            "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
+    load = from_splits if own_task else partial(from_splits_of_classes, num_classes=3)
+    for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
+        with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):
+            load("mine", *map(make, images))
+
+
+def test_y_weights_and_ragged_tokens_stay():
+    tokens = tf.ragged.constant([[1, 2], [3], [], [4], [5], [6]], dtype=tf.uint8)
+    dataset = from_splits("mine", ({"t": tokens, "i": IMAGES}, IMAGES, LABELS), None)
+    x, y, weight = dataset.train
+    assert x["t"].dtype == tf.uint8 and y.dtype == np.uint8 and weight.dtype == np.int32
+    np.testing.assert_array_equal(x["i"], DIVIDED)
+
+
+def test_uint8_of_an_unknown_rank_is_refused():
+    unknown = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).map(
+        lambda x, y: (tf.numpy_function(lambda image: image, [x], tf.uint8), y)
+    )
+    with pytest.raises(ValueError, match="x: uint8 of an unknown rank .* tf.ensure_shape"):
+        from_splits("mine", unknown, None)
+
+
+def image_model(*first):
+    return keras.Sequential([keras.Input((4, 5)), *first, keras.layers.Flatten()])
+
+
+def on_inputs(function):
+    x = keras.Input((4, 5))
+    return keras.Model(x, keras.layers.Flatten()(function(x)))
+
+
+def adapted(pixels):
+    layer = keras.layers.Normalization()
+    layer.adapt(pixels)
+    return image_model(layer)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("make, scales", [
+    (lambda: image_model(keras.layers.Rescaling(1 / 255)), True),
+    (lambda: image_model(image_model(keras.layers.Rescaling(1 / 127.5, offset=-1))), True),
+    (lambda: adapted(IMAGES.astype("float32")), True),
+    (lambda: on_inputs(lambda x: x / 255.0), True),
+    (lambda: on_inputs(lambda x: 2 * ((x - 127.5) / 64)), True),
+    (lambda: image_model(), False),
+    (lambda: image_model(keras.layers.Rescaling(2.0, offset=-1)), False),
+    (lambda: adapted(DIVIDED), False),
+    (lambda: on_inputs(lambda x: (x - 0.485) / 0.229), False),
+    (lambda: on_inputs(lambda x: keras.layers.Dense(5)(x) * 127.5 + 127.5), False),
+])
+def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, container, tmp_path):
+    if scales is False and container != "arrays":
+        return
+    dataset = CONTAINERS[container](IMAGES, False, tmp_path)
+    suited = pixels.suited(dataset, make())
+    found = taken(suited.test, suited.restored)
+    np.testing.assert_array_equal(found, IMAGES if scales else DIVIDED)
+    assert ("scales them" in suited.notes[-1]) is scales
+    assert (SAID in suited.notes) is not scales
+
+
+@pytest.mark.parametrize("split", [
+    lambda: ((IMAGES, LABELS),),
+    lambda: ((IMAGES, LABELS), LABELS, LABELS),
+    lambda: ({"b": LABELS, "a": IMAGES}, LABELS),
+    lambda: tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
+], ids=["x", "weights", "dict", "x of tf.data"])
+def test_images_among_several_inputs_are_restored_alone(split):
+    split = split()
+    dataset = from_splits("mine", split, None)
+    assert dataset.divided == [True, False]
+    examples = batches.load_examples(dataset.train, restored=[True, False])
+    (found,) = batches.ordered_batches(examples, 9)
+    x, *_ = keras.utils.unpack_x_y_sample_weight(found)
+    image, other = tf.nest.flatten(x)
+    np.testing.assert_array_equal(image, IMAGES)
+    np.testing.assert_array_equal(other, LABELS)
+    assert tf.nest.map_structure(len, x) == tf.nest.map_structure(
+        lambda spec: COUNT, keras.utils.unpack_x_y_sample_weight(
+            split.element_spec if isinstance(split, tf.data.Dataset) else split)[0]
+    )
+
+
+def test_a_run_of_a_model_that_scales_images_is_that_of_the_bytes_as_floats(tmp_path, capsys):
+    run = {"num_gpus": 1, "batch_size": 4, "epochs": 2, "augment": "RandomFlip"}
+    histories = []
+    for name, x in ("bytes", IMAGES[..., None]), ("floats", IMAGES[..., None].astype("float32")):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([
+            keras.Input((4, 5, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
+            keras.layers.Dense(3, "softmax"),
+        ])
+        given = TrainConfig(**run, run_dir=str(tmp_path / name))
+        histories.append(towers.train(given, model=model, train=(x, LABELS), test=(x, LABELS)))
+    assert "images: 0 to 255 as they are, for 'rescaling" in capsys.readouterr().out
+    for key, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][key], rtol=1e-6)
+
+
+def model():
+    made = keras.Sequential([
+        keras.Input((4, 5)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax"),
+    ])
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    return made
+
+
+def splits():
+    return (IMAGES, LABELS), (IMAGES, LABELS)
+
+
+def test_a_run_says_so_and_goes_on_with_the_same_pixels(tmp_path, capsys):
+    run = {"num_gpus": 1, "batch_size": 2, "run_dir": str(tmp_path / "run")}
+    given = {"train": (IMAGES, LABELS), "test": (IMAGES, LABELS)}
+    towers.train(TrainConfig(**run, epochs=1), model=model(), **given)
+    assert f"          {SAID}\n" in capsys.readouterr().out
+    divided = {name: (DIVIDED, LABELS) for name in given}
+    towers.train(TrainConfig(resume=run["run_dir"], epochs=2), model=model(), **divided)
+    left = {name: (IMAGES.astype("float32"), LABELS) for name in given}
+    with pytest.raises(ValueError, match="the train data are not those"):
+        towers.train(TrainConfig(resume=run["run_dir"], epochs=3), model=model(), **left)

@@ -1,0 +1,184 @@
+"""A random-access source gives the batches that its examples in memory give, in the same order."""
+
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests import forked
+from tests import real_workers as workers
+from tests.app.datasets.sources import NUM_CLASSES, Pixels, arrays
+from tests.loading import load, refusal
+from towers.app.config import TrainConfig
+from towers.app.datasets import batches as input_lib
+from towers.app.datasets import random_access
+from towers.app.datasets.arrays import from_arrays
+from towers.resume.source import InputOptions
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+COUNT, BATCH = 23, 5
+
+
+def read_examples(examples=None, **options):
+    split = random_access.from_source(examples or Pixels(COUNT), "here", NUM_CLASSES)
+    return input_lib.load_examples(split, InputOptions(**options))
+
+
+def in_memory():
+    dataset = from_arrays("here", arrays(COUNT), arrays(COUNT), ("", ""), NUM_CLASSES)
+    return input_lib.load_examples(dataset.train)
+
+
+def bits(batches):
+    return [[(t.dtype, t.shape, t.numpy().tobytes()) for t in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(start, count):
+    found = input_lib.shuffled_batches(read_examples(data_workers=count), BATCH, 1, 2, start)
+    expected = input_lib.shuffled_batches(in_memory(), BATCH, 1, 2, start)
+    assert bits(found) == bits(expected)
+    assert found.element_spec == expected.element_spec
+
+
+def test_evaluation_takes_the_examples_as_they_come():
+    assert bits(input_lib.ordered_batches(read_examples(), BATCH)) == bits(
+        input_lib.ordered_batches(in_memory(), BATCH)
+    )
+
+
+def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
+    rows = Rows([({"b": index, "a": [1.0, 2.0]}, (0.5, index)) for index in range(4)])
+    split = random_access.from_source(rows, "here", None)
+    (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
+    assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
+    assert x["a"].shape == (4, 2) and split.shape == {"a": (2,), "b": ()}
+    dtypes = {part.dtype for part in tf.nest.flatten((x, y))}
+    assert dtypes == {tf.float32, tf.int32}
+
+
+class Rows:
+    """A source that is nothing but that."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return self._rows[index]
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([], "here: no examples"),
+    ([(np.zeros(2), 1)], "here: y is a label, .* add NUM_CLASSES = N beside"),
+    ([7], "here: example 0 is a int"),
+])
+def test_what_is_no_source_of_examples_is_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        random_access.from_source(Rows(rows), "here", None)
+
+
+@pytest.mark.parametrize(("fault", "message"), [
+    ({"raises": 11}, "here: example 11 cannot be read: KeyError: 'no such row' (sources.py:23)."),
+    ({"alters": 17}, "here: example 17 holds x of float32 and shape (2, 3, 1), but example 0 held "
+     "x of uint8"),
+])
+def test_a_fault_in_training_is_raised_as_one_line_with_the_index(fault, message):
+    batches = input_lib.shuffled_batches(read_examples(Pixels(COUNT, **fault)), BATCH, 0, 0)
+    assert message in refusal(list, batches)
+
+
+def test_a_source_that_changes_its_length_is_refused_in_the_next_epoch():
+    examples = read_examples()
+    assert len(list(input_lib.shuffled_batches(examples, BATCH, 0, 0))) == 5
+    examples.source.source.examples.count = 22
+    message = refusal(list, input_lib.shuffled_batches(examples, BATCH, 0, 1))
+    assert message.startswith("here: 22 examples now, 23 at the start.")
+
+
+def test_the_digest_is_of_shapes_and_size():
+    digests = [input_lib.digest(read_examples(Pixels(*what))) for what in
+               ((COUNT,), (COUNT,), (COUNT + 1,), (COUNT, (3, 2, 1)))]
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_a_users_function_may_return_two_sources():
+    dataset = load("tests.datasets.sources:splits")
+    assert isinstance(dataset.train, random_access.RandomAccess)
+    assert (dataset.num_classes, dataset.input_shape) == (NUM_CLASSES, (2, 3, 1))
+
+
+def config(run_dir, **values):
+    small = {"model": "tests.datasets.random_access_test:model", "num_gpus": 2, "num_towers": 2,
+             "dataset": "tests.datasets.sources:splits", "batch_size": BATCH, "epochs": 2,
+             "run_dir": str(run_dir)}
+    return TrainConfig(**{**small, **values})
+
+
+def model(input_shape, num_classes):
+    import keras
+
+    return keras.Sequential([
+        keras.Input(input_shape), keras.layers.Flatten(),
+        keras.layers.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def weights(directory):
+    import keras
+
+    return [v.numpy() for v in keras.saving.load_model(directory / "final.keras").weights]
+
+
+def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys):
+    read = towers.train(config(tmp_path / "read", data_workers=1))
+    expected = towers.train(
+        config(tmp_path / "arrays", dataset="tests.datasets.sources:in_memory")
+    )
+    assert read == expected
+    for a, b in zip(weights(tmp_path / "read"), weights(tmp_path / "arrays"), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert "23 train, 7 test, read while training runs" in capsys.readouterr().out
+
+
+def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
+    fault = config(tmp_path / "run", dataset="tests.datasets.sources:altered")
+    with pytest.raises(ValueError, match=r"sources:altered \(train\): example 17 holds x of flo"):
+        towers.train(fault)
+    x = [x.numpy() for x, _ in input_lib.shuffled_batches(in_memory(), BATCH, 0, 0)]
+    step = next(i for i, batch in enumerate(x) if (np.rint(255 * batch[:, 0, 0, 0]) == 17).any())
+    out = capsys.readouterr().out
+    assert f"saved at step {step}. Resume: python train.py" in out
+
+
+@pytest.mark.matrix
+def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
+    flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
+    towers.train(config(tmp_path / "one", **flags))
+    ended = workers.run_all(
+        2, "train.py", "--model=tests.datasets.random_access_test:model", "--num_towers=2",
+        "--dataset=tests.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
+        *[f"--{name}={value}" for name, value in flags.items()],
+    )
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
+    done = forked.run(
+        "train.py", "--model=tests.datasets.random_access_test:model",
+        "--dataset=tests.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
+        f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5",
+        cwd=workers.ROOT, timeout=50,
+    )
+    assert done.returncode == 2
+    error, = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert error.startswith("error: tests.datasets.sources:hanging (train): example 17 takes "
+                            "longer than --data_timeout=0.5 seconds.")
+    assert "saved at step " in done.stdout

@@ -1,0 +1,159 @@
+"""A tf.data.Dataset that memory does not hold: an order of seed and epoch alone, from any step."""
+
+import itertools
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.app.datasets.random_access_test import config, weights
+from tests.loading import refusal
+from towers.app.datasets import batches as input_lib
+from towers.app.datasets import memory_share, tf_data
+from towers.resume import read_through
+from towers.resume.source import InputOptions
+from towers.app.datasets.tf_data import Cached, Streamed, fits_into_memory
+from towers.app.datasets.user import from_splits, from_splits_of_classes, num_examples
+
+COUNT, BATCH, BUFFER = 23, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def _without_room(monkeypatch):
+    """For 23 examples of 8 bytes; but for 6 of them."""
+    for module in (memory_share, tf_data):
+        monkeypatch.setattr(module, "usable_memory", lambda: 4 * 8 * BUFFER)
+
+
+def pairs(count=COUNT):
+    x = np.arange(count, dtype=np.float32)[:, np.newaxis]
+    return tf.data.Dataset.from_tensor_slices((x, np.arange(count, dtype=np.int32) % 3))
+
+
+def splits():
+    return pairs(), pairs(7)
+
+
+def order(split=None, **place):
+    options = InputOptions(shuffle_buffer=BUFFER)
+    examples = input_lib.load_examples(split or pairs(), options)
+    batches = input_lib.shuffled_batches(examples, BATCH, **{"seed": 0, "epoch": 0, **place})
+    return [x.numpy()[:, 0].tolist() for x, _ in batches]
+
+
+def test_an_epoch_holds_every_example_once_near_where_it_was():
+    found = sum(order(), [])
+    assert sorted(found) == list(range(COUNT)) != found
+    assert all(place > index - BUFFER for place, index in enumerate(found))
+
+
+def test_the_order_is_that_of_seed_and_epoch():
+    assert order() == order() != order(epoch=1) != order(seed=1, epoch=1)
+
+
+@pytest.mark.parametrize("start_step", [1, 4])
+def test_an_epoch_that_starts_later_goes_on_with_the_same_batches(start_step):
+    assert order(start_step=start_step) == order()[start_step:]
+
+
+def test_what_fits_into_a_share_of_the_memory_is_known_from_shapes_and_count(monkeypatch):
+    monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)
+    assert fits_into_memory(pairs(), COUNT) and not fits_into_memory(pairs(), COUNT + 1)
+    unknown = pairs().map(lambda x, y: (tf.strings.as_string(x), y))
+    assert not fits_into_memory(unknown, 1)
+    assert isinstance(input_lib.load_examples(pairs()).source, Cached)
+
+
+def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
+    message = refusal(input_lib.load_examples, pairs(), InputOptions(shuffle_buffer=7))
+    assert message.startswith("shuffle_buffer (7): so many examples of 8 bytes take more than 25%")
+    assert "use at most shuffle_buffer=6." in message
+    assert input_lib.load_examples(pairs(6), InputOptions(shuffle_buffer=6))
+
+
+def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
+    def parse(record):
+        return tf.debugging.check_numerics(1 / (record - 17), "bad record")[tf.newaxis], 0
+
+    records = tf.data.Dataset.range(COUNT).map(lambda index: tf.cast(index, tf.float32))
+    split = Streamed(records, "here", COUNT, parse)
+    examples = input_lib.load_examples(split, InputOptions(shuffle_buffer=BUFFER))
+    batches = input_lib.shuffled_batches(examples, BATCH, 0, 0)
+    assert refusal(list, batches).startswith("here: example 17 cannot be parsed: bad record")
+
+
+def test_an_example_that_cannot_be_read_is_named_by_its_index():
+    broken = pairs().map(lambda x, y: (tf.debugging.check_numerics(1 / (x - 9), "no value"), y))
+    message = refusal(order, broken)
+    assert message.startswith("the tf.data.Dataset: example 9 cannot be read: no value")
+
+
+def test_fewer_examples_than_at_the_start_are_refused_and_more_are_left():
+    fewer, more = (Streamed(pairs(COUNT + n), "here", COUNT) for n in (-2, 9))
+    message = refusal(order, fewer)
+    assert message.startswith("here: 2 examples fewer than the 23 at the start.")
+    assert len(sum(order(more), [])) == COUNT
+
+
+def test_the_digest_tells_streamed_from_cached(monkeypatch):
+    def digest():
+        options = InputOptions(shuffle_buffer=BUFFER)
+        return input_lib.digest(input_lib.load_examples(pairs(), options))
+
+    first = digest()
+    assert digest() == first
+    monkeypatch.setattr(tf_data, "fits", lambda num_bytes: True)
+    assert digest() != first
+
+
+def generated(elements):
+    """A tf.data.Dataset that does not know its length, of a generator function."""
+    specs = (tf.TensorSpec([1]), tf.TensorSpec([], tf.int32))
+    return tf.data.Dataset.from_generator(elements, output_signature=specs)
+
+
+def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(read_through, "SECONDS_BETWEEN_LINES", 0)
+    passes = []
+
+    def elements():
+        passes.append(1)
+        yield from (([float(i)], i % 3) for i in range(40))
+
+    split = from_splits_of_classes("mine", generated(elements), pairs(4))
+    assert (split.num_classes, num_examples(split.train)) == (3, 40)
+    assert len(passes) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("counting the examples and classes of mine (train): 16 in 0 s; if")
+    assert any(": 40 in 0 s" in line for line in lines)
+    assert from_splits("mine", generated(elements), None).train.element_spec == pairs().element_spec
+    assert len(passes) == 2
+
+
+@pytest.mark.parametrize("load", [from_splits, from_splits_of_classes])
+def test_ctrl_c_ends_the_count_of_what_has_no_end(load):
+    def elements():
+        for i in itertools.count():
+            if i == 20:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield [0.0], 0
+
+    with pytest.raises(KeyboardInterrupt):
+        load("mine", generated(elements), pairs())
+
+
+@pytest.mark.matrix
+def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(
+    tmp_path, capsys
+):
+    flags = {"dataset": "tests.datasets.tf_data_test:splits", "shuffle_buffer": BUFFER}
+    towers.train(config(tmp_path / "whole", **flags))
+    assert "streamed while training runs, shuffled among 6" in capsys.readouterr().out
+    towers.train(config(tmp_path / "part", **flags, max_steps=7))
+    towers.train(towers.TrainConfig(resume=str(tmp_path / "part"), max_steps=10))
+    assert "10 examples of this epoch read again and left out, in" in capsys.readouterr().out
+    for a, b in zip(weights(tmp_path / "whole"), weights(tmp_path / "part"), strict=True):
+        np.testing.assert_array_equal(a, b)

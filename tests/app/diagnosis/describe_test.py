@@ -1,0 +1,78 @@
+"""What a run says before its first step."""
+
+import io
+
+import keras
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.app.training.build_test import config
+from towers.app.diagnosis import describe
+from towers.app.reporting.report import Report
+from towers.app.training.build import build
+
+NO_GPUS = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
+)
+
+
+def lines_of(act, run, *arguments):
+    stream = io.StringIO()
+    act(run, Report(stream), *arguments)
+    return stream.getvalue().splitlines()
+
+
+@pytest.fixture(name="rehearsed", params=["0", "1"])
+def _rehearsed(request, monkeypatch):
+    monkeypatch.setenv("TOWERS_REHEARSE_GPUS", request.param)
+    return request.param == "1"
+
+
+@NO_GPUS
+def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
+    run = build(config(num_towers=4, optimizer="sgd", learning_rate=0.5, seed=3))
+    lines = lines_of(describe.describe, run, "run: here")
+    versions = [f"{name} {'.'.join(module.__version__.split('.')[:2])}"
+                for name, module in (("towers", towers), ("TensorFlow", tf), ("Keras", keras))]
+    assert lines.pop(0) == f"{versions[0]} | {versions[1]}, {versions[2]} | run: here"
+    if rehearsed:
+        assert lines.pop(2).strip() == "TOWERS_REHEARSE_GPUS=1: they follow the policy of GPUs"
+    assert lines == [
+        "Devices   parameters on /cpu:0; towers 0-3 on /cpu:0, /cpu:1 (2 each)",
+        "          no GPU here: towers run on logical CPU devices",
+        "Batch     16 global = 4 towers x 4; 4 steps an epoch (last: 2 = 4 x 0-1)",
+        "Data      tests.loop_test:small_data: 50 train, 20 test",
+        # 3 x 8 + 8 and 8 x 3 + 3 parameters
+        "Model     tests.loop_test:small_model, 59 parameters; sgd, learning rate 0.5; seed 3",
+    ]
+
+
+def test_a_batch_smaller_than_the_towers_is_warned_of():
+    *_, warning = lines_of(describe.describe, build(config(num_towers=4, batch_size=3)), "run")
+    assert warning.startswith("Warning")
+
+
+def test_a_loss_scaled_optimizer_is_called_by_its_own_name():
+    run = build(config(precision="mixed_float16", optimizer="adam"))
+    assert "; adam, learning rate " in lines_of(describe.describe, run, "run")[-1]
+
+
+@NO_GPUS
+def test_the_plan_counts_what_a_step_moves():
+    _, here, there, total, *_ = lines_of(describe.show_plan, build(config()))
+    assert here.split() == ["/cpu:0", "0", "8", *"----00"]
+    # 59 float32; 8 examples of 3 float32 and a label of int32; 59 float32; 8 x 3 float32
+    assert there.split() == "/cpu:1 1 8 236 bytes 128 bytes 236 bytes 96 bytes 6 2".split()
+    assert total == "Each step moves 364 bytes to the devices and 332 bytes back."
+
+
+def test_verifying_says_how_close_the_gradients_are_and_changes_nothing():
+    run = build(config())
+    before = [v.numpy() for v in run.step.model.variables]
+    found = describe.verified(run)
+    (line,) = lines_of(lambda _, out: describe.show_verified(found, out), run)
+    assert line.startswith("Verify    largest relative difference ")
+    assert line.endswith(": the averaged gradient is the large-batch gradient")
+    for variable, value in zip(run.step.model.variables, before, strict=True):
+        assert (variable.numpy() == value).all()

@@ -1,0 +1,69 @@
+"""Small scripts that play workers, and the launcher that starts them; no TensorFlow in sight."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+# What every script may use: which worker it is, of how many, and a way to tell the test something.
+BEGINNING = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+config = json.loads(os.environ["TF_CONFIG"])
+index, count = config["task"]["index"], len(config["cluster"]["worker"])
+
+
+def note(name, text=""):
+    Path(f"{name}-{index}").write_text(f"{text}\\n")
+
+
+def kill_self(number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
+"""
+
+
+def start(tmp_path, text, *flags, words=(), inside=(), environment=()):
+    """The launcher's process, which runs a script as workers.
+
+    Args:
+        tmp_path: where all of them run.
+        text: the script, behind BEGINNING; it is called script.py.
+        flags: the launcher's.
+        words: the script's arguments; a first one that ends in .py names the script.
+        inside: Python statements that the launcher's process runs first.
+        environment: variables besides the test's own.
+    """
+    name = "script.py"
+    if words and words[0].endswith(".py"):
+        name, *words = words
+    (tmp_path / name).write_text(BEGINNING + text)
+    return start_command(
+        tmp_path, *flags, "--", name, *words, inside=inside, environment=environment
+    )
+
+
+def start_command(tmp_path, *arguments, inside=(), environment=()):
+    """The launcher's process with these arguments; see `start`."""
+    program = ["-m", "towers.app.launch"]
+    if inside:
+        program = ["-c", "\n".join([
+            "import sys", *inside, "from towers.launch.__main__ import main",
+            "sys.exit(main(sys.argv))",
+        ])]
+    hidden = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
+    kept = {k: v for k, v in os.environ.items() if k not in hidden}
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments], cwd=tmp_path, text=True,
+        env={**kept, "PYTHONPATH": str(ROOT), **dict(environment)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+
+
+def launch(tmp_path, text, *flags, **options):
+    """(exit code, stdout's lines, stderr) of a launcher that has ended; see `start`."""
+    process = start(tmp_path, text, *flags, **options)
+    stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout.splitlines(), stderr

@@ -1,0 +1,49 @@
+"""Examples that are read one by one all look like the first one; what does not is named."""
+
+import numpy as np
+import pytest
+
+from tests.loading import refusal
+from towers.app.reading.examples import Source, arrays_of, leaf_of
+
+
+def source_of(examples, num_classes=None):
+    leaves = tuple(leaf_of(*pair) for pair in arrays_of(examples[0], 0, "here"))
+    return Source(examples, "here", leaves, num_classes)
+
+
+def test_the_arrays_of_an_example_come_in_one_order_whatever_the_order_of_its_keys():
+    arrays = arrays_of(({"b": 1, "a": (2.0, [3, 4])}, True), 0, "here")
+    assert [path for path, _ in arrays] == ["x['a'][0]", "x['a'][1]", "x['b']", "y"]
+    assert [array.shape for _, array in arrays] == [(), (2,), (), ()]
+
+
+def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():
+    seen = []
+    source = source_of([(np.full((2, 1), i, np.uint8), i) for i in range(5)], 5)
+    x, y = source.read([4, 0, 3], seen.append)
+    assert x.dtype == np.uint8 and x[:, 0, 0].tolist() == y.tolist() == seen == [4, 0, 3]
+
+
+@pytest.mark.parametrize(("example", "message"), [
+    ((np.zeros(3, np.float32), 0), "example 1 holds x of float32 and shape (3,), but example 0 "
+     "held x of float32 and shape (2,)"),
+    ((np.zeros(2), 0), "example 1 holds x of float64"),
+    (({"x": np.zeros(2, np.float32)}, 0), "example 1 holds x['x'] of float32"),
+    ((np.zeros(2, np.float32), 7), "example 1: label 7 is out of range; labels must lie in 0 to 4"),
+    ((np.zeros(2, np.float32), (0, 1)), "example 1 holds y[0] of int64"),
+    ((np.zeros(2, np.float32),), "example 1 is a tuple, but an example must be (x, y)."),
+    ((np.zeros(2, np.float32), "cat"), "example 1: y is a str of <U3, but must be an array of"),
+    (([[1], [1, 2]], 0), "example 1: x is a list of object"),
+])
+def test_an_example_unlike_the_first_is_refused_by_its_index(example, message):
+    source = source_of([(np.zeros(2, np.float32), 0), example], 5)
+    assert refusal(source.read, [0, 1]).startswith(f"here: {message}")
+
+
+def test_what_a_source_raises_is_told_in_one_line_with_the_index():
+    source = source_of([(np.zeros(2), 0)])
+    assert refusal(source.read, [0, 3]) == (
+        "here: example 3 cannot be read: IndexError: list index out of range. Mend it; `resume` "
+        "then goes on from there."
+    )

@@ -1,0 +1,165 @@
+"""--deterministic: the same bits twice, in one piece or resumed; refusals name the operation."""
+
+import json
+
+import keras
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.continue_test import RUN, interrupted
+from tests.app.loop_test import config
+from tests.resuming import FLAGS, outcome, resumed, train
+from towers.resume import run_dir
+from towers.app.continued import continued_config, identity
+from towers.app.config import TrainConfig
+from towers.app.training import deterministic, loaded
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
+
+
+class Clock(keras.layers.Layer):
+    """Adds nothing, at a time that no two runs share."""
+
+    def call(self, x):
+        return x + 0.0 * tf.cast(tf.timestamp(), x.dtype)
+
+
+class Noise(keras.layers.Layer):
+    """An operation that has no seed."""
+
+    def call(self, x):
+        return x + tf.raw_ops.RandomStandardNormal(shape=tf.shape(x), dtype=x.dtype)
+
+
+class Pool(keras.layers.Layer):
+    """A Python function that asks for a seed."""
+
+    def call(self, x):
+        return tf.nn.fractional_max_pool(x, [1, 1.5, 1.5, 1])[0]
+
+
+def _with(layer):
+    def model(input_shape, num_classes):
+        return keras.Sequential([
+            keras.Input(input_shape), layer(name="mine"), keras.layers.Flatten(),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ])
+    return model
+
+
+clock, noise, pool = map(_with, (Clock, Noise, Pool))
+
+
+@pytest.mark.matrix
+def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    flags = [*FLAGS, "--deterministic"]
+    code, stdout, stderr = train(*flags, "--verify_gradients", "--tensorboard", cwd=first)
+    assert code == 0 and "Verify " in stdout, stdout + stderr
+    train(*flags, "--checkpoint_every=1", cwd=second, fault="step == 6 and kill('KILL')")
+    assert resumed(second) == outcome(first / "run")
+    assert json.loads((second / "run" / "config.json").read_text())["deterministic"] is True
+
+
+@pytest.mark.matrix
+def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
+    code, stdout, stderr = train(*FLAGS, "--deterministic", "--profile", cwd=tmp_path)
+    assert code == 0 and "towers' forward and backward" in stdout, stdout + stderr
+
+
+@pytest.mark.telling("noise-*")
+@pytest.mark.parametrize("model, num_gpus, words", [
+    ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
+    ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
+    ("noise", 1, "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops"),
+    ("pool", 1, "_test.py:41: --deterministic: Pool refuses: tf.nn.fractional_max_pool requires "),
+])
+def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
+    code, _, stderr = train(
+        *DATA, "--deterministic", f"--model=tests.training.deterministic_test:{model}",
+        f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=True,
+    )
+    assert (code, stderr.count("\n")) == (2, 1), stderr
+    assert stderr.startswith("error: ") and "--deterministic: " in stderr and words in stderr
+    assert "Leave --deterministic out, or replace that layer" in stderr
+
+
+GPU = "A deterministic GPU implementation of AdjustContrastv2 is not currently available."
+UNSUPPORTED = "Determinism is not yet supported for Dilation2DBackpropFilter."
+SEED = "When determinism is enabled, random ops must have a seed specified."
+
+
+@pytest.mark.parametrize("message, line", [
+    (f"Graph execution error:\n\n{GPU}\n\t [[{{{{node a/b_1/Adjust}}}}]] [Op:__inference_f_1]",
+     f"a/b_1/Adjust refuses: {GPU} Leave `deterministic` out, or replace that layer."),
+    (f"{{{{function_node __wrapped__Dilation}}}} {UNSUPPORTED} [Op:Dilation2D] name: ",
+     f"Dilation2D refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer."),
+    (f"Exception encountered when calling Noise.call().\n\n\x1b[1m{{{{function_node __w}}}} {SEED} "
+     "[Op:RandomStandardNormal] name: \x1b[0m\n\nArguments received",
+     f"RandomStandardNormal in Noise refuses: {SEED} Leave `deterministic` out, or replace that "
+     "layer."),
+    (f"W0000 00:00:1.2 3 op_kernel.cc:1834] OP_REQUIRES failed at r.cc:69 : INVALID_ARGUMENT: "
+     f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
+     f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer, which "
+     "num_gpus=1 may name."),
+])
+def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):
+    assert deterministic.explanation(message) == f"`deterministic`: {line}"
+
+
+def unimplemented(message):
+    return tf.errors.UnimplementedError(None, None, message)
+
+
+def test_a_gpus_refusal_is_explained_and_other_errors_are_not(tmp_path):
+    with pytest.raises(ValueError, match="AdjustContrastv2") as caught:
+        with deterministic.refusals_explained(True):
+            raise unimplemented(GPU)
+    assert isinstance(caught.value.__cause__, tf.errors.UnimplementedError)
+    for is_on, error in [
+        (False, unimplemented(GPU)),
+        (True, unimplemented("no kernel for uint3")),
+        (True, tf.errors.CancelledError(None, None, "RecvAsync is cancelled")),
+        (True, ValueError("the gradient of deterministic_dense/kernel is NaN")),
+    ]:
+        with pytest.raises(type(error)) as caught:
+            with deterministic.refusals_explained(is_on, tmp_path / "absent"):
+                raise error
+        assert caught.value is error
+
+
+def test_a_cancelled_transfer_is_explained_by_the_log(tmp_path):
+    (tmp_path / "log.txt").write_text(f"Data  x\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\n")
+    with pytest.raises(ValueError, match="`deterministic`: an operation refuses: A determ"):
+        with deterministic.refusals_explained(True, tmp_path / "log.txt"):
+            raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled")
+
+
+def test_resuming_cannot_change_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir.create("run", "n", TrainConfig(deterministic=True).to_json())
+    assert continued_config("run", {}).deterministic
+    with pytest.raises(ValueError, match=r" deterministic \(False, the run has True\)"):
+        continued_config("run", {"deterministic": False})
+
+
+def test_a_run_from_before_there_was_this_flag_goes_on(tmp_path, monkeypatch):
+    """Neither its config.json nor its checkpoints have the field."""
+    monkeypatch.chdir(tmp_path)
+
+    def older(config):
+        return {name: v for name, v in identity(config).items() if name != "deterministic"}
+
+    whole = towers.train(config(run_dir="whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded, "identity", older)
+        interrupted()
+    path = RUN / run_dir.CONFIG
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in values.items() if k != "deterministic"}))
+    assert towers.train(TrainConfig(resume="run")) == whole

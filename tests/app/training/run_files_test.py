@@ -1,0 +1,205 @@
+"""Models on the disk: the best epoch's alone, finite, and never half of one."""
+
+import re
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+import towers
+from tests.app.loop_test import config, small_data
+from tests.results import COLUMNS, classifier_result
+from towers.resume import run_dir
+from towers.resume.best import Best
+from towers.resume.train_state import TrainState
+from towers.app.config import TrainConfig
+from towers.machine.places import LostDirectoryError
+from towers.step.nonfinite import NonFiniteError
+from towers.app.training.run_files import BestModel, ResultsFile, save_model, unreadable
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
+
+
+@pytest.fixture(name="model")
+def _model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def bias(path):
+    return float(keras.saving.load_model(path).weights[1].numpy()[0])
+
+
+def test_only_the_best_epochs_replace_the_file(model, tmp_path):
+    train_state = TrainState()
+    best = BestModel(SimpleNamespace(model=model), tmp_path, train_state, pytest.fail)
+    for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
+        train_state.step, train_state.best = step, Best(0.5, best_step)
+        model.weights[1].assign([float(step)])
+        best.end_epoch(RESULT, {})
+        assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step
+
+
+def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
+    step = SimpleNamespace(model=model)
+    BestModel(step, tmp_path, TrainState(step=4), pytest.fail).end_epoch(RESULT, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
+    path = tmp_path / "final.keras"
+    save_model(model, path)
+    model.weights[1].assign([value])
+    with pytest.raises(NonFiniteError, match=f"^{path} is not written: the model holds NaN or inf"):
+        save_model(model, path)
+    assert bias(path) == 0
+
+
+def test_a_model_with_a_weight_of_integers_is_saved(tmp_path):
+    normalization = keras.layers.Normalization()  # counts in int64
+    normalization.adapt(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    model = keras.Sequential([keras.Input((2,)), normalization, keras.layers.Dense(1)])
+    assert "int" in {weight.dtype[:3] for weight in model.weights}
+    save_model(model, tmp_path / "final.keras")
+    read = keras.saving.load_model(tmp_path / "final.keras")
+    for theirs, ours in zip(read.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(model, tmp_path):
+    path, nowhere = tmp_path / "final.keras", tmp_path / "nowhere" / "final.keras"
+    path.mkdir()
+    intact = "; what it held before is intact"
+    for file, text in (path, f"Is a directory){intact}."), (nowhere, "No such file or directory)."):
+        with pytest.raises(LostDirectoryError, match=re.escape(text) + "$"):
+            save_model(model, file)
+    assert [file.name for file in tmp_path.iterdir()] == ["final.keras"]
+
+
+class Unregistered(keras.layers.Layer):
+    """Keras can write it, and not read it back."""
+
+    def call(self, x):
+        return x
+
+
+class WithoutConfig(keras.layers.Layer):
+    """Keras cannot write it."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return x
+
+
+@keras.saving.register_keras_serializable("run_files_test")
+class Registered(Unregistered):
+    """Keras can write it and read it back."""
+
+
+def unregistered_loss(y, p):
+    return keras.ops.mean((y - p) ** 2, axis=-1)
+
+
+def compiled(layer, loss="mse"):
+    model = keras.Sequential([keras.Input((2,)), layer, keras.layers.Dense(1)])
+    model.compile("adam", loss, metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "unknown"),
+    [
+        (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
+        (lambda: compiled(Registered()), None),
+        (lambda: compiled(Unregistered()), "class Unregistered"),
+        (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
+        (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
+        (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+def test_a_file_that_keras_cannot_read_back_is_told_before(make, unknown, tmp_path):
+    model = make()
+    line = unreadable(model)
+    save_model(model, tmp_path / "final.keras")
+    if unknown is None:
+        assert line is None
+        keras.saving.load_model(tmp_path / "final.keras")
+    else:
+        assert f"does not know {unknown}:" in line
+        with pytest.raises((TypeError, ValueError)):
+            keras.saving.load_model(tmp_path / "final.keras")
+
+
+def test_a_model_that_keras_cannot_write_is_refused_with_the_innermost_layer():
+    inner = keras.Sequential([keras.Input((2,)), WithoutConfig(object(), name="mine")])
+    said = r"model \(mine, a WithoutConfig\).*get_config\(\)"
+    with pytest.raises(ValueError, match=said) as error:
+        unreadable(compiled(inner))
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_averages_are_final_and_a_run_goes_on_from_the_variables_themselves():
+    values = {"ema": 0.9, "learning_rate": 0.05, "epochs": 2, "num_gpus": 1}
+    history = towers.train(config(run_dir="whole", **values))
+    ends = [keras.saving.load_model(f"whole/{name}.keras") for name in ("best", "final")]
+    x, y = small_data()[1]
+    best, final = (model.evaluate(x, y, verbose=0)[0] for model in ends)
+    assert best == pytest.approx(min(history["val_loss"]), rel=1e-5)  # the last epoch's
+    assert final != pytest.approx(history["val_loss"][-1], rel=1e-3)
+
+    towers.train(config(run_dir="parts", **{**values, "epochs": 1}))
+    assert towers.train(TrainConfig(resume="parts", epochs=2)) == history
+    again = keras.saving.load_model("parts/final.keras")
+    for a, b in zip(again.weights, ends[1].weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def result(epoch):
+    return classifier_result(epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5)
+
+
+def epochs(path):
+    return [line.split(",")[0] for line in (path / "results.csv").read_text().splitlines()]
+
+
+def test_each_epoch_adds_a_row(tmp_path):
+    file = ResultsFile(tmp_path, TrainState(), COLUMNS, pytest.fail)
+    file.begin()
+    assert not (tmp_path / "results.csv").exists()
+    for epoch in (1, 2):
+        file.end_epoch(result(epoch), {})
+    assert epochs(tmp_path) == ["epoch", "1", "2"]
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    run_dir.write_results(tmp_path / "results.csv", [result(1), result(2), result(3)])
+    train_state = TrainState(results=[list(map(float, result(1).row))])
+    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
+    file.begin()
+    assert epochs(tmp_path) == ["epoch", "1"]
+    file.end_epoch(result(2), {})
+    assert epochs(tmp_path) == ["epoch", "1", "2"]
+
+
+def test_results_that_cannot_be_written_are_a_warning(tmp_path):
+    warnings = []
+    train_state = TrainState(results=[result(1).row])
+    file = ResultsFile(tmp_path / "nowhere", train_state, COLUMNS, warnings.append)
+    file.begin()
+    file.end_epoch(result(2), {})
+    assert warnings == 2 * [
+        f"{tmp_path}/nowhere/results.csv cannot be written (No such file or directory); training "
+        "goes on."
+    ]

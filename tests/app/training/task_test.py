@@ -1,0 +1,450 @@
+"""Any task: what a model was compiled with, data of any structure, from one end to the other."""
+
+import csv
+import json
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.resume import checkpoints, run_dir
+from towers.app.config import TrainConfig
+from towers.app.training.build import build
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+L = keras.layers
+NUM_TRAIN, NUM_TEST = 26, 10  # 26 = 3 x 8 + 2
+RUN = run_dir.Path("run")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def config(**values):
+    """4 steps an epoch."""
+    return TrainConfig(**{"num_gpus": 2, "batch_size": 8, "epochs": 2, "run_dir": "run", **values})
+
+
+def parts(**arrays):
+    """(train, test) of each array."""
+    return [
+        {name: array[:NUM_TRAIN] for name, array in arrays.items()},
+        {name: array[NUM_TRAIN:] for name, array in arrays.items()},
+    ]
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(NUM_TRAIN + NUM_TEST, *shape))
+
+
+# Regression: one array in float64, one output.
+
+
+def regression_model():
+    model = keras.Sequential([keras.Input((3,)), L.Dense(4, "tanh"), L.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.R2Score(name="r2")])
+    return model
+
+
+def shaped_regression_model(input_shape, num_classes):
+    assert (input_shape, num_classes) == ((3,), None)
+    return regression_model()
+
+
+def uncompiled_model():
+    return keras.Sequential([keras.Input((3,)), L.Dense(3, activation="softmax")])
+
+
+def regression_data():
+    x = numbers(3)
+    train, test = parts(x=x, y=x.sum(axis=1, keepdims=True))
+    return tuple(train.values()), tuple(test.values())
+
+
+OF_REGRESSION = {
+    "model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"
+}
+
+# Two outputs, inputs in a dict.
+
+
+def two_outputs_model():
+    a = keras.Input((3,), name="a")
+    words = keras.Input((4,), name="words", dtype="int32")
+    h = L.Concatenate()([a, L.Flatten()(L.Embedding(5, 2)(words))])
+    outputs = {"size": L.Dense(1, name="size")(h), "kind": L.Dense(3, "softmax", name="kind")(h)}
+    model = keras.Model({"a": a, "words": words}, outputs)
+    model.compile(
+        "adam", {"size": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"size": 1.0, "kind": 0.5}, metrics={"kind": ["accuracy"]},
+    )
+    return model
+
+
+def two_outputs_data():
+    words = np.random.default_rng(1).integers(0, 5, (NUM_TRAIN + NUM_TEST, 4))
+    xs = parts(a=numbers(3), words=words)
+    ys = parts(size=numbers(1, seed=2), kind=words[:, 0] % 3)
+    return list(zip(xs, ys, strict=True))
+
+
+class AddsItsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(tf.square(x)))
+        return x
+
+
+def header(directory=RUN):
+    return (directory / "results.csv").read_text().splitlines()[0]
+
+
+def weights(path="run/final.keras"):
+    return [v.numpy() for v in keras.saving.load_model(path).weights]
+
+
+def test_a_compiled_model_brings_its_loss_its_metrics_and_its_optimizer(capsys):
+    history = towers.train(config(**OF_REGRESSION))
+    assert header() == (
+        "epoch,loss,mae,r2,val_loss,val_mae,val_r2,seconds,examples_per_second"
+    )
+    final = keras.saving.load_model("run/final.keras")
+    assert isinstance(final.optimizer, keras.optimizers.SGD)
+    _, (x, y) = regression_data()
+    assert final.evaluate(x, y, verbose=0) == pytest.approx(
+        [history[name][-1] for name in ("val_loss", "val_mae", "val_r2")], rel=1e-5
+    )
+    said = capsys.readouterr().out
+    assert "Task      the model's own, as it was compiled: loss, mae, r2\n" in said
+    assert "best by val_loss" in said
+
+
+def test_what_is_given_beside_a_compiled_model_wins_and_is_said(capsys):
+    towers.train(config(**OF_REGRESSION, optimizer="rmsprop", learning_rate=0.5, max_steps=1))
+    final = keras.saving.load_model("run/final.keras")
+    assert isinstance(final.optimizer, keras.optimizers.RMSprop)
+    assert float(final.optimizer.learning_rate) == 0.5
+    assert header().startswith("epoch,loss,mae,r2,")
+    assert "; but optimizer and learning_rate as given beside it" in capsys.readouterr().out
+
+
+def test_a_learning_rate_alone_is_set_on_the_models_own_optimizer():
+    towers.train(config(**OF_REGRESSION, learning_rate=0.125, max_steps=1))
+    optimizer = keras.saving.load_model("run/final.keras").optimizer
+    assert isinstance(optimizer, keras.optimizers.SGD) and float(optimizer.learning_rate) == 0.125
+
+
+def test_a_function_of_shapes_may_compile_its_model_too():
+    values = {**OF_REGRESSION, "model": f"{__name__}:shaped_regression_model"}
+    assert "val_r2" in towers.train(config(**values, max_steps=1))
+
+
+def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
+    values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
+    with pytest.raises(ValueError, match=r"labels .* must be"):
+        towers.train(config(**values))
+    assert not RUN.exists()
+
+
+def test_a_classifier_needs_two_classes():
+    data = {"train": (numbers(3), np.zeros(36, int)), "test": (numbers(3), np.zeros(36, int))}
+    with pytest.raises(ValueError, match="has one class, and a classifier needs at least two"):
+        towers.train(config(), model=uncompiled_model(), **data)
+    assert not RUN.exists()
+
+
+def test_dicts_of_inputs_and_two_outputs_have_a_column_each_and_the_large_batch_gradient(capsys):
+    towers.train(config(
+        model=f"{__name__}:two_outputs_model", dataset=f"{__name__}:two_outputs_data",
+        verify_gradients=True, monitor="val_kind_accuracy",
+    ))
+    assert header().split(",")[1:5] == ["loss", "kind_accuracy", "size_loss", "kind_loss"]
+    said = capsys.readouterr().out
+    assert "the averaged gradient is the large-batch gradient" in said
+    assert "the best by val_kind_accuracy" in said and "best val_kind_accuracy 0." in said
+
+
+def test_a_run_of_any_structure_has_the_same_bits_on_any_number_of_devices():
+    for name, num_gpus in (("one", 1), ("four", 4)):
+        (x, y), _ = two_outputs_data()
+        towers.train(
+            config(num_gpus=num_gpus, num_towers=4, run_dir=name, max_steps=2),
+            model=_seeded(two_outputs_model), train=(x, y),
+        )
+    for a, b in zip(weights("one/final.keras"), weights("four/final.keras"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _seeded(make):
+    keras.utils.set_random_seed(0)
+    return make()
+
+
+def test_the_steps_are_those_of_keras_own_fit(float64):
+    """In the same order: one batch an epoch."""
+    (x, y), test = two_outputs_data()
+    expected = _seeded(two_outputs_model).fit(
+        x, y, batch_size=NUM_TRAIN, epochs=3, verbose=0, validation_data=test
+    )
+    history = towers.train(
+        config(batch_size=NUM_TRAIN, epochs=3, num_towers=3), model=_seeded(two_outputs_model),
+        train=(x, y), test=test,
+    )
+    assert sorted(history) == sorted(expected.history)
+    for name, values in expected.history.items():
+        assert history[name] == pytest.approx(values, rel=1e-9), name
+
+
+def test_sample_weights_count_in_the_loss_and_in_weighted_metrics(float64):
+    def weighted_model():
+        model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
+        model.compile("sgd", "mse", weighted_metrics=["mae"])
+        return model
+
+    (x, y), _ = regression_data()
+    weight = np.linspace(0.0, 2.0, NUM_TRAIN)
+    expected = _seeded(weighted_model).fit(x, y, NUM_TRAIN, 2, 0, sample_weight=weight).history
+    given = config(batch_size=NUM_TRAIN, prefetch_to_devices=True, verify_gradients=True)
+    history = towers.train(given, model=_seeded(weighted_model), train=(x, y, weight))
+    for name in ("loss", "mae"):
+        assert history[name] == pytest.approx(expected[name], rel=1e-9)
+
+
+def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capsys):
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2), AddsItsLoss()])
+    model.compile("adam", loss=None)
+    history = towers.train(config(), model=model, train=numbers(3))
+    assert list(history) == ["loss"] and header() == "epoch,loss,seconds,examples_per_second"
+    said = capsys.readouterr().out
+    assert "no test examples" in said and "the best by loss" in said
+    assert "\n           (best)" in said
+    assert (RUN / "results.png").exists()
+
+
+def test_a_tf_data_dataset_of_structures_is_trained_on():
+    splits = [tf.data.Dataset.from_tensor_slices(split) for split in two_outputs_data()]
+    history = towers.train(config(), model=two_outputs_model(), train=splits[0], test=splits[1])
+    assert math.isfinite(history["val_size_loss"][-1])
+
+
+@pytest.mark.parametrize("batched", [
+    lambda data: data.batch(4), lambda data: data.batch(4, drop_remainder=True),
+    lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
+])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_batched_dataset_is_refused_with_the_word_unbatch(batched, is_built):
+    data = batched(tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1))))
+    model = regression_model()
+    if not is_built:
+        model = keras.Sequential([L.Dense(4, "tanh"), L.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"seem to be batches: .* add .unbatch\(\); `batch_size`"):
+        towers.train(config(), model=model, train=data)
+    history = towers.train(config(plan=True), model=model, train=data.unbatch())
+    assert history == {}
+
+
+def test_the_objects_of_a_script_resume_to_the_same_bits():
+    train, test = two_outputs_data()
+    objects = {"train": train, "test": test}
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 6:
+                raise KeyboardInterrupt
+
+    whole = towers.train(config(run_dir="whole"), model=_seeded(two_outputs_model), **objects)
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(config(), [Stop()], model=_seeded(two_outputs_model), **objects)
+    resumed = towers.train(TrainConfig(resume="run"), model=two_outputs_model(), **objects)
+    assert resumed == whole
+    for a, b in zip(weights("whole/final.keras"), weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_of_objects_says_so_and_is_not_resumed_without_them():
+    train, _ = regression_data()
+    towers.train(config(max_steps=1), model=regression_model(), train=train)
+    saved = json.loads((RUN / "config.json").read_text())
+    assert (saved["model"], saved["dataset"]) == ("python", "python")
+    with pytest.raises(ValueError, match=r"model \(python\) is an object .*resume='run'"):
+        towers.train(TrainConfig(resume="run"))
+    with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
+        towers.train(TrainConfig(resume="run"), model=regression_model())
+    with pytest.raises(ValueError, match="the train data are not those"):
+        towers.train(
+            TrainConfig(resume="run"), model=regression_model(), train=(train[0], 2 * train[1])
+        )
+
+
+def test_a_model_with_other_metrics_does_not_go_on():
+    train, _ = regression_data()
+    towers.train(config(epochs=1), model=regression_model(), train=train)
+    model = keras.Sequential([keras.Input((3,)), L.Dense(4, "tanh"), L.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    with pytest.raises(ValueError, match="other columns than loss, mae: the metrics have changed"):
+        towers.train(TrainConfig(resume="run", epochs=2), model=model, train=train)
+
+
+def test_a_saved_model_is_trained_further_with_its_optimizer():
+    train, test = regression_data()
+    model = regression_model()
+    model.fit(*train, batch_size=8, verbose=0)  # 4 updates
+    model.save("before.keras")
+    (bias, *_) = [v.numpy() for v in model.weights if v.path.endswith("bias")]
+    given = config(**{**OF_REGRESSION, "model": "before.keras"}, max_steps=1)
+    assert build(given).first_iteration == 4  # what is left out is counted from there
+    towers.train(given)
+    final = keras.saving.load_model("run/final.keras")
+    assert int(final.optimizer.iterations) == 5
+    assert not np.array_equal(final.layers[0].bias.numpy(), bias)
+    with open(RUN / "results.csv", encoding="utf-8") as file:
+        assert set(next(csv.DictReader(file))) > {"r2", "val_r2"}
+
+
+def test_a_saved_model_that_is_not_compiled_is_a_classifier():
+    uncompiled_model().save("plain.keras")
+    x = np.eye(3, dtype="float32")[np.arange(12) % 3]
+    labelled = (x, np.arange(12) % 3)
+    history = towers.train(config(model="plain.keras", epochs=1), train=labelled, test=labelled)
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_an_epoch_of_a_classifier_has_the_columns_that_it_always_had():
+    """Its model's own metrics are Keras' now: callbacks find there what they look for."""
+    x = np.eye(3, dtype="float32")[np.arange(12) % 3]
+    labelled = (x, np.arange(12) % 3)
+    patience = keras.callbacks.EarlyStopping("val_accuracy", patience=3)
+    towers.train(config(), [patience], model=uncompiled_model(), train=labelled, test=labelled)
+    assert header() == "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second"
+    position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
+    assert [len(row) for row in position["results"]] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
+        ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
+        ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_there_is_a_directory(values, message):
+    with pytest.raises(ValueError, match=message):
+        towers.train(config(**{**OF_REGRESSION, **values}))
+    assert not RUN.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"test": (1, 2)}, "`test` needs `train`"),
+        ({"model": "cnn"}, r"model \('cnn'\) must be a keras.Model"),
+        ({"callbacks": [print]}, "callbacks hold .*, which is no keras.callbacks.Callback"),
+    ],
+)
+def test_objects_that_are_no_such_thing_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        towers.train(config(), **given)
+
+
+def test_a_name_and_an_object_are_not_both_given():
+    with pytest.raises(ValueError, match=r"model \(mlp\) is the configuration's, and an object"):
+        towers.train(config(model="mlp"), model=regression_model())
+
+
+def test_labels_that_do_not_fit_the_outputs_are_one_line():
+    with pytest.raises(ValueError, match="cannot be trained on these data: ") as error:
+        towers.train(config(), model=regression_model(), train=(numbers(3), numbers(2)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_a_train_step_of_its_own_is_sent_to_make_parallel():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    model = Own([keras.Input((3,)), L.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="has a custom train_step.*make_parallel"):
+        towers.train(config(), model=model, train=regression_data()[0])
+
+
+def test_a_plan_counts_every_part_of_a_structure(capsys):
+    (x, y), _ = two_outputs_data()
+    assert towers.train(config(plan=True), model=two_outputs_model(), train=(x, y)) == {}
+    assert "Each step moves" in capsys.readouterr().out
+
+
+def test_what_the_page_shows_runs(monkeypatch):
+    """At another default device, as on a machine with GPUs."""
+    page = (run_dir.Path(__file__).parents[3] / "docs/own_task.md").read_text()
+    module, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    run_dir.Path("house.py").write_text(module)
+    monkeypatch.syspath_prepend(".")
+    with tf.device("/cpu:3"):
+        names = {}
+        exec(compile(script, "own_task.md", "exec"), names)
+    assert names["history"]["val_price_mae"][1] < names["history"]["val_price_mae"][0]
+    assert names["history"]["val_kind_accuracy"][-1] > 0.9
+    columns = header(run_dir.Path("runs/houses")).split(",")
+    assert columns[1:6] == ["loss", "kind_accuracy", "price_mae", "price_loss", "kind_loss"]
+
+
+class Rows:
+    """Examples of any structure, one at a time."""
+
+    def __init__(self, x, y):
+        self._x, self._y = x, y
+
+    def __len__(self):
+        return len(tf.nest.flatten(self._x)[0])
+
+    def __getitem__(self, index):
+        return tf.nest.map_structure(lambda part: part[index], (self._x, self._y))
+
+
+def test_a_random_access_source_trains_a_task_as_its_arrays_do():
+    splits = dict(zip(("train", "test"), two_outputs_data(), strict=True))
+    sources = {name: Rows(*split) for name, split in splits.items()}
+    for run, given in (("run", splits), ("sources", sources)):
+        keras.utils.set_random_seed(1)
+        towers.train(config(run_dir=run), model=two_outputs_model(), **given)
+    ours, theirs = weights("sources/final.keras"), weights()
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+def noise_added(x, seed):
+    return {**x, "a": x["a"] + tf.random.stateless_normal(tf.shape(x["a"]), seed)}
+
+
+def test_inputs_in_a_dict_are_augmented_by_a_function_of_ones_own():
+    losses = []
+    for run, given in (("run", {}), ("noisy", {"augment": f"{__name__}:noise_added"})):
+        keras.utils.set_random_seed(1)
+        history = towers.train(
+            config(run_dir=run, epochs=1, **given), model=two_outputs_model(),
+            train=two_outputs_data()[0],
+        )
+        losses.append(history["loss"])
+    assert losses[0] != losses[1]
+
+
+class Jitter(L.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_run_says_that_noise_by_tf_random_begins_anew_after_a_resume(capfd):
+    model = keras.Sequential([keras.Input((3,)), Jitter(), L.Dense(1)])
+    model.compile("sgd", "mse")
+    train, test = regression_data()
+    towers.train(config(epochs=1), model=model, train=train, test=test)
+    out, err = capfd.readouterr()
+    assert "draws noise by tf.random" in out + err

@@ -1,0 +1,406 @@
+"""The calls that are replaced while a step is traced."""
+
+import inspect
+import threading
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+from towers.machine.loss_internals import marked
+
+
+def calls():
+    optimizer, metric = keras.optimizers.Optimizer, keras.metrics.Mean
+    return [tf.GradientTape.gradient, keras.losses.Loss.__call__, keras.layers.Layer.__call__,
+            optimizer.apply, metric.update_state, keras.optimizers.LossScaleOptimizer.apply]
+
+
+def test_nothing_stays_replaced():
+    before = calls()
+    own = [name for cls in keras.optimizers.Optimizer.__subclasses__() for name in vars(cls)]
+
+    def step(model, data):
+        raise RuntimeError("in the step")
+
+    with pytest.raises(RuntimeError, match="in the step"):
+        fit(towers.make_parallel(model_with(step), 2))
+    assert calls() == before
+    assert own == [n for cls in keras.optimizers.Optimizer.__subclasses__() for n in vars(cls)]
+
+
+def test_another_thread_sees_the_calls_as_they_are():
+    """While a step is traced, a metric elsewhere counts by itself."""
+    other, found = keras.metrics.Mean(), []
+
+    def update_elsewhere():
+        other.update_state(4.0)
+        variable = keras.Variable(3.0)
+        with tf.GradientTape() as tape:
+            square = variable * variable
+        found.append(float(tape.gradient(square, variable)))
+
+    def step(model, data):
+        thread = threading.Thread(target=update_elsewhere)
+        thread.start()
+        thread.join()
+        return {"loss": tf.reduce_mean(data[0])}
+
+    fit(towers.make_parallel(model_with(step), 2))
+    assert other.result() == 4.0 and other.count.numpy() == 1.0
+    assert found == [6.0]
+
+
+def test_weights_and_rows_in_one_gradient_are_refused():
+    def step(model, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(model(x))
+        tape.gradient(loss, [x, *model.trainable_weights])
+        return {"loss": loss}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "persistent=True" in message
+
+
+def test_checkpointing_is_refused():
+    def step(model, data):
+        hidden = keras.remat(lambda rows: tf.tanh(model.layers[0](rows)))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(hidden(data[0]) ** 2)
+        tape.gradient(loss, model.trainable_weights[:2])
+        return {"loss": loss}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "keras.remat" in message
+
+
+def test_a_batch_size_in_the_code_is_refused_by_the_layer_that_it_meets():
+    seed = keras.random.SeedGenerator(1)
+
+    def step(model, data):
+        noise = keras.random.normal([11, 4], seed=seed)
+        return {"loss": tf.reduce_mean(model.layers[0](noise))}
+
+    message = refused(step)
+    assert "'hidden'" in message and "11 rows" in message and "tf.shape(x)[0]" in message
+
+
+def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
+    def step(model, data):
+        grid = tf.reshape(tf.range(12.0), [3, 4])
+        return {"loss": tf.reduce_mean(model.layers[0](grid)) + tf.reduce_mean(data[0])}
+
+    fit_alike(lambda: model_with(step))
+
+
+def apply_gradients(model, tape, loss):
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+def assert_alike(theirs, ours):
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, err_msg=a.path)
+
+
+@pytest.mark.parametrize("total", [
+    tf.nn.l2_loss,
+    lambda each: tf.einsum("bi,bi->", each, each) / 1024.0,
+    lambda each: tf.reduce_mean(tf.reduce_sum(each**2, axis=0)),
+    lambda each: tf.nn.compute_average_loss(each[:, 0] ** 2, global_batch_size=11),
+    lambda each: tf.reduce_sum(tf.boolean_mask(each**2, each[:, 0] > 0.0)),
+], ids=["l2_loss", "einsum", "mean_of_sums", "average_loss", "mask"])
+def test_a_sum_over_rows_counts_by_its_rows(total, float64):
+    """In gradients, in logs and in means; with a ragged last batch, and with empty shards."""
+    def make():
+        tracker = keras.metrics.Mean(name="tracked")
+
+        def step(model, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = total(0.1 * (model(x) - y))
+            apply_gradients(model, tape, value)
+            tracker.update_state(value)
+            return {"value": value, "tracked": tracker.result()}
+
+        return model_with(step)
+
+    for num_towers in (3, 16):
+        assert_alike(*fit_alike(make, num_towers=num_towers, batch_size=7))
+
+
+def warnings_of(step, *data):
+    """The messages of a fit on towers."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(towers.make_parallel(model_with(step), 2), *data)
+    return [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+
+
+def test_each_line_that_makes_no_mean_is_warned_of_once():
+    first = 0
+
+    def step(model, data):
+        nonlocal first
+        x, y = data
+        each = tf.reduce_mean((model(x) - y) ** 2, axis=1)
+        mask = tf.cast(each > 1.0, each.dtype)
+        tracker.update_state(each)
+        first = inspect.currentframe().f_lineno + 1
+        root = tf.sqrt(tf.reduce_mean(each))
+        ratio = tf.reduce_mean(each) / tf.reduce_mean(x**2)
+        masked = tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
+        chosen = tf.reduce_mean(tf.boolean_mask(each, mask > 0.0))
+        greatest = tf.reduce_mean(tf.math.top_k(each, 1).values)
+        tracker.update_state(tf.reduce_max(each))
+        mean = tf.reduce_mean(each)
+        whitened = tf.linalg.inv(tf.matmul(x, x, transpose_a=True))
+        decided = tf.cond(mean > 1.0, lambda: mean, lambda: 2.0 * mean)
+        with tf.GradientTape() as tape:
+            each = tf.reduce_mean((model(x) - y) ** 2, axis=1)
+            advantage = each - tf.reduce_mean(each)
+        tape.gradient(advantage, model.trainable_weights)
+        return {"root": root, "again": 2.0 * root, "ratio": ratio, "masked": masked,
+                "chosen": chosen, "greatest": greatest, "whitened": tf.reduce_sum(whitened),
+                "decided": decided, "fine": mean}
+
+    tracker = keras.metrics.Mean()
+    messages = warnings_of(step)
+    lines = sorted(int(m.split(":")[1].split(" ")[0]) for m in messages)
+    assert lines == [first + i for i in (0, 1, 2, 3, 4, 5, 7, 8, 11)], messages
+    assert all(m.startswith("patches_test.py:") and "towers.gather" in m for m in messages)
+    (masked,) = [m for m in messages if f":{first + 2} " in m]
+    assert "tf.reduce_sum(towers.gather(values * mask)) / tf.reduce_sum(towers.gather(mask))" in (
+        masked)
+
+
+class Losses:
+    """Keras losses that divide by something else than the number of examples."""
+
+    def __init__(self):
+        self.masking = keras.layers.Masking()
+
+    def weighted(self, x, y, output):
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        return loss(y, output, sample_weight=tf.abs(y[:, 0]))
+
+    def masked(self, x, y, output):
+        steps = tf.stack([x * tf.cast(x[:, :1] > 0.0, x.dtype), x], axis=1)
+        error = output[:, tf.newaxis, :1] * tf.ones_like(steps)
+        marked(error, {"mask": self.masking.compute_mask(steps)})
+        return keras.losses.MeanSquaredError()(tf.zeros_like(steps), error, tf.abs(y[:, :1]))
+
+    def each(self, x, y, output):
+        steps = tf.stack([x, y[:, :1] * x], axis=1)
+        error = self.masking(steps) * output[:, None, :1]
+        marked(error, {"mask": self.masking.compute_mask(steps)})
+        loss = keras.losses.MeanSquaredError(reduction="none")
+        return tf.reduce_mean(loss(tf.zeros_like(steps), error) * tf.abs(y[:, :1]))
+
+    def sequence(self, x, y, output):
+        """As a Dense layer has it that is called on steps."""
+        steps = tf.stack([output, output**2], axis=1)
+        error = tf.tensordot(steps, tf.ones([2, 1], x.dtype), 1)
+        marked(error, {"mask": tf.stack([x[:, 0] > 0.0, x[:, 0] > -9.0], axis=1)})
+        return keras.losses.MeanSquaredError()(y[:, :, tf.newaxis], error)
+
+    def ignored(self, x, y, output):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
+
+
+@pytest.mark.parametrize("name", ["weighted", "masked", "each", "sequence", "ignored"])
+def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = getattr(Losses(), name)(x, y, model(x))
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
+
+
+def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
+    def step(model, data):
+        x, y = data
+        return {"value": tf.function(Losses().weighted)(x, y, model(x))}
+
+    messages = warnings_of(step)
+    assert any("'mean_squared_error' is neither a mean nor a sum over the examples" in m
+               and "patches_test.py" in m for m in messages)
+
+
+def test_a_loss_over_examples_is_not_warned_of():
+    def step(model, data):
+        return {"loss": keras.losses.MeanSquaredError()(
+            data[1], model(data[0]), sample_weight=data[1][:, 0])}
+
+    assert not warnings_of(step)
+
+
+def test_a_value_of_unknown_shape_is_refused():
+    def step(model, data):
+        return {"value": tf.py_function(tf.reduce_mean, [data[0]], tf.float32)}
+
+    message = refused(step)
+    assert "'value', which the step returns" in message and "tf.ensure_shape" in message
+
+
+def test_rows_of_unknown_shape_inside_of_a_step_are_rows(float64):
+    def step(model, data):
+        x, y = data
+        doubled = tf.py_function(lambda rows: 2.0 * rows, [x], x.dtype)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2 * doubled[:, :2])
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
+
+    assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
+
+
+def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
+    """The gradient of a mean with respect to rows has n_i / N inside of tf.while_loop, too."""
+    def step(model, data):
+        x, y = data
+
+        def move(i, worse):
+            with tf.GradientTape() as tape:
+                tape.watch(worse)
+                loss = tf.reduce_mean((model(worse) - y) ** 2)
+            return i + 1, worse + 0.5 * tape.gradient(loss, worse)
+
+        _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(worse) - y) ** 2)
+        apply_gradients(model, tape, loss)
+        return {"value": loss}
+
+    for num_towers in (3, 16):
+        assert_alike(*fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7))
+
+
+def test_a_gradient_in_a_loop_of_what_towers_share_is_refused():
+    def step(model, data):
+        x, y = data
+
+        def learn(i, fast):
+            with tf.GradientTape() as tape:
+                tape.watch(fast)
+                loss = tf.reduce_mean((x @ fast - y) ** 2)
+            return i + 1, fast - 0.1 * tape.gradient(loss, fast)
+
+        _, fast = tf.while_loop(lambda i, _: i < 2, learn, [0, tf.ones([4, 2])])
+        return {"value": tf.reduce_mean(x @ fast)}
+
+    message = refused(step)
+    assert "patches_test.py:" in message and "write the loop in Python" in message
+
+
+def gradients_of_rows(model, x, y):
+    """The slope of a mean, and of a sum, over the batch with respect to its rows."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        mean = tf.reduce_mean((model(x) - y) ** 2)
+        total = tf.reduce_sum((model(x) - y) ** 2)
+    return tape.gradient(mean, x), tape.gradient(total, x)
+
+
+def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
+    def step(model, data):
+        of_mean, of_sum = gradients_of_rows(model, *data)
+        return {"mean": tf.reduce_mean(tf.norm(of_mean, axis=1)),
+                "sum": tf.reduce_mean(tf.norm(of_sum, axis=1))}
+
+    for num_towers in (3, 16):
+        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
+
+
+def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
+    """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
+    def step(model, data):
+        x, y = data
+        slope, _ = gradients_of_rows(model, x, y)
+        with tf.GradientTape() as tape:
+            worse = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
+            loss = tf.reduce_mean((model(worse) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    theirs, ours = fit_alike(lambda: model_with(step), num_towers=16, batch_size=7)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_jacobian_with_respect_to_weights_is_the_shards_own(float64):
+    def step(model, data):
+        with tf.GradientTape() as tape:
+            output = model(data[0])
+        slopes = tape.jacobian(output, model.trainable_weights[0])
+        return {"loss": tf.reduce_mean(slopes ** 2)}
+
+    fit_alike(lambda: model_with(step), batch_size=6, num_towers=3)
+
+
+def test_jacobians_are_row_by_row(float64):
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                output = model(x)
+            slopes = tape.batch_jacobian(output, x)
+            loss = tf.reduce_mean(slopes ** 2) + tf.reduce_mean((output - y) ** 2)
+        gradients = outer.gradient(loss, model.trainable_weights, unconnected_gradients="zero")
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_gradient_of_weights_alone_needs_no_tower(float64):
+    def step(model, data):
+        weight = model.trainable_weights[0]
+        with tf.GradientTape() as tape:
+            penalty = tf.reduce_sum(weight ** 2)
+        gradient = tape.gradient(penalty, weight)
+        model.optimizer.apply_gradients([(gradient, weight)])
+        return {"loss": penalty, "mean": tf.reduce_mean(data[0])}
+
+    fit_alike(lambda: model_with(step), num_towers=3)
+
+
+class Halves(keras.optimizers.SGD):
+    """A user's optimizer with an `apply` of its own."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([g / 2.0 for g in grads], trainable_variables)
+
+
+def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    def make():
+        model = model_with(step)
+        model.compile(Halves(0.5), jit_compile=False)
+        return model
+
+    _, ours = fit_alike(make, *pairs(), batch_size=4)
+    assert ours.optimizer.iterations.numpy() == 3

@@ -1,0 +1,151 @@
+"""Where the towers of a step meet: what gather does, and where towers cannot meet."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.custom_step.steps import fit_alike, model_with, pairs, refused
+
+
+def update(model, tape, loss):
+    gradients = tape.gradient(loss, model.trainable_weights)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+
+
+def test_gather_outside_of_towers_is_its_argument():
+    rows = tf.ones([3, 2])
+    assert towers.gather(rows) is rows
+
+
+def test_gathered_rows_are_those_of_the_batch_in_order(float64):
+    def step(model, data):
+        x, _ = data
+        rows = towers.gather(tf.range(tf.shape(x)[0]) + tf.cast(x[:, 0], tf.int32))
+        place = tf.cast(tf.range(tf.shape(rows)[0]), "float64")
+        return {"ordered": tf.reduce_sum(place * tf.cast(rows, "float64"))}
+
+    x = np.zeros((11, 4))
+    x[:, 0] = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1100]
+    for num_towers, firsts in ((4, [0, 3, 6, 9]), (16, range(11))):
+        (_, own) = fit_own(step, x, num_towers)
+        starts = np.repeat(firsts, np.diff([*firsts, 11]))
+        rows = x[:, 0] + np.arange(11) - starts
+        assert own["ordered"] == [np.sum(np.arange(11) * rows)]
+
+
+def fit_own(step, x, num_towers):
+    from tests.custom_step.steps import fit
+
+    model = towers.make_parallel(model_with(step), 2, num_towers=num_towers)
+    return model, fit(model, x, pairs()[1])
+
+
+def test_the_gradient_of_gathered_rows_reaches_every_tower(float64):
+    """A variance over the batch couples all rows; a mean over a mask counts all towers' rows."""
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            output = model(x)
+            everywhere = towers.gather(output)
+            spread = tf.math.reduce_variance(everywhere)
+            mask = tf.cast(towers.gather(y[:, 0]) > 0, everywhere.dtype)
+            masked = tf.reduce_sum(mask * everywhere[:, 0] ** 2) / (tf.reduce_sum(mask) + 1e-7)
+            loss = masked + spread + tf.reduce_mean(output ** 2)
+        update(model, tape, loss)
+        return {"loss": loss, "spread": spread}
+
+    for num_towers in (2, 5, 16):
+        theirs, ours = fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=4)
+        for a, b in zip(ours.weights, theirs.weights, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):
+    def step(model, data):
+        x, y, _ = data
+        return {"rows": x[:, 0] * 2.0, "mean": tf.reduce_mean(y), "python": 3.0}
+
+    x, y = pairs()
+    model = towers.make_parallel(model_with(step), 2, num_towers=4)
+    logs = model.train_on_batch(x, y, return_dict=True)
+    np.testing.assert_array_equal(logs["rows"], x[:, 0] * 2.0)
+    np.testing.assert_allclose(logs["mean"], np.mean(y), rtol=1e-12)
+    assert logs["python"] == 3.0
+
+
+def test_what_has_no_batch_axis_is_not_gathered():
+    def step(model, data):
+        return {"loss": towers.gather(tf.reduce_mean(data[0]))}
+
+    message = refused(step)
+    assert "step_collectives_test.py" in message and "has no batch axis" in message
+
+
+def test_two_views_are_gathered_one_by_one():
+    def step(model, data):
+        return {"loss": tf.reduce_mean(towers.gather(tf.concat([data[0], data[0]], axis=0)))}
+
+    model = towers.make_parallel(model_with(step), 2)
+    with pytest.raises(ValueError) as caught:
+        model.fit(*pairs(), verbose=0)
+    assert re.fullmatch(
+        r"towers.gather, step_collectives_test.py:\d+: needs one row for each example of a shard\. "
+        r"Gather two views of a batch one by one, and concatenate them after that\.",
+        str(caught.value),
+    )
+
+
+def test_an_integer_of_a_shard_is_no_mean():
+    def step(model, data):
+        return {"count": tf.shape(data[0])[0]}
+
+    message = refused(step)
+    assert "'count'" in message and "Cast it to float" in message
+
+
+def in_function(model, data, body):
+    return tf.function(body)()
+
+
+def in_condition(model, data, body):
+    return tf.cond(tf.reduce_sum(data[0]) > 0.0, body, lambda: tf.zeros([], data[0].dtype))
+
+
+def in_loop(model, data, body):
+    return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, body()),
+                         [0, tf.zeros([], data[0].dtype)])[1]
+
+
+@pytest.mark.parametrize("where", [in_function, in_condition, in_loop])
+@pytest.mark.parametrize("what", ["gather", "gradient", "apply", "assign", "metric"])
+def test_towers_do_not_meet_in_a_condition_a_loop_or_a_function(where, what):
+    mean = keras.metrics.Mean(name="mine")
+
+    def step(model, data):
+        x, _ = data
+        weight = model.trainable_weights[0]
+
+        def body():
+            if what == "gather":
+                return tf.reduce_mean(towers.gather(x))
+            if what == "gradient":
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(model(x))
+                return tf.reduce_sum(tape.gradient(loss, weight))
+            if what == "apply":
+                model.optimizer.apply_gradients([(tf.ones_like(weight), weight)])
+            if what == "assign":
+                weight.assign(2.0 * weight)
+            if what == "metric":
+                mean.update_state(tf.reduce_mean(x))
+            return tf.reduce_sum(x)
+
+        return {"loss": where(model, data, body)}
+
+    message = refused(step)
+    for word in ("step_collectives_test.py", "tf.where", "tf.function"):
+        assert word in message

@@ -1,0 +1,184 @@
+"""A step, traced once for one tower."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+
+
+def counting(times):
+    def step(model, data):
+        times.append(1)
+        return {"loss": tf.reduce_mean(model(data[0]))}
+
+    return step
+
+
+@pytest.mark.parametrize("num_towers", [1, 8])
+def test_python_runs_the_step_once_whatever_the_number_of_towers_and_rows(num_towers):
+    times = []
+    model = towers.make_parallel(model_with(counting(times)), 2, num_towers=num_towers)
+    fit(model, *pairs(22), batch_size=5, epochs=2)
+    assert len(times) == 1
+    fit(model, pairs(22)[0].astype("int32"), pairs(22)[1])
+    assert len(times) == 2, "another structure"
+
+
+class Unbuilt(keras.Model):
+    """Makes its variables, and its metric's, on the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = keras.layers.Dense(3), keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_model_that_is_not_built_is_built_by_its_step(float64):
+    trained = []
+    for on_towers in (False, True):
+        keras.utils.set_random_seed(5)
+        model = Unbuilt()
+        model = towers.make_parallel(model, 2, num_towers=3) if on_towers else model
+        model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+        fit(model, batch_size=4)
+        trained.append(model)
+    theirs, ours = trained
+    assert ours.built and len(ours.weights) == 4
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+        assert a.value.device.endswith("CPU:0")
+
+
+class MadeLater(keras.Model):
+    """Makes its optimizer's slots in the step, between two updates of a metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.mean = keras.layers.Dense(2), keras.metrics.Mean(name="mean")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                each = tf.reduce_sum((self.layer(x) - y) ** 2, axis=1)
+            weights = self.layer.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(each, weights), weights))
+            self.mean.update_state(each)
+        return {"mean": self.mean.result()}
+
+
+def test_a_metric_is_updated_twice_in_a_step_that_makes_variables(float64):
+    def make():
+        model = MadeLater()
+        model.compile(optimizer="adam", jit_compile=False)
+        return model
+
+    fit_alike(make, batch_size=4)
+
+
+def test_a_step_that_makes_layers_all_the_time_is_refused():
+    def step(model, data):
+        return {"loss": tf.reduce_mean(keras.layers.Dense(2)(data[0]))}
+
+    message = refused(step)
+    assert "'own'" in message and "__init__" in message
+
+
+def test_a_decorated_step_is_undone():
+    @tf.function
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return {"loss": loss}
+
+    model = towers.make_parallel(model_with(step), 2)
+    before = model.get_weights()
+    assert np.isfinite(fit(model)["loss"]).all()
+    assert np.any(before[0] != model.get_weights()[0])
+
+
+def test_a_tf_variable_that_is_assigned_in_part_is_refused_by_name_and_line():
+    mine = tf.Variable([2.0, 3.0], name="mine")
+
+    def step(model, data):
+        mine[:1].assign([4.0])
+        return {"loss": tf.reduce_mean(data[0]) * mine[0]}
+
+    message = refused(step)
+    assert "trace_test.py:" in message and "'mine:0'" in message
+    assert "keras.Variable" in message
+
+
+def test_a_random_generator_is_refused():
+    generator = tf.random.Generator.from_seed(1)
+
+    def step(model, data):
+        return {"loss": tf.reduce_mean(data[0] + generator.normal(tf.shape(data[0])))}
+
+    assert "SeedGenerator" in refused(step)
+
+
+def table_of(kind):
+    if kind is tf.lookup.StaticHashTable:
+        return kind(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 6.0]), 7.0)
+    return kind(tf.int32, tf.float32, 7.0)
+
+
+def test_a_lookup_table_is_read_as_in_keras():
+    table = table_of(tf.lookup.StaticHashTable)
+
+    def step(model, data):
+        factors = tf.cast(table.lookup(tf.cast(data[0] > 0, tf.int32)), data[0].dtype)
+        return {"loss": tf.reduce_mean(data[0] * factors) + tf.cast(table.size(), factors.dtype)}
+
+    fit_alike(lambda: model_with(step), batch_size=5)
+
+
+def test_a_lookup_table_that_a_step_writes_is_refused():
+    table = table_of(tf.lookup.experimental.MutableHashTable)
+
+    def step(model, data):
+        table.insert(tf.constant([1]), tf.constant([2.0]))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    message = refused(step)
+    assert "trace_test.py:" in message and "writes to a lookup table" in message
+
+
+def test_a_summary_writer_is_refused(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def step(model, data):
+        with writer.as_default(step=1):
+            tf.summary.scalar("mean", tf.reduce_mean(data[0]))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    assert "callback" in refused(step)
+
+
+def test_values_from_outside_and_keras_variables_are_used(float64):
+    constant, variable = tf.constant([1.0, 2.0, 3.0, 4.0], "float64"), keras.Variable(3.0)
+    grid, mean = tf.ones([3, 4], "float64"), keras.metrics.Mean()
+
+    def step(model, data):
+        mean.update_state(constant)
+        return {"loss": tf.reduce_mean(data[0] * constant) * variable,
+                "grid": tf.reduce_mean(model.layers[0](grid)), "variable": variable,
+                "gathered": tf.reduce_sum(towers.gather(constant)), "constant": constant[0]}
+
+    fit_alike(lambda: model_with(step))

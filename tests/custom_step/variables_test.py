@@ -1,0 +1,295 @@
+"""Variables while a step is traced: what towers assign becomes one value."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+
+
+def state(aggregation="none"):
+    return keras.Variable(
+        "zeros", shape=(4,), trainable=False, name="seen", aggregation=aggregation)
+
+
+def mean_of(x):
+    return tf.reduce_mean(x, axis=0)
+
+
+def remembers(variable, of):
+    def step(model, data):
+        variable.assign(0.5 * variable + 0.5 * of(data[0]))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    return step
+
+
+def test_a_state_that_each_tower_would_assign_differently_is_refused():
+    message = refused(remembers(state(), lambda x: tf.reduce_max(x, axis=0)))
+    assert "seen" in message and "towers.gather" in message and 'aggregation="mean"' in message
+
+
+@pytest.mark.parametrize("aggregation, of", [
+    ("mean", mean_of), ("none", mean_of),
+    ("none", lambda x: tf.reduce_sum(x, axis=0) - 2.0 * mean_of(x)),
+])
+def test_a_state_made_of_means_and_sums_is_kerass_own(aggregation, of, float64):
+    values = []
+    for on_towers in (False, True):
+        variable = state(aggregation)
+        model = model_with(remembers(variable, of))
+        fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
+        values.append(variable.numpy())
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-12)
+    assert np.any(values[0])
+
+
+def test_a_state_of_gathered_rows_is_what_keras_makes_of_it(float64):
+    values = []
+    for on_towers in (False, True):
+        variable = state()
+
+        def step(model, data):
+            variable.assign(tf.reduce_max(towers.gather(data[0]), axis=0))
+            return {"loss": tf.reduce_mean(data[0])}
+
+        model = model_with(step)
+        fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
+        values.append(variable.numpy())
+    np.testing.assert_array_equal(values[1], values[0])
+
+
+class Largest(keras.metrics.Metric):
+    """No sum: the largest value so far."""
+
+    def __init__(self, of):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.of = of
+
+    def update_state(self, values):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(self.of(values))))
+
+    def result(self):
+        return self.value
+
+
+def largest(metric):
+    def step(model, data):
+        metric.update_state(data[0])
+        return {"largest": metric.result()}
+
+    return step
+
+
+def test_a_metric_that_is_no_sum_is_refused():
+    message = refused(largest(Largest(lambda values: values)))
+    assert "variables_test.py:" in message and "largest" in message and "gather" in message
+
+
+def test_a_metric_over_gathered_rows_is_kerass_own(float64):
+    metric = Largest(towers.gather)
+    model = towers.make_parallel(model_with(largest(metric)), 2, num_towers=5)
+    x, y = pairs()
+    assert fit(model, x, y, batch_size=3)["largest"] == [np.max(x)]
+
+
+class Batches(keras.metrics.Metric):
+    """What a function makes of each batch, averaged over the batches."""
+
+    def __init__(self, function):
+        super().__init__(name="batches")
+        self.function = function
+        self.total = self.add_variable((), "zeros", name="total")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, values):
+        self.total.assign_add(self.function(values))
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.total / self.count
+
+
+@pytest.mark.parametrize("function", [tf.reduce_mean, tf.reduce_sum], ids=["mean", "sum"])
+def test_a_metric_may_add_a_mean_or_a_sum(function, float64):
+    fit_alike(lambda: model_with(largest(Batches(function))), num_towers=3, batch_size=7)
+
+
+def test_a_metric_that_adds_what_is_neither_is_warned_of():
+    model = model_with(largest(Batches(tf.reduce_max)))
+    with pytest.warns(UserWarning, match="takes Max .* metric variable 'batches/total'.*gather"):
+        fit(towers.make_parallel(model, 2))
+
+
+def test_a_state_with_aggregation_mean_that_is_no_mean_is_warned_of():
+    variable = state("mean")
+
+    def step(model, data):
+        variable.assign(tf.reduce_max(data[0], axis=0))
+        return {"value": tf.reduce_mean(data[0])}
+
+    with pytest.warns(UserWarning, match="variables_test.py:.* takes Max .* variable 'seen'"):
+        fit(towers.make_parallel(model_with(step), 2))
+
+
+def test_metrics_are_read_and_updated_in_any_order(float64):
+    def make():
+        mean, area = keras.metrics.Mean(), keras.metrics.AUC(num_thresholds=7)
+
+        def step(model, data):
+            x, y = data
+            mean.update_state(tf.reduce_mean(x))
+            first = mean.result()
+            mean.update_state(y[:, 0])
+            mean.update_state(tf.reduce_mean(y), sample_weight=tf.shape(y)[0])
+            mean.update_state(5.0)
+            area.update_state(y[:, 0] > 0, tf.nn.sigmoid(x[:, 0]))
+            again = {"first": first, "mean": mean.result(), "area": area.result()}
+            mean.reset_state()
+            return {**again, "reset": mean.result()}
+
+        return model_with(step)
+
+    for num_towers in (1, 3, 8):
+        fit_alike(make, num_towers=num_towers, batch_size=5)
+
+
+@pytest.mark.parametrize("values", [lambda x: [x[:, 0]], tf.transpose], ids=["list", "transposed"])
+def test_a_metric_counts_the_rows_along_any_axis(values, float64):
+    def make():
+        mean = keras.metrics.Mean()
+
+        def step(model, data):
+            mean.update_state(values(data[0]))
+            return {"mean": mean.result()}
+
+        return model_with(step)
+
+    fit_alike(make, num_towers=3, batch_size=8)  # equal shards would not fail, and be wrong
+    fit_alike(make, num_towers=4, batch_size=4)
+
+
+def test_a_small_addition_to_a_large_metric_is_not_rounded_by_a_difference():
+    """float32: of each tower's 1, (2**24 + 1) - 2**24 would leave 0."""
+    total = keras.metrics.Sum()
+    total.total.assign(2.0**24)
+
+    def step(model, data):
+        total.update_state(tf.ones_like(data[0][:, 0]) * 0.125)
+        return {"total": total.result()}
+
+    model = towers.make_parallel(model_with(step), 2, num_towers=2)
+    assert fit(model, *pairs(16), batch_size=16)["total"] == [2.0**24 + 2]
+
+
+def test_a_value_that_is_read_back_has_no_gradient(float64):
+    """As in Keras: a metric or a state is a number, whatever it was computed of."""
+    def make():
+        mean = keras.metrics.Mean(dtype="float64")
+        seen = keras.Variable(0.0, trainable=False, dtype="float64")
+
+        def step(model, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+                mean.update_state(loss)
+                seen.assign(tf.reduce_sum(model.trainable_weights[0] ** 2))
+                loss = loss * mean.result() * (1.0 + seen)
+            gradients = tape.gradient(loss, model.trainable_weights)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            return {"loss": loss}
+
+        model = model_with(step)
+        model.compile(optimizer=keras.optimizers.SGD(1e-3), jit_compile=False)
+        return model
+
+    theirs, ours = fit_alike(make, batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
+    def step(model, data):
+        x, y = data
+        weights = model.trainable_weights
+        for weight in weights:
+            weight.assign(0.5 * weight + 0.1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        weights[0].assign(weights[0] * 0.9)
+        return {"loss": loss, "norm": tf.norm(weights[0])}
+
+    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("batch_norm", ["average", "tower0"])
+def test_batch_norm_statistics_become_one(batch_norm, float64):
+    norm = keras.layers.BatchNormalization(momentum=0.0)
+    norm.build((None, 4))
+
+    class Normalizes(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(self.norm(data[0], training=True))}
+
+    model = towers.make_parallel(Normalizes(), 2, num_towers=4, batch_norm=batch_norm)
+    model.compile()
+    x, y = pairs()
+    fit(model, x, y)
+    shards = np.split(x, [3, 6, 9])
+    means = [shard.mean(axis=0) for shard in shards]
+    expected = means[0] if batch_norm == "tower0" else np.average(
+        means, axis=0, weights=[len(shard) for shard in shards])
+    np.testing.assert_allclose(norm.moving_mean.numpy(), expected, rtol=1e-10)
+
+
+def test_tf_variables_are_read_and_assigned_as_keras_variables_are(float64):
+    """A codebook that is trained by hand, a count of steps, a queue of the rows of all towers."""
+    def make():
+        count = tf.Variable(0, name="count")
+        codebook = tf.Variable(np.arange(6.0).reshape(3, 2), name="codebook")
+        queue = tf.Variable(np.zeros((3, 4)), name="queue")
+        usage = tf.Variable(
+            0.0, dtype="float64", name="usage", aggregation=tf.VariableAggregation.MEAN)
+
+        def step(model, data):
+            x, y = data
+            count.assign_add(1)
+            queue.assign(towers.gather(x)[:3] + 0.1 * queue)
+            usage.assign(0.5 * usage + tf.reduce_mean(x))
+            with tf.GradientTape() as tape:
+                near = tf.gather(codebook, tf.argmin(tf.abs(y), axis=1))
+                loss = tf.reduce_mean((model(x) - near) ** 2)
+            weights = [*model.trainable_weights, codebook]
+            *gradients, last = tape.gradient(loss, weights)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            codebook.assign_sub(0.1 * tf.convert_to_tensor(last))
+            return {"loss": loss, "count": tf.cast(count, tf.float64), "usage": usage,
+                    "queue": tf.reduce_sum(queue), "codebook": tf.reduce_sum(codebook)}
+
+        return model_with(step)
+
+    theirs, ours = fit_alike(make, batch_size=4)
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+
+
+def test_a_tf_variable_of_a_shard_is_refused_by_name_and_line():
+    largest = tf.Variable(0.0, name="largest")
+
+    def step(model, data):
+        largest.assign(tf.reduce_max(tf.cast(data[0], tf.float32)))
+        return {"loss": tf.reduce_mean(data[0])}
+
+    message = refused(step)
+    assert "variables_test.py:" in message and "'largest'" in message
+    assert "towers.gather" in message

@@ -1,0 +1,74 @@
+"""The stage of each operation of a traced function."""
+
+import pytest
+import tensorflow as tf
+
+from towers.graph.stage_levels import StageLevels, stage_scope
+
+
+@pytest.fixture(name="graph")
+def _graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def fed(*stages):
+    """Placeholders [None] of these stages, and the levels of a function of 3 stages of them."""
+    tensors = [tf.compat.v1.placeholder(tf.float32, [None]) for _ in stages]
+    names = [v.name for v in tensors]
+    return *tensors, StageLevels(3, dict(zip(names, stages, strict=True)))
+
+
+def test_a_layer_runs_in_its_stage_forward_and_backward(graph):
+    x, levels = fed(0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with tf.name_scope(stage_scope(0)):
+            first = tf.sin(x)
+        with tf.name_scope(stage_scope(1)):
+            second = tf.exp(first)
+    gradient = tape.gradient(second, x)
+    assert [levels.level(v) for v in (first, second, gradient)] == [0, 1, 4]
+    assert [levels.stage(n) for n in range(5)] == [0, 1, 2, 1, 0]
+
+
+def test_outside_of_layers_an_operation_is_where_its_inputs_are(graph):
+    first, last, levels = fed(0, 2)
+    assert levels.level(first + 1.0) == 0
+    assert levels.level(tf.square(first + 1.0) * last) == 2
+
+
+def test_a_regularizers_gradient_is_with_its_parameter(graph):
+    parameter, levels = fed(1)
+    with tf.GradientTape() as tape:
+        tape.watch(parameter)
+        loss = tf.reduce_sum(tf.square(parameter))
+    assert levels.level(loss) == 1
+    assert levels.level(tape.gradient(loss, parameter)) == 3
+
+
+def test_what_follows_from_constants_alone_is_made_anew_in_each_level(graph):
+    x, levels = fed(0)
+    assert levels.is_anew(tf.fill([3], 2.0))
+    assert levels.is_anew(tf.fill([tf.size(x)], 2.0))  # a scalar crosses, not what it is made to
+    assert not levels.is_anew(tf.size(x))
+    assert not levels.is_anew(tf.square(x)) and not levels.is_anew(x)
+    assert not levels.is_anew(tf.random.normal([2]))
+
+
+def test_a_loops_list_of_tensors_is_no_scalar(graph):
+    x, levels = fed(0)
+    values = tf.TensorArray(tf.float32, 2, element_shape=[None]).write(0, x)
+    assert values.flow.dtype == tf.variant and not levels.is_anew(values.flow)
+
+
+def test_a_pool_is_made_anew_beside_its_gradient(graph):
+    levels = StageLevels(2, {})
+    assert levels.is_anew(tf.nn.max_pool2d(tf.ones([1, 4, 4, 1]), 2, 1, "VALID"))
+
+
+def test_a_graph_may_be_deeper_than_pythons_stack(graph):
+    value, levels = fed(1)
+    for _ in range(3000):
+        value = value + 1.0
+    assert levels.level(value) == 1

@@ -1,0 +1,364 @@
+"""Checkpoints on the disk: whole or not there, every damage seen, the last good one kept."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from towers.resume import checkpoints, run_dir
+from towers.resume.checkpoints import ARRAYS, MANIFEST, Checkpoint, DamagedError
+
+
+def make(value=0.0):
+    return Checkpoint(
+        {"step": 3, "nested": [1.5, None, {"a": float("inf")}]},
+        {
+            "model/0/kernel": np.full((2, 3), value, np.float32),
+            "model/1/seed": np.array([2**40, -1]),
+            "optimizer/0/iteration": np.array(7),
+            "optimizer/1/half": np.array([1.5, 2.5], ml_dtypes.bfloat16),
+            "metrics/0/none": np.zeros((0, 4), np.float32),
+        },
+    )
+
+
+def save(directory, step, value=0.0):
+    path = checkpoints.path_of(directory, 0, step)
+    checkpoints.write(path, make(value))
+    return path
+
+
+def same(a, b):
+    return a.state == b.state and list(a.arrays) == list(b.arrays) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+        for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
+    )
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    path = save(tmp_path, 3, np.nan)
+    assert path.name == "epoch-0-step-3"
+    assert same(checkpoints.read(path), make(np.nan))
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_the_newest_comes_first_by_its_number_not_by_its_name(tmp_path):
+    for step in (9, 100, 20):
+        save(tmp_path, step)
+    (tmp_path / "epoch-1-step-7.old").mkdir()
+    assert [checkpoints.step_of(path) for path in checkpoints.find(tmp_path)] == [100, 20, 9]
+    assert checkpoints.read_newest(tmp_path)[0] == tmp_path / "epoch-0-step-100"
+
+
+def flip(file, position=-1):
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped value": (lambda p: flip(p / ARRAYS), "arrays.bin is not what was written"),
+    "truncated values": (lambda p: os.truncate(p / ARRAYS, 9), "arrays.bin has 9 bytes instead"),
+    "no values": (lambda p: (p / ARRAYS).unlink(), "arrays.bin cannot be read: No such file"),
+    "no manifest": (lambda p: (p / MANIFEST).unlink(), "manifest.json cannot be read: No such"),
+    "garbage": (lambda p: (p / MANIFEST).write_bytes(b"\xff{"), "manifest.json is garbage"),
+    "deep": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "manifest.json is garbage"),
+    "another number": (
+        lambda p: (p / MANIFEST).write_text(
+            (p / MANIFEST).read_text().replace('"step": 3', '"step": 4')
+        ),
+        "manifest.json is not what was written",
+    ),
+    "a directory": (lambda p: ((p / ARRAYS).unlink(), (p / ARRAYS).mkdir()), "arrays.bin"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_says_why_and_the_one_before_takes_its_place(damage, tmp_path):
+    harm, message = DAMAGES[damage]
+    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    harm(bad)
+    path, contents, wrong = checkpoints.read_newest(tmp_path)
+    assert path == good and same(contents, make())
+    (reason,) = wrong
+    assert reason.startswith(f"{bad} is damaged: ") and message in reason
+    harm(good)
+    with pytest.raises(ValueError, match="no checkpoint is good: .*step-2 .*step-1 .*Nothing was"):
+        checkpoints.read_newest(tmp_path)
+
+
+def test_a_newer_format_is_refused_rather_than_taken_for_damage(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    save(tmp_path, 2)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="step-2 has format 2, and this version of towers reads 1"):
+        checkpoints.read_newest(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_written_anew_and_a_good_one_left_alone(tmp_path):
+    path = save(tmp_path, 1)
+    before = (path / ARRAYS).stat().st_mtime_ns
+    save(tmp_path, 1, 5.0)
+    assert (path / ARRAYS).stat().st_mtime_ns == before
+    flip(path / ARRAYS)
+    save(tmp_path, 1, 5.0)
+    assert same(checkpoints.read(path), make(5.0))
+
+
+def test_the_newest_three_and_the_best_are_kept(tmp_path):
+    for step in range(1, 8):
+        checkpoints.prune(tmp_path, save(tmp_path, step), best_step=2)
+    assert [checkpoints.step_of(p) for p in checkpoints.find(tmp_path)] == [7, 6, 5, 2]
+
+
+def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
+    for step in (5, 6, 7):
+        flip(save(tmp_path, step) / ARRAYS)
+    checkpoints.prune(tmp_path, save(tmp_path, 4), best_step=None)
+    assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
+
+
+def written(directory, step, state, *, grow=lambda: None):
+    """What a Writer leaves and says of a state that grows as soon as the write has begun."""
+    said, released = [], threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        write = checkpoints.write
+        patch.setattr(checkpoints, "write", lambda *args: released.wait() and write(*args))
+        writer = checkpoints.Writer(said.append)
+        writer.write(checkpoints.path_of(directory, 0, step), Checkpoint(state, {}), None)
+        grow()
+        released.set()
+        writer.wait()
+    return said
+
+
+def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(tmp_path):
+    seen = [1]
+    assert written(tmp_path, 1, {"seen": seen}, grow=lambda: seen.append(2)) == []
+    assert checkpoints.read_newest(tmp_path)[1].state == {"seen": [1]}
+
+
+def test_keys_that_are_numbers_come_back_as_text_in_a_good_checkpoint(tmp_path):
+    assert written(tmp_path, 1, {"counts": {9: 1, 10: 2}}) == []
+    assert checkpoints.read_newest(tmp_path)[1].state == {"counts": {"9": 1, "10": 2}}
+
+
+def test_a_state_that_is_no_json_is_a_line_and_changes_nothing(tmp_path):
+    (line,) = written(tmp_path, 1, {"history": {1, 2}})
+    assert "epoch-0-step-1 is not written: what it would hold is no JSON (Object of type " in line
+    assert checkpoints.find(tmp_path) == []
+
+
+def test_nothing_is_removed_for_a_checkpoint_that_could_not_be_read(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        assert written(tmp_path, step, {}) == []
+    monkeypatch.setattr(checkpoints, "LARGEST_MANIFEST", 10_000)
+    for step in (4, 5, 6, 7):
+        (line,) = written(tmp_path, step, {"long": "x" * 10_000})
+        assert line.endswith(
+            f"step-{step} is not written, as it could not be read: manifest.json is too large; "
+            "training goes on."
+        )
+    assert [checkpoints.step_of(path) for path in checkpoints.find(tmp_path)] == [3, 2, 1]
+
+
+def fill_the_disk():
+    raise OSError(28, "No space left on device")
+
+
+def kill_the_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Faults:
+    """Fails the n-th write, flush or rename of the module's file operations."""
+
+    def __init__(self, monkeypatch, n, fail):
+        self.left, self.fail = n, fail
+        for owner, name in (
+            (os, "fsync"), (os, "rename"), (checkpoints, "_write_arrays"),
+            (checkpoints, "_manifest"),
+        ):
+            monkeypatch.setattr(owner, name, self._failing(name, getattr(owner, name)))
+
+    def _failing(self, name, function):
+        def call(*args, **kwargs):
+            self.left -= 1
+            if self.left == 0:
+                if name == "_write_arrays":
+                    args[0].write_bytes(b"half")  # what was written before the disk was full
+                self.fail()
+            return function(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, tmp_path, monkeypatch):
+    old = save(tmp_path, 1)
+    said = []
+    writer = checkpoints.Writer(said.append)
+    with monkeypatch.context() as patch:
+        faults = Faults(patch, n, fill_the_disk)
+        writer.write(checkpoints.path_of(tmp_path, 0, 2), make(), None)
+        went_well = writer.wait()
+    path, _, wrong = checkpoints.read_newest(tmp_path)
+    assert wrong == []
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert went_well is (faults.left > 0) and (old.exists() or went_well)
+    if not went_well:
+        assert said == [
+            f"{tmp_path}/epoch-0-step-2 cannot be written (No space left on device); training "
+            "goes on."
+        ]
+    writer.write(checkpoints.path_of(tmp_path, 0, 3), make(), None)
+    assert writer.wait() and checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-3"
+
+
+def write_and_die(directory):
+    """Kills a process of its own in each file operation of a write; called where no thread runs."""
+    for n in range(1, 9):
+        (directory / str(n)).mkdir()
+        save(directory / str(n), 1)
+        if os.fork() == 0:
+            Faults(pytest.MonkeyPatch(), n, kill_the_process)
+            save(directory / str(n), 2)
+            os._exit(0)
+        os.wait()
+
+
+def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoint(tmp_path):
+    code = "import pathlib; from tests.checkpointing.checkpoints_test import write_and_die as f; " \
+           f"f(pathlib.Path({str(tmp_path)!r}))"
+    root = Path(checkpoints.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+    newest = []
+    for n in range(1, 9):
+        path, contents, wrong = checkpoints.read_newest(tmp_path / str(n))
+        assert same(contents, make()) and wrong == []
+        newest.append(checkpoints.step_of(path))
+        checkpoints.prune(path.parent, save(path.parent, 3), best_step=None)
+        assert list(path.parent.glob(".*")) == []
+    assert newest == [1, 1, 1, 1, 1, 1, 2, 2]
+
+
+def test_a_model_with_nan_is_never_the_last_checkpoint(tmp_path):
+    said = []
+    writer = checkpoints.Writer(said.append)
+    writer.write(checkpoints.path_of(tmp_path, 0, 1), make(np.nan), None)
+    assert not writer.wait()
+    assert said == [
+        f"{tmp_path}/epoch-0-step-1 is not written: 0/kernel holds NaN or infinite values; "
+        "training goes on."
+    ]
+    assert checkpoints.find(tmp_path) == []
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+_QUICK = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def read_or_refuse(path):
+    try:
+        checkpoints.read(path)
+    except (DamagedError, ValueError) as error:
+        assert str(error)
+
+
+@_QUICK
+@given(data=st.binary(max_size=300))
+def test_any_bytes_for_a_manifest_give_one_clear_error(data, tmp_path):
+    path = checkpoints.path_of(tmp_path, 0, 1)
+    path.mkdir(exist_ok=True)
+    (path / ARRAYS).write_bytes(b"")
+    (path / MANIFEST).write_bytes(data)
+    read_or_refuse(path)
+
+
+@_QUICK
+@given(
+    arrays=st.lists(
+        st.tuples(_ANY, st.sampled_from(["float32", "O", "V0", "U", "x", "finfo"]), _ANY)
+        | st.tuples(st.text(), _ANY, st.lists(st.integers(-9, 2**70)))
+        | _ANY
+    ),
+    data=st.binary(max_size=64),
+)
+def test_any_list_of_arrays_gives_arrays_or_one_clear_error(arrays, data, tmp_path):
+    """With digests that fit, so that the list itself is read."""
+    path = checkpoints.path_of(tmp_path, 0, 1)
+    path.mkdir(exist_ok=True)
+    (path / ARRAYS).write_bytes(data)
+    content = {
+        "format": 1, "state": {}, "arrays": arrays, "size": len(data),
+        "sha256": checkpoints.hashlib.sha256(data).hexdigest(),
+    }
+    digest = checkpoints.hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    manifest = {"content": content, "sha256": digest}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    read_or_refuse(path)
+
+
+@_QUICK
+@given(position=st.integers(0, 10**6), file=st.sampled_from([ARRAYS, MANIFEST]))
+def test_a_flipped_bit_anywhere_is_damage_or_changes_nothing(position, file, tmp_path):
+    path = tmp_path / "epoch-0-step-1"
+    if not checkpoints.find(tmp_path):
+        save(tmp_path, 1)
+    before = (path / file).read_bytes()
+    flip(path / file, position % len(before))
+    try:
+        assert same(checkpoints.read(path), make())
+    except DamagedError as error:
+        assert file in str(error)
+    (path / file).write_bytes(before)
+
+
+def test_a_lock_is_refused_to_a_second_holder_and_free_after_the_first(tmp_path):
+    with run_dir.locked(tmp_path):
+        with pytest.raises(ValueError, match=f"is in use: process {os.getpid()} trains there"):
+            with run_dir.locked(tmp_path):
+                pass
+    with run_dir.locked(tmp_path):
+        pass
+
+
+def test_nothing_in_towers_runs_what_a_file_holds():
+    """No pickle in any dress, no eval, no Keras file with code in it.
+
+    What a process hands to its own child in memory is no file: there pickle is what Python has.
+    """
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "eval",
+                 "exec", "enable_unsafe_deserialization"}
+    unsafe = {"allow_pickle": True, "safe_mode": False, "shell": True}
+    package = Path(checkpoints.__file__).parents[1]
+    sources = set(package.rglob("*.py")) - {package / "reading" / "readers.py"}
+    assert len(sources) > 30
+    for source in sorted(sources):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            where = f"{source}, line {getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+                assert not forbidden & {str(name).split(".")[0] for name in modules}, where
+            elif isinstance(node, ast.Name | ast.Attribute):
+                assert getattr(node, "id", getattr(node, "attr", "")) not in forbidden, where
+            elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+                value = node.value.value
+                assert node.arg not in unsafe or value is not unsafe[node.arg], where

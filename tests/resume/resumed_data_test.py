@@ -1,0 +1,157 @@
+"""Data that begin at a step of an epoch give what those from the beginning give there."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.app.datasets import batches
+from towers.resume.resumed_data import Start, are_arrays, make_data, split_arrays
+
+X = np.arange(11, dtype="float64")
+ENDLESS = {"steps_per_epoch": 2}
+
+
+class Batches(keras.utils.PyDataset):
+    """X in batches of 4; reads notes which."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.ends = [], 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return (X[4 * index: 4 * index + 4],)
+
+    def on_epoch_end(self):
+        self.ends += 1
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(X).shuffle(11, seed=1).batch(4)
+
+
+def generator():
+    return (X[4 * (i % 3): 4 * (i % 3) + 4] for i in range(100))
+
+
+def made(x, start, shuffle=True):
+    return make_data(start, x, None, None, 4, shuffle)
+
+
+def epochs(data, start, count):
+    """The values of each batch, epoch by epoch, as Keras' fit reads them."""
+    endless = iter(as_dataset(data)) if start.steps_per_epoch else None
+    for _ in range(data.skipped):
+        next(endless)
+    found = []
+    for epoch in range(start.epoch, count):
+        data.begin_epoch(epoch)
+        read = iter(as_dataset(data)) if endless is None else endless
+        number = start.steps_per_epoch or 3
+        found.append([np.ravel(next(read)).tolist() for _ in range(number)])
+        if isinstance(data, keras.utils.PyDataset):
+            data.on_epoch_end()
+    return found
+
+
+def as_dataset(data):
+    if isinstance(data, keras.utils.PyDataset):
+        length = data.num_batches
+        return (data[i][0] for i in range(100 if length is None else length))
+    return data.x
+
+
+KINDS = [
+    (lambda: X, {}), (lambda: X, ENDLESS), (Batches, {}), (Batches, ENDLESS), (dataset, {}),
+    (dataset, ENDLESS), (generator, ENDLESS),
+]
+
+
+@pytest.mark.parametrize("make, options", KINDS)
+def test_what_goes_on_gives_what_comes_after_it(make, options):
+    first = Start(5, **options)
+    whole = epochs(made(make(), first), first, 4)
+    again = Start(5, epoch=2, step=1, **options)
+    left = epochs(made(make(), again), again, 4)
+    assert left[0][1:] == whole[2][1:]
+    assert left[1] == whole[3]
+
+
+def test_what_is_done_is_not_read():
+    start, source = Start(5, epoch=2, step=2), Batches()
+    for x in (X, source):
+        assert epochs(made(x, start), start, 3)[0][:2] == [[], []]
+    assert len(source.reads) == 2  # for the specs, and the one that is left
+    assert source.ends == 2 + 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_arrays_come_in_the_order_of_train_py(shuffle):
+    start = Start(5)
+    ours = epochs(made(X, start, shuffle), start, 2)
+    examples = batches.load_examples((X,))
+    for epoch in range(2):
+        theirs = batches.shuffled_batches(examples, 4, 5, epoch) if shuffle else (
+            batches.ordered_batches(examples, 4))
+        assert [part.numpy().tolist() for (part,) in theirs] == ours[epoch]
+
+
+def test_the_batches_of_every_epoch_are_all_of_them_in_another_order():
+    start = Start(5)
+    for make in (lambda: X, Batches, dataset):
+        first, second = epochs(made(make(), start), start, 2)
+        assert sorted(sum(first, [])) == sorted(sum(second, [])) == X.tolist()
+        assert first != second
+
+
+def test_arrays_keep_their_structure_and_their_types():
+    x = {"a": X, "b": [X.astype("int8"), tf.constant(["x"] * 11)]}
+    data = make_data(Start(0), x, X, np.ones(11), 4, False)
+    spec = data.x.element_spec
+    assert (spec[0]["a"].dtype, spec[0]["b"][0].dtype) == (tf.float32, tf.int8)
+    assert (spec[0]["b"][1].dtype, len(spec)) == (tf.string, 3)
+    assert not [v for v in tf.nest.flatten(spec) if v.shape != [None]]
+
+
+def test_a_weight_for_several_outputs_is_that_of_each():
+    data = make_data(Start(0), X, {"a": X, "b": X}, np.ones(11), 4, False)
+    assert set(data.spec[2]) == {"a", "b"}
+
+
+def test_the_split_of_validation_is_keras_own():
+    train, test = split_arrays((X, None, X), 0.25)
+    assert train[0].numpy().tolist() == X[:8].tolist()
+    assert (test[1], test[2].numpy().tolist()) == (None, X[8:].tolist())
+    with pytest.raises(ValueError, match=r"^validation_split \(0.999\) leaves one part of 11"):
+        split_arrays((X, None, None), 0.999)
+
+
+def test_what_differs_is_in_the_identity():
+    def identity(x, shuffle=True):
+        return made(x, Start(0), shuffle).identity
+
+    assert identity(X) == identity(X.copy())
+    for other in (X + 1, X[:10], X.astype("int64")):
+        assert identity(other) != identity(X)
+    assert identity(X, False) != identity(X)
+    assert identity(dataset().take(2)) != identity(dataset())
+
+
+@pytest.mark.parametrize("x", [[[1.0, 2.0]], None, "text"])
+def test_data_without_an_order_are_refused(x):
+    assert not are_arrays(x)
+    with pytest.raises(ValueError, match=r"^x \(.*\): towers.Resume knows the order of arrays"):
+        made(x, Start(0))
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="^shuffle .'batch'. must be True or False"):
+        made(X, Start(0), "batch")
+    with pytest.raises(ValueError, match=r"different lengths: \[10, 11\]"):
+        make_data(Start(0), X, X[:10], None, 4, True)
+    with pytest.raises(ValueError, match="x is a generator that gives no batch"):
+        made((x for x in ()), Start(0, epoch=100, **ENDLESS))

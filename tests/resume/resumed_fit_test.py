@@ -1,0 +1,484 @@
+"""A fit that was interrupted ends with the bits of one that was not."""
+
+import inspect
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.conformance.cases import noisy
+from tests.conformance.cases import rows as random_rows
+from tests.forked import Forked
+from tests.parallel.fits import STEPS, Fits, Interrupt, classifier, rows
+from tests.step.assigned_test import keeps
+from towers.resume import checkpoints, run_dir
+from towers.resume import resumed_fit as resumed_fit
+
+C = keras.callbacks
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier()
+
+
+@pytest.fixture(scope="module")
+def fits(model):
+    return Fits(model, *rows(), validation_data=rows(5))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fits, tmp_path_factory):
+    return fits.fit(tmp_path_factory.mktemp("uninterrupted"))
+
+
+@pytest.mark.telling("0", "3", "6")
+@pytest.mark.parametrize("after", range(STEPS))
+def test_a_fit_interrupted_at_any_step_goes_on_to_the_same_bits(
+    fits, uninterrupted, after, tmp_path
+):
+    """Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches."""
+    history, epochs, _ = outcome = fits.interrupted(tmp_path, [after])
+    assert outcome == uninterrupted
+    assert (epochs, len(history["loss"])) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_fit_interrupted_again_and_again_goes_on_to_the_same_bits(
+    fits, uninterrupted, every, tmp_path
+):
+    assert fits.interrupted(tmp_path, [2, 3, 2], every=every) == uninterrupted
+
+
+def test_without_shuffling_a_resume_changes_no_bit(fits, tmp_path):
+    weights = {0: 1.0, 1: 0.5, 2: 3.0}
+    plain = fits.plain(shuffle=False, class_weight=weights)
+    assert fits.fit(tmp_path, shuffle=False, class_weight=weights) == plain
+
+
+def test_a_fresh_model_on_other_devices_goes_on_to_the_same_bits(fits, uninterrupted, tmp_path):
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=6)
+    fresh = classifier(num_gpus=1)
+    history = fresh.fit(
+        *rows(), batch_size=7, epochs=2, verbose=0, validation_data=rows(5),
+        callbacks=[towers.Resume(tmp_path)],
+    )
+    values = [*fresh.variables, *fresh.metrics_variables, *fresh.optimizer.variables]
+    seen = {id(v): v.numpy().tobytes() for v in values}
+    assert (history.history, history.epoch, list(seen.values())) == uninterrupted
+
+
+def test_a_complete_fit_returns_its_history_and_a_longer_one_goes_on(fits, tmp_path):
+    longer = fits.fit(tmp_path / "long", epochs=3)
+    first = fits.fit(tmp_path / "short")
+    assert fits.fit(tmp_path / "short", after=0) == first  # not one step
+    assert fits.fit(tmp_path / "short", epochs=3) == longer
+
+
+def test_what_callbacks_remember_goes_on_with_them(tmp_path):
+    """A rate that falls on plateaus and by a schedule, an early stop, the best weights."""
+
+    def callbacks():
+        return [
+            C.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+            C.ReduceLROnPlateau(monitor="accuracy", factor=0.5, patience=1, min_delta=1.0),
+            C.EarlyStopping(monitor="accuracy", patience=3, min_delta=1.0,
+                            restore_best_weights=True),
+        ]
+
+    model = classifier(optimizer=keras.optimizers.SGD(0.1))
+    fits = Fits(model, *rows(9), callbacks=callbacks, epochs=9)
+    whole = fits.fit(tmp_path / "whole")
+    assert len(whole[0]["loss"]) == 4
+    assert whole[0]["learning_rate"][-1] < 0.1 * 0.9**4
+    assert fits.interrupted(tmp_path / "cut", [1, 2, 0, 3]) == whole
+    assert fits.fit(tmp_path / "cut", after=0) == whole
+
+
+class Batches(keras.utils.PyDataset):
+    """`rows` in batches, in another order after each epoch; index errors show wrong indices."""
+
+    def __init__(self, workers=1):
+        super().__init__(workers=workers)
+        self._rows, self._order = rows(), np.arange(25)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        assert 0 <= index < 4
+        chosen = self._order[7 * index: 7 * index + 7]
+        return tuple(part[chosen] for part in self._rows)
+
+    def on_epoch_end(self):
+        np.random.default_rng(self._order[0]).shuffle(self._order)
+
+
+class Source:
+    """Batches by index, of no class that Keras knows."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return tuple(part[7 * index: 7 * index + 7] for part in rows())
+
+
+def shuffled():
+    """Anew in each epoch, of a length that is known."""
+    return tf.data.Dataset.from_tensor_slices(rows()).shuffle(25, seed=1).batch(7)
+
+
+def unknown():
+    """Of a length that is not known."""
+    return shuffled().filter(lambda x, y: True)
+
+
+def generator():
+    while True:  # whole passes: TensorFlow may take a minute to delete an iterator in the midst
+        yield from list(shuffled().as_numpy_iterator())
+
+
+DATA = {
+    "batches": (Batches, {}),
+    "batches of two threads": (lambda: Batches(workers=2), {}),
+    "batches, all of them": (Batches, {"steps_per_epoch": 4}),
+    "a source": (Source, {}),
+    "a source, part by part": (Source, {"steps_per_epoch": 3}),
+    "a dataset": (shuffled, {}),
+    "a dataset of unknown length": (unknown, {}),
+    "an endless dataset": (lambda: shuffled().repeat(), {"steps_per_epoch": 3}),
+    "a generator": (generator, {"steps_per_epoch": 3}),
+    "arrays, part by part": (rows, {"steps_per_epoch": 3}),
+}
+
+
+@pytest.mark.telling(
+    "arrays, part by part", "batches of two threads", "an endless dataset", "a generator"
+)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of what has an end
+@pytest.mark.parametrize("name", DATA)
+def test_all_that_has_an_order_goes_on_in_it(model, name, tmp_path):
+    make, options = DATA[name]
+    batch_size = 7 if name.startswith("arrays") else None
+    data = rows() if name.startswith("arrays") else [make]
+    seeds = (1, 1) if "dataset" in name or "generator" in name else (1, 2)  # TensorFlow's shuffle
+    fits = Fits(model, *data, batch_size=batch_size, epochs=3, seeds=seeds, **options)
+    whole = fits.fit(tmp_path / "whole")
+    assert len(whole[0]["loss"]) == 3
+    assert fits.interrupted(tmp_path / "cut", [2, 4]) == whole
+
+
+def test_several_steps_in_one_execution_go_on_after_it(tmp_path):
+    """Executions of 3: 3 steps and 1; a step within one is refused."""
+    fits = Fits(classifier(steps_per_execution=3), *rows())
+    whole = fits.fit(tmp_path / "whole")
+    assert fits.interrupted(tmp_path / "cut", [1, 1]) == whole
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path / "other", after=1)
+    fits.model.steps_per_execution = 2
+    with pytest.raises(ValueError, match="^steps_per_execution .2.: .* step 3 of its epoch"):
+        fits.fit(tmp_path / "other")
+
+
+class Own(keras.Sequential):
+    """Two optimizers, a metric that it hides, and noise of Keras' own seed."""
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.second = keras.optimizers.RMSprop(0.01)
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def train_step(self, data):
+        (rows, _), weights = data, self.trainable_weights
+        noisy = rows + 0.1 * keras.random.normal(tf.shape(rows))
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(noisy, training=True) - rows) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights[:2]), weights[:2]))
+        self.second.apply_gradients(zip(tape.gradient(loss, weights[2:]), weights[2:]))
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+
+def own():
+    keras.utils.set_random_seed(3)
+    model = Own([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(6)])
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile(optimizer=keras.optimizers.Adam(0.01))
+    return parallel
+
+
+def fit_fresh(make, directory, *stop, data=rows):
+    """(history, values) of a model that is made anew for each fit."""
+    model = make()
+    history = model.fit(
+        *data(), batch_size=7, epochs=2, verbose=0,
+        callbacks=[towers.Resume(directory, every=1), *stop],
+    )
+    optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
+    values = [*model.variables, *(v for o in optimizers for v in o.variables)]
+    return history.history, [v.numpy().tobytes() for v in values]
+
+
+def interrupted_fresh(make, directory, after, **options):
+    with pytest.raises(InterruptedError):
+        fit_fresh(make, directory, Interrupt(after), **options)
+    return fit_fresh(make, directory, **options)
+
+
+def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
+    whole = fit_fresh(own, tmp_path / "whole")
+    assert interrupted_fresh(own, tmp_path / "cut", 6) == whole
+
+
+def kept():
+    keras.utils.set_random_seed(3)
+    parallel = towers.make_parallel(keeps(), 2, num_towers=3)
+    parallel.compile("adam", "mse")
+    return parallel
+
+
+def test_what_layers_keep_and_keras_does_not_list_goes_on(tmp_path):
+    """A tf.Variable that counts calls scales the output; a generator is hidden in a closure."""
+    def data():
+        x = rows()[0]
+        return x, x[:, :3]
+
+    whole = fit_fresh(kept, tmp_path / "whole", data=data)
+    assert interrupted_fresh(kept, tmp_path / "cut", 6, data=data) == whole
+
+
+class Two(keras.Model):
+    """Dicts in, dicts out; built on the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = keras.layers.Dense(2), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return {"a": self.a(inputs["x"]), "b": self.b(inputs["x"])}
+
+
+def two():
+    keras.utils.set_random_seed(3)
+    parallel = towers.make_parallel(Two(), 2)
+    parallel.compile("adam", {"a": "mse", "b": "mae"}, metrics={"a": "mae"})
+    return parallel
+
+
+def test_several_outputs_of_a_model_that_is_not_built_go_on(tmp_path):
+    def data():
+        x = rows()[0]
+        return {"x": x}, {"a": x[:, :2], "b": x[:, :1]}
+
+    whole = fit_fresh(two, tmp_path / "whole", data=data)
+    assert set(whole[0]) == {"loss", "a_loss", "a_mae", "b_loss"}
+    assert interrupted_fresh(two, tmp_path / "cut", 6, data=data) == whole
+
+
+def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
+    """Of float16, whose scale falls at once; and a mean that replaces the weights at the end."""
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    made = []
+
+    def make():
+        inner = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8)
+        made.append(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20))
+        return classifier(optimizer=made[-1])
+
+    whole = fit_fresh(make, tmp_path / "whole")
+    assert np.isfinite(whole[0]["loss"]).all()
+    assert float(made[-1].dynamic_scale) < 2.0**20
+    assert interrupted_fresh(make, tmp_path / "cut", 6) == whole
+
+
+def test_a_stop_in_mid_epoch_is_one_also_after_it_was_interrupted(fits, tmp_path):
+    """Within the validation: the steps that were left out are not made up for."""
+
+    class Stop(C.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 2
+
+    class InValidation(C.Callback):
+        def on_test_batch_begin(self, batch, logs=None):
+            raise InterruptedError
+
+    options = {"validation_data": rows(5), "callbacks": lambda: [Stop()]}
+    whole = Fits(fits.model, *rows(), **options).fit(tmp_path / "whole")
+    assert whole[1] == [0]
+    cut = Fits(fits.model, *rows(), **options)
+    with pytest.raises(InterruptedError):
+        Fits(fits.model, *rows(), **{**options, "callbacks": lambda: [Stop(), InValidation()]}).fit(
+            tmp_path / "cut"
+        )
+    assert cut.fit(tmp_path / "cut") == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_fit_after_a_step_saved(fits, uninterrupted, number, tmp_path, capsys):
+    received, before = [], signal.getsignal(number)
+    if number != signal.SIGINT:
+        signal.signal(number, lambda *_: received.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fits.fit(tmp_path, after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
+    finally:
+        signal.signal(number, before)
+    assert received == [number] * (number != signal.SIGINT)
+    assert f"saved at step 3: the same script goes on from {tmp_path}" in capsys.readouterr().out
+    assert fits.fit(tmp_path) == uninterrupted
+
+
+def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path):
+    """Three epochs of 40 batches are done; reading them again takes as long as it takes."""
+    read = []
+
+    def batches(last, at=None):
+        for i in range(last):
+            if i == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            read.append(i)
+            yield rows(7)
+
+    def fit(data, epochs):
+        fits.model.fit(
+            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)]
+        )
+
+    fit(batches(1000), 3)
+    read.clear()
+    with pytest.raises(KeyboardInterrupt):
+        fit(batches(1000, at=20), 4)
+    assert len(read) < 100
+    with pytest.raises(ValueError, match="^x ends after 90 batches"):
+        fit(batches(90), 4)
+
+
+def test_a_fit_that_was_killed_goes_on_to_the_same_bits(uninterrupted, tmp_path):
+    """Another process, SIGKILL, and a third one on other devices."""
+
+    def run(*arguments):
+        process = Forked(
+            ["-m", "tests.parallel.fits", tmp_path, *arguments], ROOT, dict(os.environ)
+        )
+        stdout, stderr = process.communicate(timeout=300)
+        return process.returncode, stdout, stderr
+
+    code, _, stderr = run("1", "6")
+    assert code == -signal.SIGKILL, stderr[-3000:]
+    code, stdout, stderr = run("3", "9")
+    assert code == 0, stderr[-3000:]
+    assert stdout.splitlines()[-1] == repr(uninterrupted)
+
+
+# What is refused.
+
+
+def test_a_directory_of_another_fit_is_refused(fits, tmp_path):
+    fits.fit(tmp_path, epochs=1)
+    x, y = rows()
+    for data, options, words in [
+        ((x, y), {"batch_size": 5}, "another fit: batch_size .7 then, 5 now."),
+        ((x, y), {"shuffle": False}, "shuffle .True then, False now."),
+        ((x + 1, y), {}, "another fit: data"),
+        ((x, y), {"steps_per_epoch": 2}, "steps_per_epoch .None then, 2 now."),
+    ]:
+        with pytest.raises(ValueError, match=words) as caught:
+            Fits(fits.model, *data).fit(tmp_path, **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_another_model_optimizer_or_number_of_towers_is_refused(fits, tmp_path):
+    fits.fit(tmp_path, epochs=1)
+    plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+    adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS))
+    for num_towers, optimizer, words in [
+        (2, "adam", "num_towers .3 then, 2 now."),
+        (3, "sgd", "optimizer .Adam then, SGD now."),
+        (3, adam, "holds another model: here .*float32 .6, 3., in the checkpoint .*6, 5"),
+    ]:
+        parallel = towers.make_parallel(plain, 1, num_towers=num_towers)
+        parallel.compile(optimizer, "sparse_categorical_crossentropy")
+        before = parallel.get_weights()
+        with pytest.raises(ValueError, match=words):
+            parallel.fit(*rows(), batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
+        for a, b in zip(before, parallel.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("state, words", [
+    ({"position": {}, "config": {}}, "holds the checkpoints of a run of train.py"),
+    ({"position": {"steps": 3}, "fit": {"seed": 1}}, "is no checkpoint of a fit"),
+    ({"position": {}, "fit": {}}, "is no checkpoint of a fit"),
+])
+def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    path = checkpoints.path_of(tmp_path / "checkpoints", 0, 0)
+    checkpoints.write(path, checkpoints.Checkpoint(state, {}))
+    with pytest.raises(ValueError, match=words):
+        fits.fit(tmp_path)
+
+
+def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_it_is_said(
+    fits, uninterrupted, tmp_path
+):
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=6)
+    newest, *_ = checkpoints.find(tmp_path / "checkpoints")
+    (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged: .*bytes instead of"):
+        assert fits.fit(tmp_path) == uninterrupted
+
+
+def test_a_directory_in_use_or_of_no_use_is_refused(fits, tmp_path):
+    with run_dir.locked(tmp_path):
+        with pytest.raises(ValueError, match=f"{tmp_path} is in use: process {os.getpid()}"):
+            fits.fit(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
+        fits.fit(tmp_path / "file")
+
+
+def test_several_workers_are_refused(fits, tmp_path, monkeypatch):
+    monkeypatch.setattr(resumed_fit, "join_workers", lambda: SimpleNamespace(num_workers=2))
+    with pytest.raises(ValueError, match="Resume goes on with one process"):
+        fits.fit(tmp_path)
+
+
+def test_the_arguments_of_fit_are_kerass():
+    (_, *keras_own), ours = (
+        list(inspect.signature(f).parameters.values())
+        for f in (keras.Model.fit, resumed_fit.fit_arguments)
+    )
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in keras_own]
+
+
+class OwnNoise(keras.Sequential):
+    """Keras' own step, written by the user."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_noise_whose_state_cannot_be_saved_is_warned_of(own, tmp_path):
+    x, y, _ = random_rows(8, np.random.default_rng(0))
+    model = OwnNoise(noisy("drawn").layers) if own else noisy("drawn")
+    model.build((None, 6))
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="draws noise by tf.random.*keras.random"):
+        parallel.fit(x, y, verbose=0, callbacks=[towers.Resume(tmp_path)])

@@ -1,0 +1,216 @@
+"""What a checkpoint takes from a run, and that putting it back gives the same run."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from towers.resume import snapshot
+from towers.step import TowerStep
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+L = keras.layers
+PATH = Path("step-7")
+
+
+def arrays_of(step):
+    return snapshot.copy_arrays(snapshot.variables_of(step))
+
+
+def make_step(units=4, optimizer="adam", seed=0):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([
+        keras.Input((3,)), L.Dense(units), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1)
+    ])
+    return TowerStep(model, optimizer, "mse", metrics=["mae"], devices=["/cpu:0"], num_towers=2)
+
+
+def batch(seed):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(6, 3)).astype("float32"), rng.normal(size=(6, 1)).astype("float32")
+
+
+def trained_step(**options):
+    step = make_step(**options)
+    step.train_batch(*batch(0))
+    return step
+
+
+def test_a_step_goes_on_to_the_same_bits_from_the_arrays_of_another():
+    first, second = trained_step(), trained_step(seed=1)
+    snapshot.assign_arrays(snapshot.variables_of(second), arrays_of(first), PATH)
+    logs = [step.train_batch(*batch(1)) for step in (first, second)]
+    assert {k: float(v) for k, v in logs[0].items()} == {k: float(v) for k, v in logs[1].items()}
+    ours, theirs = (arrays_of(step) for step in (first, second))
+    for a, b in zip(ours.values(), theirs.values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_arrays_are_all_variables_seeds_slots_and_sums_among_them():
+    step = trained_step()
+    names = list(arrays_of(step))
+    groups = [name.split("/")[0] for name in names]
+    # 2 + 2 + 2 + 2 trained or averaged and a seed; iterations, rate, 2 x 6 slots; 2 x 2 sums
+    assert {g: groups.count(g) for g in groups} == {"model": 9, "optimizer": 14, "metrics": 4}
+    assert sum("seed" in name for name in names) == 1
+
+
+def test_later_steps_do_not_change_what_was_taken():
+    step = trained_step()
+    arrays = arrays_of(step)
+    before = {name: value.copy() for name, value in arrays.items()}
+    step.train_batch(*batch(1))
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("others, message", [
+    ({"units": 5}, r"step-7 holds another model: here \S*kernel is float32 \[3, 4\], in the "
+                   r"checkpoint \S*kernel float32 \[3, 5\]\."),
+    ({"optimizer": "sgd"}, "step-7 holds another optimizer: here 14 variables, in the checkpoint "
+                           "2"),
+])
+def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(others, message):
+    step, arrays = trained_step(), arrays_of(trained_step(seed=1, **others))
+    before = arrays_of(step)
+    with pytest.raises(ValueError, match=message):
+        snapshot.assign_arrays(snapshot.variables_of(step), arrays, PATH)
+    for name, value in arrays_of(step).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def fitted(callback, values):
+    """A callback of Keras' after epochs with these losses."""
+    model = keras.Sequential([keras.Input((1,)), L.Dense(1)])
+    model.compile("sgd", "mse")
+    callback.set_model(model)
+    callback.on_train_begin()
+    for epoch, value in enumerate(values):
+        model.layers[0].bias.assign([float(epoch)])
+        callback.on_epoch_end(epoch, {"loss": value})
+    return callback
+
+
+def saved(callbacks):
+    """As a checkpoint brings it back: the state through JSON, the arrays by their names."""
+    state = json.loads(json.dumps(snapshot.callbacks_state(callbacks, pytest.fail)))
+    return state, snapshot.callbacks_arrays(callbacks), pytest.fail
+
+
+def test_early_stopping_goes_on_with_its_best_epoch_its_patience_and_its_weights():
+    def make():
+        return keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True)
+
+    first = fitted(make(), [3.0, 1.0, 2.0])  # the best is epoch 1, where the bias was 1
+    again = fitted(make(), [])
+    snapshot.restore_callbacks([again], *saved([first]))
+    assert (again.best, again.wait, again.best_epoch) == (1.0, 1, 1)
+    _, bias = again.best_weights
+    assert bias.tolist() == [1.0]
+
+
+class Remembers(keras.callbacks.Callback):
+    def __init__(self, value=None):
+        super().__init__()
+        self.value = value
+
+    def get_state(self):
+        return self.value
+
+    def set_state(self, value):
+        self.value = value
+
+
+def test_callbacks_are_matched_by_their_order_and_new_ones_begin_anew():
+    before = [Remembers({"a": [1]}), keras.callbacks.Callback(), Remembers("b")]
+    after = [Remembers(), keras.callbacks.Callback(), Remembers(), Remembers("new")]
+    snapshot.restore_callbacks(after, *saved(before))
+    assert [c.value for c in after if isinstance(c, Remembers)] == [{"a": [1]}, "b", "new"]
+
+
+def test_states_of_before_they_named_their_class_are_matched_by_their_order():
+    states, *rest = saved([Remembers("a"), Remembers("b")])
+    for state in states:
+        del state["class"]
+    after = [Remembers(), keras.callbacks.Callback()]
+    snapshot.restore_callbacks(after, states, *rest)
+    assert after[0].value == "a"
+
+
+def test_a_csv_file_that_is_gone_or_no_text_is_left_out(tmp_path):
+    for name, content in [("gone", None), ("odd", b"\xff")]:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        logger = keras.callbacks.CSVLogger(tmp_path / name, append=True)
+        states, *rest = saved([logger])
+        assert states[0]["rows"] is None
+        snapshot.restore_callbacks([logger], states, *rest)
+        assert not (tmp_path / "gone").exists()
+
+
+def test_a_callback_without_set_state_is_left_alone():
+    untouched = SimpleNamespace(value=1)
+    snapshot.restore_callbacks([untouched], *saved([Remembers(2)]))
+    assert untouched.value == 1
+
+
+def test_later_epochs_do_not_change_what_was_taken_of_a_callback():
+    growing = [Remembers({"seen": [1]}), SimpleNamespace(best=[1], best_weights=[np.zeros(1)])]
+    arrays = snapshot.callbacks_arrays(growing)
+    state = snapshot.callbacks_state(growing, pytest.fail)
+    growing[0].value["seen"].append(2)
+    growing[1].best.append(2)
+    growing[1].best_weights[0] += 1
+    assert [{k: v for k, v in s.items() if k != "class"} for s in state] == [
+        {"get_state": {"seen": [1]}}, {"best": [1]}
+    ]
+    assert arrays == {"callbacks/1/0": [0]}
+
+
+def test_what_is_put_back_is_not_changed_by_the_callback_that_has_it():
+    """A fit that goes on in mid-epoch puts it back twice."""
+    checkpoint, again = saved([Remembers([1])]), Remembers()
+    for _ in range(2):
+        snapshot.restore_callbacks([again], *checkpoint)
+        assert again.value == [1]
+        again.value.append(2)
+
+
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("odd, words", [
+    (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
+    (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
+    (SimpleNamespace(best=np.zeros(2)), "SimpleNamespace: its `best` holds what is no JSON"),
+])
+def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd, words):
+    said = []
+    state = snapshot.callbacks_state([odd, Remembers(1)], said.append)
+    (line,) = said
+    assert re.match(f"callback {words}", line) and "Return numbers, text," in line
+    json.dumps(state)
+    fresh = [type(odd)(), Remembers()]
+    snapshot.restore_callbacks(fresh, state, {}, said.append)
+    assert said[1:] == [
+        f"callback {type(odd).__name__} begins anew: its state was no JSON when the checkpoint was "
+        "written, which therefore does not hold it."
+    ]
+    assert fresh[1].value == 1
+
+
+def test_best_weights_of_another_meaning_are_left_alone():
+    assert snapshot.callbacks_arrays([SimpleNamespace(best_weights="best.keras")]) == {}
+
+
+def test_numpys_numbers_in_a_callback_become_pythons():
+    callback = SimpleNamespace(best=np.float32(0.5), wait=np.int64(2))
+    (state,) = snapshot.callbacks_state([callback], pytest.fail)
+    assert state == {"best": 0.5, "wait": 2, "class": "SimpleNamespace"}
+    assert [type(state[name]) for name in ("best", "wait")] == [float, int]

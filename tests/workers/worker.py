@@ -1,0 +1,162 @@
+"""python -m tests.workers.worker WHAT: one worker that meets those that TF_CONFIG names."""
+
+import ctypes
+import json
+import os
+import sys
+import time
+
+import tensorflow as tf
+
+from towers.machine import tensorflow_internals
+
+from towers.workers import watch, workers
+from towers.workers.cluster import LOST_WORKER, LostWorkerError
+from towers.machine.logical import logical_cpus
+from towers.workers.worker_collectives import WorkerCollectives
+
+
+def collectives(cluster):
+    """Prints what each operation gives."""
+    made = WorkerCollectives(cluster.num_workers, cluster.index)
+
+    @tf.function(autograph=False)
+    def meet(count):
+        own = tf.range(count) + 100 * cluster.index
+        row = tf.range(cluster.num_workers, dtype=tf.int64) + 100 * cluster.index
+        return {
+            "gather": made.all_gather(tf.cast(own, tf.float64), varies=count),
+            "bool": made.all_gather(tf.constant([cluster.index == 0])),
+            "bfloat16": tf.cast(made.all_gather(tf.constant(0.5, tf.bfloat16)), tf.float32),
+            "all_to_all": made.all_to_all(row),
+            "broadcast": made.broadcast(tf.constant([cluster.index + 0.5])),
+        }
+
+    with tf.device("/cpu:0"):
+        for count in (3, 2, 3):
+            found = meet(tf.constant(count))
+    say({name: value.numpy().tolist() for name, value in found.items()})
+
+
+def between_steps(cluster):
+    """Prints what workers tell each other."""
+    told = workers.Workers(cluster)
+    data = b"\xff" * cluster.index + bytes([cluster.index])
+    say({
+        "all_reduce_max": [
+            told.all_reduce_max(0, 7), told.all_reduce_max(cluster.index, 3 - cluster.index),
+        ],
+        "all_gather": [list(row) for row in told.all_gather(data)],
+        "broadcast": list(told.broadcast(bytes(range(9 + cluster.index)))),
+        "answers": tensorflow_internals.answers(1 - cluster.index, 3.0),
+        "is_gone": tensorflow_internals.is_gone(1 - cluster.index, 3.0),
+    })
+
+
+def steps(cluster):
+    """Meets the others again and again; prints "begun" once."""
+    watch.set_timeout(float(os.environ.get("TIMEOUT", "60")))
+    told = workers.Workers(cluster)
+    for count in range(10**9):
+        told.all_reduce_max(0)
+        if count == 20:
+            say("begun")
+            if "LATER" in os.environ:
+                watch.set_timeout(float(os.environ["LATER"]))
+        time.sleep(0.01)
+
+
+def differ(cluster):
+    """Each worker says something else of itself."""
+    told = workers.Workers(cluster)
+    told.check_same({"seed": 1})
+    try:
+        told.check_same({"seed": 1, "index": cluster.index, **{c: cluster.index for c in "abc"}})
+    except ValueError as error:
+        say(str(error))
+
+
+def part(cluster):
+    """Worker 0 comes a second late; prints when it came, and when the other had parted."""
+    told = workers.Workers(cluster)
+    told.all_reduce_max(0)
+    if cluster.index == 0:
+        time.sleep(1)
+        say(time.monotonic())
+    told.barrier()
+    if cluster.index == 1:
+        say(time.monotonic())
+
+
+def part_once(cluster):
+    """Worker 1 comes to the first of the two meetings alone."""
+    told = workers.Workers(cluster)
+    if cluster.index == 1:
+        told.all_reduce_max(0)
+        os._exit(0)
+    told.barrier()
+    os._exit(0)
+
+
+def hang_between_steps(cluster):
+    """Worker 1 does not come to a step; its threads run."""
+    _hang(cluster, sleep_for_long)
+
+
+def hang_wholly(cluster):
+    """Worker 1 does not come to a step, and holds Python's lock, so that no thread runs."""
+    _hang(cluster, lambda: ctypes.PyDLL(None).sleep(1000))
+
+
+def _hang(cluster, sleep):
+    watch.set_timeout(1.0)
+    told = workers.Workers(cluster)
+    told.all_reduce_max(0)
+    say("begun")
+    if cluster.index == 1:
+        sleep()
+    told.all_reduce_max(0)
+
+
+def sleep_for_long():
+    time.sleep(1000)
+
+
+def pause(cluster):
+    """Worker 1 is away for longer than the timeout, waited for by nobody that long; then all.
+
+    At last it is at work, and waited for.
+    """
+    watch.set_timeout(2.0)
+    told = workers.Workers(cluster)
+    told.all_gather(b"")
+    if cluster.index == 1:
+        time.sleep(6)  # as if it read its data: nothing has been trained yet
+    told.broadcast(b"")
+    for seconds in (0, 3 if cluster.index == 1 else 2, 0, 4, 0, 4):
+        time.sleep(seconds)
+        told.all_reduce_max(0)
+    if cluster.index == 1:
+        with watch.at_work("a file"):
+            time.sleep(6)
+    told.all_reduce_max(0)
+    say("came")
+
+
+def say(what):
+    print(json.dumps(what), flush=True)
+
+
+def main(what):
+    logical_cpus(2)
+    try:
+        cluster = workers.join_workers()
+        what(cluster)
+        workers.Workers(cluster).barrier()
+    except LostWorkerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(LOST_WORKER)
+
+
+if __name__ == "__main__":
+    main(globals()[sys.argv[1]])

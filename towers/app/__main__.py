@@ -1,0 +1,140 @@
+"""Trains a model with synchronous data parallelism: one tower for each GPU, one update on the CPU.
+
+    python train.py --num_gpus=8 --batch_size=128
+
+Every flag has a default. A machine without GPUs runs the same command on logical CPU devices.
+Where the package is installed, `towers-train` is this command.
+"""
+
+import dataclasses
+import os
+import sys
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+import towers
+from towers.app import command_line
+from towers.app.after_training.model_files import file_config, find_file
+from towers.app.continued import continued_config, resumed_directory
+from towers.app.config import TrainConfig
+from towers.machine import terminal
+
+if __name__ != "__main__":
+    flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
+
+
+def define_flags() -> None:
+    """One flag for each field of TrainConfig, and the commands that are no run's."""
+    command_line.define_fields(TrainConfig)
+    flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
+                         "that towers would get; train nothing.")
+    for name, result in (("evaluate", "print its loss and metrics"),
+                         ("predict", "write its outputs to --out, in the data's order")):
+        flags.DEFINE_string(name, None, f"A .keras file, or a run's directory for its best.keras: "
+                            f"{result}, for the test data, on all towers; train nothing. Data and "
+                            "batch are those of the run in whose directory the file lies, unless "
+                            "they are given.")
+    flags.DEFINE_string("out", None, "With --predict, a new file: .npz for all outputs, .csv for "
+                        "label and probability, beside the names of image files and of classes. "
+                        "Neither takes memory for more than a batch.")
+
+
+def parse_flags(argv: list[str]) -> TrainConfig | None:
+    """The configuration that the command line asks for; None where it was --help, now printed.
+
+    Raises:
+        ValueError: a flag is unknown, a value makes no sense, or something is no flag.
+    """
+    if not command_line.parse_flags(argv, __doc__):
+        return None
+    _check_commands()
+    found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
+    given = {flag.name: flag.value for flag in found if flag.present}
+    resumed = resumed_directory(given)
+    if resumed is not None:
+        return continued_config(resumed, given)
+    if flags.FLAGS.evaluate or flags.FLAGS.predict:
+        return file_config(_model_file(), given)
+    values: dict[str, Any] = {flag.name: flag.value for flag in found}
+    return TrainConfig(**{**values, "resume": None})
+
+
+def _check_commands() -> None:
+    """Raises ValueError for flags that ask for two things at once, or for half of one."""
+    evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
+    if predict and not out:
+        raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
+    if out and not predict:
+        raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
+    given = [f"`{name}`" for name in ("evaluate", "predict", "resume") if flags.FLAGS[name].value]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: give only one of them.")
+
+
+def _model_file() -> Path:
+    name = "evaluate" if flags.FLAGS.evaluate else "predict"
+    return find_file(str(flags.FLAGS[name].value), name)
+
+
+def run(config: TrainConfig) -> None:
+    """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
+    with (
+        nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,
+        command_line.users_lines_named(captured),
+    ):
+        if flags.FLAGS.devices:
+            show_devices(config)
+        elif flags.FLAGS.evaluate or flags.FLAGS.predict:
+            use_file(config)
+        else:
+            towers.train(config, captured=captured)
+
+
+def show_devices(config: TrainConfig) -> None:
+    """Prints what there is to run on."""
+    from towers.machine import environment
+
+    environment.check()  # then the imports that start TensorFlow, whose messages are held back
+    from towers.app.diagnosis.device_report import device_report
+    from towers.app.reporting.report import Report
+
+    with closing(Report()) as out:
+        for line in device_report(config):
+            out.line(line)
+
+
+def use_file(config: TrainConfig) -> None:
+    """Evaluates a trained model, or writes its predictions."""
+    from towers.machine import environment
+
+    environment.check()  # as above
+    from towers.app.after_training.predicting import evaluate_file, predict_file
+    from towers.app.reporting import own_warnings
+    from towers.app.reporting.report import Report
+
+    file = _model_file()
+    with closing(Report()) as out, own_warnings.told(out.warn):
+        if flags.FLAGS.evaluate:
+            evaluate_file(config, file, out)
+        else:
+            predict_file(config, file, os.path.expanduser(str(flags.FLAGS.out)), out)
+
+
+def train(argv: list[str]) -> None:
+    """Does what the command line asks for."""
+    config = parse_flags(argv)
+    if config is not None:
+        run(config)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of the command line; None: the process' own."""
+    define_flags()
+    return command_line.exit_code(lambda: train(argv or sys.argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""`resume`: the configuration of a run that goes on, and what may not differ from it."""
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from towers.resume import remote_files, run_dir
+from towers.app.config import TrainConfig, fields_with
+from towers.app.fields import Role
+from towers.machine import places
+
+AUTO = "auto"
+_MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
+_PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # whatever they look like
+
+
+def resumed_directory(given: Mapping[str, Any]) -> str | None:
+    """The directory of the run that goes on; None where a new one begins.
+
+    Args:
+        given: the fields that the user has set, among them perhaps `resume`: a directory; or AUTO
+            for `run_dir`, where that holds a run.
+
+    Raises:
+        ValueError: AUTO without a `run_dir`.
+    """
+    if given.get("resume") != AUTO:
+        return given.get("resume")
+    if given.get("run_dir") is None:
+        raise ValueError(
+            "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
+        )
+    directory = places.as_path(given["run_dir"])
+    return directory if remote_files.holds_run(directory) else None
+
+
+def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of the run in `directory`, with what is given beside it.
+
+    Args:
+        directory: of the run, or its URL.
+        given: the other fields that the user has set.
+
+    Raises:
+        ValueError: there is no run, or a field would make it another one.
+    """
+    directory = places.as_path(directory)
+    path = Path(directory) / run_dir.CONFIG
+    try:
+        text = remote_files.read_config(directory, "resume")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        missing = f"{directory}/{run_dir.CONFIG}" if remote_files.is_remote(directory) else path
+        raise ValueError(
+            f"resume ({directory}) holds no run that can go on: {missing}: {reason}."
+        ) from None
+    saved = TrainConfig.from_json(text)
+    check_modules(saved, given, path.parent, "resume")
+    same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
+    skipped = ("resume", "run_dir") if same_place else ("resume",)
+    again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
+    if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
+        again.clear()  # a script that is started again has exported already
+    changed = {
+        k: v for k, v in given.items()
+        if k not in skipped and (k in again or v != getattr(saved, k))
+    }
+    refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
+    if refused:
+        listed = ", ".join(
+            f"{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
+        )
+        raise ValueError(
+            f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
+            f"`resume` give only {_listed(Role.FREE)}, other {_listed(Role.LIMIT)}, or a larger "
+            f"{_listed(Role.LARGER)}."
+        )
+    moved = saved.data_dir if given.get("data_dir") is None else None
+    if moved is not None and "://" not in moved and not os.path.exists(moved):
+        raise ValueError(
+            f"data_dir ({moved}) of the run in {directory} does not exist in {places.here()}. Give "
+            "its new place beside `resume`: data_dir=DIR."
+        )
+    if "device" in changed:  # the old numbers were of other devices
+        changed = {"num_gpus": None, "logical_gpus": None, **changed}
+    if "gpus_per_tower" in changed:  # the old stages were of as many GPUs
+        changed = {"stages": None, **changed}
+    defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
+    return dataclasses.replace(
+        saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}
+    )
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """The fields that define the bits of a run's results."""
+    skipped = fields_with(Role.FREE | Role.LIMIT | Role.LARGER | Role.ONCE)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
+
+
+def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
+    if name in fields_with(Role.LARGER):
+        before = getattr(saved, name)
+        return before is not None and value is not None and value > before
+    return name in fields_with(Role.FREE | Role.LIMIT)
+
+
+def _listed(roles: Role) -> str:
+    return ", ".join(f"`{name}`" for name in fields_with(roles))
+
+
+def check_modules(
+    config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
+) -> None:
+    """Refuses to import from a run's directory what nobody but its config.json names.
+
+    It is so where the current directory is that of the run, or one inside of it.
+
+    Args:
+        config: of the run.
+        given: the fields that the user has set: what they name is imported.
+        directory: of the run.
+        argument: that names the run, for the error.
+
+    Raises:
+        ValueError: a module would come from there, and from no entry of PYTHONPATH.
+    """
+    if given.get("trust_run_dir"):
+        return
+    for name, value in dataclasses.asdict(config).items():
+        if name in given or name in _PATHS or not isinstance(value, str):
+            continue
+        if _MODULE.fullmatch(value):
+            for place in _places(value.split(".")[0].split(":")[0]):
+                if _is_inside(place, directory):
+                    raise ValueError(
+                        f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, "
+                        f"which would run {place} from the run's own directory. Go to another "
+                        f"directory, or give {name}={value} yourself, or trust_run_dir=True "
+                        "where you know who wrote it."
+                    )
+
+
+def _places(module: str) -> Iterator[Path]:
+    """The file, or the folders, that a module's import would run; nothing for a built-in one."""
+    named = {os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
+    if module in sys.modules:
+        return
+    for entry in [*sys.path, os.getcwd()]:  # as `named.import_module` looks
+        found = PathFinder.find_spec(module, [entry or os.getcwd()])
+        if found is None:
+            continue
+        if os.path.realpath(entry or os.getcwd()) not in named:
+            origin = [found.origin] if found.origin else found.submodule_search_locations or []
+            yield from map(Path, origin)
+        return
+
+
+def _is_inside(place: Path, directory: Path) -> bool:
+    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(directory))

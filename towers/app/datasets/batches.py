@@ -1,0 +1,148 @@
+"""Examples -> global batches, in an order that depends on the seed and the epoch alone.
+
+    step s of epoch e  ->  examples shuffle(e, s * B), ..., shuffle(e, s * B + B - 1)
+
+`tf.random.experimental.index_shuffle` gives the i-th index of a permutation without the ones
+before it, so that an epoch can begin at any step at once. The batches stay in the CPU's memory:
+a step cuts them into shards there and copies one shard to each device. Image files are decoded in
+that same order while training runs, on all cores, and a random-access source is read in it. What
+can only be streamed is shuffled within a buffer, in an order of the same seed and epoch; what has a
+state is read in its own.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.app.datasets.augment import Augment, Mix, batch_seed, example_seed, load_mix
+from towers.app.datasets.augment import load as load_augment
+from towers.app.datasets.dataset import Split
+from towers.app.datasets.pixels import with_bytes
+from towers.resume.source import (
+    Batches,
+    DataSource,
+    Epoch,
+    InputOptions,
+    Order,
+    as_written,
+    sha256,
+    shuffled,
+)
+from towers.app.datasets.user import source_of
+from towers.step.tensor_rows import is_composite
+
+Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
+
+
+class Examples(NamedTuple):
+    """One split, as a run is fed with it.
+
+    source: opened.
+    augment: what changes an example in training, if anything does.
+    mix: what mixes the examples of a global batch in training, if anything does.
+    weigh: what makes sample weights of the labels of a batch, if anything does.
+    restored: which parts of x have pixels of 0 ... 255 for the model, see `pixels.suited`.
+    """
+
+    source: DataSource
+    augment: Augment | None = None
+    mix: Mix | None = None
+    weigh: Weigh | None = None
+    restored: Sequence[bool] = ()
+
+    @property
+    def num_examples(self) -> int:
+        return self.source.num_examples
+
+    @property
+    def specs(self) -> Any:
+        """The specs of a batch's x, y and sample weights; None for what is absent."""
+        return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
+
+
+def load_examples(
+    split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
+) -> Examples:
+    """Takes a split into memory, once for the whole run; but what is too large stays where it is.
+
+    Args:
+        split: of a `Dataset`.
+        options: how examples are read, and changed in training.
+        restored: `Dataset.restored` of the data set that the split belongs to.
+
+    Raises:
+        ValueError: see `augment.load` and `tf_data.Streamed.opened`.
+    """
+    examples = Examples(source_of(split).opened(options), restored=restored)
+    if options.augment is None:
+        return examples
+    x, y, sample_weight = examples.specs
+    if any(map(is_composite, tf.nest.flatten(x))):
+        raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
+    spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
+    augment = load_augment(options.augment, spec)
+    return examples._replace(
+        augment=augment, mix=load_mix(options.augment, x, y, sample_weight)
+    )
+
+
+def digest(examples: Examples) -> str:
+    """SHA-256 of a split.
+
+    Of a tf.data.Dataset and of a random-access source only its shapes and its size. Of image files
+    their names below their directory, their sizes in bytes and their labels, in order: the
+    directory may be moved. Of files of records their names and sizes.
+
+    Raises:
+        ValueError: the size of an image file cannot be read.
+    """
+    count = str(examples.num_examples).encode()
+    return sha256(itertools.chain([count], examples.source.identity()))
+
+
+def shuffled_batches(
+    examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
+) -> Batches:
+    """The global batches of one epoch, in its own order, changed by `augment` and `mix`.
+
+    Args:
+        examples: of the split.
+        batch_size: B, the global batch.
+        seed: of the run.
+        epoch: from 0.
+        start_step: the steps of this epoch that are already done.
+
+    Returns:
+        (x [B, ...], y [B]) for each step left; the last one may be shorter.
+    """
+    # One seed for each pair.
+    key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+
+    def order(count: int) -> Order:
+        return lambda indices: shuffled(indices, seed, epoch, count)
+
+    augment = examples.augment
+    change = None if augment is None else lambda index, x: augment(x, example_seed(key, index))
+    batches = _batches(examples, Epoch(batch_size, start_step, order, key, change, epoch))
+    if (mix := examples.mix) is None:
+        return batches
+    mixed = as_written(lambda step, batch: mix(batch, batch_seed(key, step)))
+    return batches.enumerate(start_step).map(mixed)
+
+
+def ordered_batches(examples: Examples, batch_size: int) -> Batches:
+    """The global batches of a split in its own order: (x [B, ...], y [B]), the last shorter."""
+    return _batches(examples, Epoch(batch_size))
+
+
+def _batches(examples: Examples, epoch: Epoch) -> Batches:
+    """An epoch's batches, with sample weights where classes have weights."""
+    batches = examples.source.batches(epoch)
+    if any(examples.restored):
+        is_tuple = isinstance(batches.element_spec, tuple)
+        batches = batches.map(with_bytes(examples.restored, is_tuple))
+    return batches if examples.weigh is None else batches.map(examples.weigh)

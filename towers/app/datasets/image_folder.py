@@ -1,0 +1,278 @@
+"""Images of one's own, one folder a class.
+
+    DIR/train/CLASS/*.png and DIR/val/CLASS/*.png (or DIR/test): a split of one's own
+    DIR/CLASS/*.png: 4 of 5 images train, by a hash of CLASS/FILE
+    DIR/*.png: no classes, for a trained model to predict
+"""
+
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.image_files import ImageFiles, Shape, image_shape
+from towers.app.datasets.memory_share import MEMORY_SHARE, fits
+
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif",
+    ".jp2", ".ppm", ".pgm", ".pbm",
+)
+# The first of these that is there: a test folder beside val often has no labels.
+TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
+LOOKED_AT = 10_000  # images of a split whose headers are read: less than a second
+TEST_SHARE = 5  # every fifth image, where there is one folder for both
+_FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
+
+_Images = dict[str, int]  # path below the directory -> label
+
+
+def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
+    """The images below a directory; classes are numbered in the order of their folders' names.
+
+    x: float32 [N, height, width, channels] in [0, 1]. The most frequent size of the images to
+        train on is the size of all, and whether more of them are gray (1) or in color (3) decides
+        the channels; others are squeezed to it. The headers of up to `LOOKED_AT` images are read.
+    y: int32 [N].
+
+    Images that take at most `MEMORY_SHARE` of the machine's memory are decoded here and stay there.
+    More images stay files, which are decoded while training runs: the same pixels, in the same
+    order. A class's folder and the folders below it hold its images, as in Keras. In DIR/CLASS,
+    the path of an image decides whether it trains or tests, whatever other images there are.
+
+    Args:
+        data_dir: the directory.
+        image_size: (height, width, channels) in place of the most frequent; channels None: as
+            they are most often.
+
+    Raises:
+        ValueError: it is missing or cannot be read, has no classes, a class has no images, train
+            and test have different classes, or an image cannot be decoded (naming its file): of
+            a folder too large for memory, in its turn.
+    """
+    if data_dir is None:
+        raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
+    directory, left_out = Path(data_dir), Counter[str]()
+    classes, train, test = _find(directory, left_out)
+    shape, warnings = _common_shape(directory, list(train), list(test), image_size)
+    splits: list[Any] = [
+        ImageFiles(directory, list(images), np.array(list(images.values()), np.int32), shape)
+        for images in (train, test)
+    ]
+    if fits(4 * math.prod(shape) * (len(train) + len(test)), MEMORY_SHARE):
+        splits = [(files.decoded(), files.labels) for files in splits]
+    return Dataset(
+        "image_folder", splits[0], splits[1], len(classes), shape,
+        notes=[f"images of {shown(shape)} (height x width x channels)"],
+        warnings=[*warnings, *_missing(classes, train, test), *_unused(directory, left_out)],
+        class_names=classes, test_names=list(test), divided=[True],
+    )
+
+
+def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
+    """Images without classes, as the test examples: in the order of their names, labels 0.
+
+    Args:
+        data_dir: the directory.
+        shape: (height, width, channels) that the model takes; what it leaves open (None), and any
+            other number of channels than 1 and 3, is as in the first image.
+
+    Returns:
+        None for a directory that holds folders, or no image.
+
+    Raises:
+        ValueError: it cannot be read, or the first image cannot be decoded.
+    """
+    directory, left_out = Path(data_dir or ""), Counter[str]()
+    if data_dir is None or _folders(directory) or not (names := _images(directory, left_out)):
+        return None
+    found = image_shape(directory / names[0])
+    if len(shape) == 3:
+        height, width = (size or first for size, first in zip(shape[:2], found, strict=False))
+        found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
+    files = ImageFiles(directory, names, np.zeros(len(names), np.int32), found)
+    return Dataset(
+        "image_folder", files, files, 1, found, test_names=names, divided=[True],
+        warnings=_unused(directory, left_out),
+    )
+
+
+def shown(shape: tuple[int, ...]) -> str:
+    """"224x224x3", as --image_size has it."""
+    return "x".join(map(str, shape))
+
+
+# Of which size
+
+
+def _common_shape(
+    directory: Path,
+    train: Sequence[str],
+    test: Sequence[str],
+    asked: tuple[int, int, int | None] | None,
+) -> tuple[Shape, list[str]]:
+    """(height, width, channels) of all images, and a warning where some are of another."""
+    height, width, channels = asked or (0, 0, None)
+    if channels is not None:
+        return (height, width, channels), []
+    shapes = _shapes(directory, train)
+    if not shapes:
+        image_shape(directory / train[0])  # raises an error that says why
+    (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
+    if asked is not None:
+        return (height, width, channels), []
+    ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
+    shape = height, width, channels
+    shapes |= _shapes(directory, test)
+    others = [name for name, found in shapes.items() if found != shape]
+    num_images = len(train) + len(test)
+    looked_at = "" if len(shapes) == num_images else f" looked at, of {num_images:,},"
+    return shape, [
+        f"{len(others):,} of {len(shapes):,} images{looked_at} are not of the most frequent size "
+        f"and channels, {shown(shape)}, such as {name} ({shown(shapes[name])}): they are resized "
+        "to it, whatever their aspect. image_size=HxWxC names another."
+        for name in others[:1]
+    ]
+
+
+def _shapes(directory: Path, names: Sequence[str]) -> dict[str, Shape]:
+    """The shape of each image, or of as many evenly among them, but for what cannot be read."""
+    found = {}
+    for name in names[::max(1, -(-len(names) // LOOKED_AT))]:
+        with suppress(ValueError):  # its turn tells why
+            found[name] = image_shape(directory / name)
+    return found
+
+
+# Which images
+
+
+def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, _Images]:
+    """The classes, the images to train on and those to test on; counts the files left out."""
+    folders = _folders(directory)
+    if not folders:
+        raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
+    train, test = _parts(folders)
+    if train is None and test is None:
+        return folders, *_hashed_split(directory, folders, left_out)
+    if train is None or test is None:
+        missing = TRAIN if train is None else " or ".join(TESTS)
+        raise ValueError(
+            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
+            f"{_FORMS}."
+        )
+    classes, test_classes = _folders(directory / train), _folders(directory / test)
+    if classes != test_classes:
+        only = sorted(set(classes) ^ set(test_classes))
+        raise ValueError(
+            f"{directory / train} and {directory / test} have different classes: "
+            f"{', '.join(only)} in only one of them; give both the same folders."
+        )
+    to_train_on = _all_images(directory, train, classes, left_out)
+    return classes, to_train_on, _all_images(directory, test, classes, left_out)
+
+
+def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
+    """The folder to train on and the folder to test on, in small letters or capitals."""
+    named = {name.lower(): name for name in folders}
+    return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
+
+
+def _hashed_split(
+    directory: Path, classes: Sequence[str], left_out: Counter[str]
+) -> tuple[_Images, _Images]:
+    for folder in classes:
+        if None not in _parts(_folders(directory / folder)):
+            raise ValueError(
+                f"data_dir ({directory}): its folder {folder} holds images to train and to test "
+                f"on; use data_dir={directory / folder}, or give {_FORMS}."
+            )
+    splits: tuple[_Images, _Images] = {}, {}
+    for name, label in _all_images(directory, "", classes, left_out).items():
+        digest = hashlib.sha256(os.fsencode(name)).digest()
+        splits[int.from_bytes(digest, "big") % TEST_SHARE == 0][name] = label
+    if not all(splits):
+        raise ValueError(
+            f"{directory}: {sum(map(len, splits))} images are too few to set every fifth aside for "
+            f"testing; add some, or divide them yourself: {_FORMS}."
+        )
+    return splits
+
+
+def _all_images(
+    directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
+) -> _Images:
+    """All images in `directory`/`part`/CLASS."""
+    found: _Images = {}
+    for label, name in enumerate(classes):
+        folder, others = Path(part, name), Counter[str]()
+        images = _images(directory / folder, others)
+        if not images:
+            raise ValueError(
+                f"{directory / folder} holds no image ({', '.join(SUFFIXES)}); add some, or remove "
+                f"the folder. {' '.join(_unused(folder, others))}"
+            )
+        found |= dict.fromkeys((f"{folder}/{image}" for image in images), label)
+        left_out.update(others)
+    beside = [name for name in os.listdir(directory / part) if name not in classes]
+    left_out["beside the classes' folders"] += sum(map(_is_image, beside))
+    return found
+
+
+def _images(folder: Path, left_out: Counter[str]) -> list[str]:
+    """The paths of the images in a folder and below it, in Keras' order; counts other files."""
+    found = []
+    for root, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
+        below = "" if root == str(folder) else os.path.relpath(root, folder)
+        found += [(below, name) for name in files if _is_image(name)]
+        left_out.update(
+            os.path.splitext(name)[1].lower() or "without a suffix"
+            for name in files if not (_is_image(name) or name.startswith("."))
+        )
+    return [os.path.join(below, name) for below, name in sorted(found)]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _folders(directory: Path) -> list[str]:
+    """The names of its folders, sorted, without hidden ones."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as error:
+        _raise(error)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise ValueError(
+        f"`data_dir`: {error.filename} cannot be read: {error.strerror}; give {_FORMS}."
+    ) from None
+
+
+# Warnings
+
+
+def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
+    """"DIR holds files that are not used: .heic (1), .txt (3)."."""
+    listed = ", ".join(f"{what} ({count:,})" for what, count in sorted(left_out.items()) if count)
+    return [f"{directory} holds files that are not used: {listed}."] if listed else []
+
+
+def _missing(classes: Sequence[str], train: _Images, test: _Images) -> Iterator[str]:
+    for split, what in ((train, "train"), (test, "test")):
+        labels = set(split.values())
+        if without := [name for label, name in enumerate(classes) if label not in labels]:
+            yield (
+                f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
+                f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
+            )

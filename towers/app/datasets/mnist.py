@@ -1,0 +1,21 @@
+"""MNIST, handwritten digits: 60,000 training and 10,000 test images, embedded in the package."""
+
+from pathlib import Path
+
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.idx import load_directory
+
+NUM_CLASSES = 10
+EMBEDDED_DIR = Path(__file__).parent / "data" / "mnist"
+
+
+def load(data_dir: str | None = None) -> Dataset:
+    """MNIST: x float32 [N, 28, 28, 1] in [0, 1]; y int32 [N], the digit.
+
+    Args:
+        data_dir: a directory with the four IDX files; None means the embedded ones.
+
+    Raises:
+        ValueError: see `load_directory`.
+    """
+    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir, NUM_CLASSES)

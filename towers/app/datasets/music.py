@@ -1,0 +1,58 @@
+"""Melodies: 49 MIDI notes, predict the next; 18,571 to train and 2,803 to test on, embedded."""
+
+import gzip
+import io
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from towers.app.datasets.dataset import Arrays, Dataset
+from towers.app.named import one_line
+
+NUM_CLASSES = 128
+NUM_STEPS = 49
+EMBEDDED_DIR = Path(__file__).parent / "data" / "music"
+FILE_NAMES = ("train.csv.gz", "val.csv.gz")
+
+
+def load(data_dir: str | os.PathLike | None = None) -> Dataset:
+    """Notes as numbers: x int32 [N, 49] and y int32 [N], all in 0 ... 127.
+
+    One-hot, x would be 128 times as large: a model begins with `Embedding(128, ...)`, or with
+    `CategoryEncoding(128, output_mode="one_hot")`, on its own device.
+
+    Args:
+        data_dir: a directory with train.csv.gz and val.csv.gz, of rows with 50 notes each; None
+            means the embedded ones.
+
+    Raises:
+        ValueError: a file is missing or damaged, or holds anything but such rows.
+    """
+    directory = EMBEDDED_DIR if data_dir is None else Path(data_dir)
+    train, test = (_read(directory / name) for name in FILE_NAMES)
+    return Dataset("music", train, test, NUM_CLASSES, (NUM_STEPS,))
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        text = gzip.decompress(path.read_bytes()).decode()
+        notes = np.loadtxt(io.StringIO(text), delimiter=",", dtype=np.int32, ndmin=2)
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {one_line(error)}; copy it again.") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
+        raise ValueError(
+            f"{path}: {notes.shape[0]} rows of {notes.shape[1]} notes; give rows of "
+            f"{NUM_STEPS + 1}: {NUM_STEPS} to read and the one to predict."
+        )
+    wrong = (notes < 0) | (notes >= NUM_CLASSES)
+    if wrong.any():
+        row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        raise ValueError(
+            f"{path}: note {notes[row, column]} in row {row} is out of range; MIDI notes lie in "
+            f"0 to {NUM_CLASSES - 1}."
+        )
+    return np.ascontiguousarray(notes[:, :-1]), np.ascontiguousarray(notes[:, -1])

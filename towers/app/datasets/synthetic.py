@@ -1,0 +1,64 @@
+"""Random examples of any shape, made on the fly: what a benchmark of the computation needs."""
+
+import math
+
+import numpy as np
+
+from towers.app.datasets.dataset import Arrays, Dataset
+
+
+def load(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    num_train: int | None = None,
+    num_test: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Noise around one random prototype a class, so that the loss can fall.
+
+    `x = (prototype[y] + noise) / 2`, both uniform in [0, 1). The same arguments give the same
+    bits; test does not depend on num_train.
+
+    Args:
+        input_shape: the shape of one example.
+        num_classes: labels lie in 0 ... num_classes - 1.
+        num_train: examples to train on; None means 8,192, or as many as fit into 1 GiB.
+        num_test: examples to test on; None means 1,024, or as many as fit into 128 MiB.
+        seed: of the random generator, at least 0.
+
+    Returns:
+        x float32 [N, *input_shape] in [0, 1); y int32 [N].
+
+    Raises:
+        ValueError: a count is below 1, or the seed below 0.
+    """
+    num_train = _fitting(8192, 2**30, input_shape) if num_train is None else num_train
+    num_test = _fitting(1024, 2**27, input_shape) if num_test is None else num_test
+    for argument, value in (
+        *(("input_shape", size) for size in input_shape),
+        ("num_classes", num_classes),
+        ("num_train", num_train),
+        ("num_test", num_test),
+    ):
+        if value < 1:
+            raise ValueError(f"dataset=synthetic: {argument} ({value}) must be at least 1.")
+    if seed < 0:
+        raise ValueError(f"dataset=synthetic: seed ({seed}) must be at least 0.")
+    prototypes = np.random.default_rng((seed, 0)).random((num_classes, *input_shape), np.float32)
+    train = make_split(prototypes, num_train, np.random.default_rng((seed, 1)))
+    test = make_split(prototypes, num_test, np.random.default_rng((seed, 2)))
+    return Dataset("synthetic", train, test, num_classes, tuple(input_shape))
+
+
+def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
+    """The number of float32 examples that fit, at most `count`, at least 1."""
+    return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
+
+
+def make_split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
+    y = generator.integers(len(prototypes), size=count, dtype=np.int32)
+    x = generator.random((count, *prototypes.shape[1:]), np.float32)
+    for example, label in zip(x, y, strict=True):  # prototypes[y] would take x's memory again
+        example += prototypes[label]
+        example *= 0.5
+    return x, y

@@ -1,0 +1,335 @@
+"""A tf.data.Dataset: in memory after the first epoch, or read anew in each one.
+
+    records -> indices -> shuffled -> those of the steps that are done left out -> parsed
+
+What memory does not hold is shuffled within a buffer.
+"""
+
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.app.datasets import pixels
+from towers.app.datasets.dataset import Dataset, check_shapes, describe, is_pair
+from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
+from towers.resume.read_through import count_elements, read_through
+from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
+from towers.machine.devices import count_cores
+from towers.machine.words import counted
+from towers.step.tensor_rows import is_composite
+
+# Lengths of datasets that had to be read to tell it: a run needs the length several times.
+_counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
+_MEND = "Mend it; `resume` then goes on from there."
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """N examples that come one after the other.
+
+    records: an unbatched tf.data.Dataset: of (x, y), or of what `parse` takes.
+    where: what they are, for the errors.
+    num_examples: N.
+    parse: record -> (x, y), in TensorFlow operations; None: they are that already. It comes after
+        shuffling, for records take less room than what they hold.
+    shuffle_buffer: examples among which they are shuffled.
+    """
+
+    records: tf.data.Dataset
+    where: str
+    num_examples: int
+    parse: Callable[[Any], Any] | None = None
+    shuffle_buffer: int = 1
+
+    is_sequential = True
+
+    @property
+    def labels(self) -> Any:
+        return None
+
+    @property
+    def how(self) -> str:
+        buffer = min(self.shuffle_buffer, self.num_examples)
+        return f"streamed while training runs, shuffled among {buffer:,}"
+
+    def opened(self, options: InputOptions) -> "Streamed":
+        """Raises ValueError where what is shuffled takes more than a share of the memory."""
+        buffer = options.shuffle_buffer
+        size, count = _example_bytes(self.records), min(buffer, self.num_examples)
+        if size is not None and not fits(count * size):
+            most = max(1, int(MEMORY_SHARE * usable_memory() / size))
+            raise ValueError(
+                f"shuffle_buffer ({buffer}): so many examples of {size:,} bytes take more than "
+                f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}. It decides "
+                "the order of the examples, and stays the run's."
+            )
+        return replace(self, shuffle_buffer=buffer)
+
+    def identity(self) -> Iterator[bytes]:
+        """The facts known without reading; "streamed", as the order is another than in memory."""
+        yield os.fsencode(f"streamed\0{self.element_spec}\0")
+
+    def batches(self, epoch: Epoch) -> ExplainedBatches:
+        records = self._left(epoch, self.shuffle_buffer)
+        batches = self._batched(records, epoch)
+        left = self.num_examples - epoch.start_step * epoch.batch_size
+        return ExplainedBatches(batches, partial(self._explained, records, left))
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of (x, y)."""
+        return self.parsed(self.records.enumerate()).element_spec[1]
+
+    @property
+    def given_spec(self) -> Any:
+        """The specs of (x, y) as they are parsed, before pixels are divided."""
+        return self._parsed(self.records.enumerate()).element_spec[1]
+
+    def ordered(self, epoch: Epoch) -> tf.data.Dataset:
+        """(index, record), as an epoch meets them, before they are shuffled."""
+        return self.records.enumerate()
+
+    def parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
+        parsed = self._parsed(records)
+        if not pixels.has_pixels(parsed.element_spec[1]):
+            return parsed
+
+        @as_written
+        def with_divided(index: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
+            return index, pixels.with_divided_x(example)
+
+        return parsed.map(with_divided, count_cores(), deterministic=True)
+
+    def _parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        parse = self.parse
+        if parse is None:
+            return records
+
+        def parse_record(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
+            x, y = parse(record)
+            return index, (x, y)
+
+        return records.map(parse_record, count_cores(), deterministic=True)
+
+    def _left(self, epoch: Epoch, shuffle_buffer: int) -> tf.data.Dataset:
+        """(index, record) of what is left of an epoch."""
+        records = self.ordered(epoch).take(self.num_examples)
+        if epoch.key is not None:
+            records = records.shuffle(shuffle_buffer, epoch.key, reshuffle_each_iteration=False)
+        return records.skip(epoch.start_step * epoch.batch_size)
+
+    def _batched(
+        self, records: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None
+    ) -> tf.data.Dataset:
+        specs = tf.nest.flatten(self.records.element_spec)
+        is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
+        return of_examples(self.parsed(records), epoch, num_threads, is_ragged)
+
+    def _explained(
+        self, records: tf.data.Dataset, left: int, batches: tf.data.Dataset
+    ) -> Iterator[Any]:
+        """The batches made of (index, record), of so many examples.
+
+        Raises:
+            ValueError: an example cannot be read or parsed (naming its index); there are fewer.
+        """
+        done = 0
+        try:
+            for batch in batches:
+                done += int(tf.shape(tf.nest.flatten(batch)[0])[0])
+                yield batch
+        except tf.errors.OpError:  # it does not tell the example
+            self._check(records.skip(done))
+            raise
+        if done < left:
+            raise ValueError(
+                f"{self.where}: {counted(left - done, 'example')} fewer than the "
+                f"{self.num_examples:,} at the start. A run needs the same ones throughout: "
+                "restore them, or start a new run."
+            )
+
+    def _check(self, records: tf.data.Dataset) -> None:
+        """Looks for the example that has failed in training.
+
+        Args:
+            records: (index, record), those of the batch that failed first.
+
+        Raises:
+            ValueError: a record cannot be read or parsed (naming its index).
+        """
+        if (parse := self.parse) is not None:
+            with suppress(tf.errors.OpError):
+                for index, record in records:
+                    try:
+                        parse(record)
+                    except Exception as error:  # whatever the user's function raises
+                        raise ValueError(
+                            f"{self.where}: example {int(index)} cannot be parsed: "
+                            f"{cause(error)}. {_MEND}"
+                        ) from None
+        last = -1
+        try:
+            for index, _ in self.records.enumerate():
+                last = int(index)
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"{self.where}: example {last + 1} cannot be read: {cause(error)}. {_MEND}"
+            ) from None
+
+
+class Cached(Streamed):
+    """N examples that the first epoch leaves in memory, all of which are shuffled."""
+
+    how = ""
+
+    @property
+    def labels(self) -> Any:
+        labels = self.records.map(lambda x, y: y)
+        return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
+
+    def opened(self, options: InputOptions) -> "Cached":
+        return replace(self, records=self.records.cache())
+
+    def identity(self) -> Iterator[bytes]:
+        yield str(self.element_spec).encode()
+
+    def batches(self, epoch: Epoch) -> tf.data.Dataset:
+        return self._batched(self._left(epoch, self.num_examples), epoch, num_threads=1)
+
+
+def from_dataset(dataset: tf.data.Dataset) -> Streamed:
+    """The source of a tf.data.Dataset of (x, y), cached where it takes a share of the memory.
+
+    Raises:
+        ValueError: it repeats forever.
+    """
+    _check_end(dataset, "the tf.data.Dataset")
+    count = _count(dataset, "the tf.data.Dataset")
+    kind = Cached if fits_into_memory(dataset, count) else Streamed
+    return kind(dataset, "the tf.data.Dataset", count)
+
+
+def fits_into_memory(dataset: tf.data.Dataset, num_examples: int) -> bool:
+    """Whether N examples take at most a share of the memory; of an unknown shape: no."""
+    size = _example_bytes(dataset)
+    return size is not None and fits(num_examples * size)
+
+
+def of_classes(
+    name: str, train: tf.data.Dataset, test: tf.data.Dataset, num_classes: int | None
+) -> Dataset:
+    """A data set of unbatched (x, y), y one integer.
+
+    Raises:
+        ValueError: they hold something else, nothing or no end, or differ in the shape of x.
+    """
+    shape = _element_shape(train, f"{name} (train)")
+    check_shapes(name, shape, _element_shape(test, f"{name} (test)"))
+    splits = {f"{name} (train)": train, f"{name} (test)": test}
+    for where, split in splits.items():
+        _check_end(split, where)
+    if num_classes is None:
+        num_classes = max(_count_labels(split, where) for where, split in splits.items())
+    for where, split in splits.items():
+        _check_count(split, where)
+    found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
+    divided = pixels.divided_parts(train.element_spec[0])
+    return Dataset(name, train, test, num_classes, shape, found, divided=divided)
+
+
+def of_any(split: tf.data.Dataset, where: str) -> tuple[tf.data.Dataset, tuple[Any, Any]]:
+    """A split of any structure, and the specs of one x and one y.
+
+    Raises:
+        ValueError: they hold something else than numbers, nothing or no end.
+    """
+    for spec in tf.nest.flatten(split.element_spec):
+        is_tensor = isinstance(spec, tf.TensorSpec) or is_composite(spec)
+        if not is_tensor or not (spec.dtype.is_numeric or spec.dtype.is_bool):
+            raise ValueError(
+                f"{where}: its elements hold {spec}, but must hold numbers: dense, ragged or "
+                "sparse."
+            )
+    _check_end(split, where)
+    _check_count(split, where)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(split.element_spec)
+    return split, (x, y)
+
+
+def _check_end(dataset: tf.data.Dataset, where: str) -> None:
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"{where}: it repeats forever, so that an epoch has no end: remove .repeat() or end it "
+            "with .take(N)."
+        )
+
+
+def _count(dataset: tf.data.Dataset, where: str) -> int:
+    """The number of examples; one of unknown length is read once."""
+    count = int(dataset.cardinality())
+    if count >= 0:
+        return count
+    if dataset not in _counts:
+        _counts[dataset] = count_elements(dataset, f"counting the examples of {where}")
+    return _counts[dataset]
+
+
+def _check_count(dataset: tf.data.Dataset, where: str) -> None:
+    if _count(dataset, where) == 0:
+        raise ValueError(f"{where}: no examples; give at least one.")
+
+
+def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
+    spec = split.element_spec
+    if not is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
+        raise ValueError(f"{where}: its elements must be (x, y), not {describe(spec)}.")
+    x, y = spec
+    if y.shape.rank != 0 or not y.dtype.is_integer:
+        raise ValueError(
+            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
+            "batched, add .unbatch()."
+        )
+    if not x.shape.is_fully_defined():
+        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
+    return tuple(x.shape)
+
+
+def _count_labels(split: tf.data.Dataset, where: str) -> int:
+    """The number of classes: 1 + the largest label. All are read, and counted."""
+    largest = count = 0
+    what = f"counting the examples and classes of {where}"
+    for labels in read_through(split.map(lambda x, y: y), what):
+        if labels.min() < 0:
+            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
+        largest, count = max(largest, int(labels.max())), count + len(labels)
+    _counts[split] = count
+    return largest + 1
+
+
+def _example_bytes(dataset: tf.data.Dataset) -> int | None:
+    """The bytes of one example, where its shape tells."""
+    size = 0
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+            return None
+        if spec.dtype in (tf.string, tf.resource, tf.variant):
+            return None
+        size += spec.shape.num_elements() * spec.dtype.size
+    return size
+
+
+def cause(error: Exception) -> str:
+    """The message of a TensorFlow error, in one line, without the names of operations."""
+    text = " ".join(str(getattr(error, "message", error)).split())
+    # TensorFlow names its operations before the message and after it.
+    return re.sub(r"\{\{.*?\}\}|.*::\S+|\[(\[|Op:).*", "", text).strip(" .")

@@ -1,0 +1,107 @@
+"""Labels -> sample weights, as Keras makes them of fit(class_weight=...).
+
+    y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.app.class_weight import BALANCED, balanced, note, weights_of
+from towers.app.datasets.batches import Examples, Weigh
+
+
+def weighed(
+    examples: Examples, text: str | None, model: keras.Model, num_classes: int | None
+) -> tuple[Examples, list[str]]:
+    """The examples with what each counts by its class; the weights in words, for the user.
+
+    Args:
+        examples: to train on.
+        text: see `TrainConfig.class_weight`; None: all count the same.
+        model: built.
+        num_classes: of the data; None where they have any structure.
+
+    Raises:
+        ValueError: there is not one class an example, or no such class; the data bring sample
+            weights; or classes are to be counted that are not in memory.
+    """
+    if text is None:
+        return examples, []
+    if examples.mix is not None:
+        raise ValueError(
+            "class_weight needs one class an example, and `augment` mixes them: leave out the one "
+            "or the other."
+        )
+    shape = getattr(model, "output_shape", None)
+    outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
+    _, y, sample_weight = examples.specs
+    _check(y, sample_weight, outputs)
+    if text == BALANCED:
+        labels = examples.source.labels
+        if labels is None:
+            raise ValueError(
+                f"class_weight={BALANCED} counts the labels, and these examples are read while "
+                "training runs: give the weight of each class, such as class_weight=0:1,1:5."
+            )
+        weights = balanced(_classes(tf.convert_to_tensor(labels)).numpy())
+    else:
+        weights = weights_of(text)
+        if num_classes is None and outputs is not None and len(outputs) == 2:
+            num_classes = outputs[-1] if outputs[-1] != 1 else None
+        if num_classes is not None and max(weights) >= num_classes:
+            raise ValueError(
+                f"class_weight ({text}) names class {max(weights)}, and the classes are 0 to "
+                f"{num_classes - 1}."
+            )
+    return examples._replace(weigh=_weigher(weights)), [note(weights)]
+
+
+def _check(y: Any, sample_weight: Any, outputs: tuple[int | None, ...] | None) -> None:
+    """Raises ValueError for a batch whose labels are not one class an example.
+
+    Args:
+        y, sample_weight: their specs, of a batch; None: there are none.
+        outputs: the shape of the model's only output, where it is known.
+    """
+    if sample_weight is not None:
+        raise ValueError(
+            "`class_weight` is given beside data that bring sample weights, and Keras takes one of "
+            "the two: multiply the sample weights by those of the classes, and leave it out."
+        )
+    rank = y.shape.rank if isinstance(y, tf.TensorSpec) else None
+    is_class = rank == 1 or rank == 2 and y.shape[-1] == 1
+    # Where the output is not known, integers [N, T] may be the classes of T tokens.
+    is_one_hot = rank == 2 and (
+        y.shape[-1] == outputs[-1] and len(outputs) == 2 if outputs else y.dtype.is_floating
+    )
+    if not (is_class or is_one_hot):
+        raise ValueError(
+            "`class_weight` needs one class an example: y of shape [N], [N, 1], or one-hot [N, "
+            "classes], of a model with one such output. Leave it out, and give sample weights."
+        )
+
+
+def _weigher(weights: Mapping[int, float]) -> Weigh:
+    """(x, y) -> (x, y, sample_weight), for a batch; a class without a weight counts 1."""
+    table = np.ones(max(weights) + 2, keras.config.floatx())  # the last: of any other class
+    table[list(weights)] = list(weights.values())
+    last = len(table) - 1
+
+    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+        classes = _classes(y)
+        rows = tf.where((classes >= 0) & (classes < last), classes, last)
+        return x, y, tf.gather(tf.constant(table), rows)
+
+    return tf.autograph.experimental.do_not_convert(weigh)  # type: ignore[no-any-return]
+
+
+def _classes(y: tf.Tensor) -> tf.Tensor:
+    """int32 [B]."""
+    if y.shape.rank == 2 and y.shape[-1] != 1:
+        return tf.argmax(y, axis=-1, output_type=tf.int32)
+    flat = tf.reshape(y, [-1])
+    return tf.cast(tf.round(flat) if flat.dtype.is_floating else flat, tf.int32)

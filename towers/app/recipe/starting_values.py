@@ -1,0 +1,97 @@
+"""`init_from`: a model begins with the values of another one that was saved."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from towers.app.config import TrainConfig
+from towers.app.named import loading_failed
+
+_LISTED = 6  # variables that a line names; the rest are counted
+
+
+def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
+    """Gives a model's variables the values of those of the same name and shape in a file.
+
+    A run that goes on has its values in its checkpoint: then the file may be gone.
+
+    Args:
+        model: a built model.
+        config: its `init_from`, the file; None: nothing is done.
+        begun: the directory that a relative path is of.
+
+    Returns:
+        How many were found and which were not, in words; None where nothing was done.
+
+    Raises:
+        ValueError: the file cannot be read, or nothing in it fits.
+    """
+    path = config.init_from
+    if path is None or config.resume is not None and not (begun / path).exists():
+        return None
+    check_file(config, begun)
+    saved = load(begun / path, "init_from")
+    sources = list(zip(_names(saved), saved.weights, strict=True))
+    missing = []
+    for variable, name in zip(model.weights, _names(model), strict=True):
+        found = [v for key, v in sources if _is_same(name, key) and v.shape == variable.shape]
+        if len(found) == 1:
+            variable.assign(found[0].value)
+        else:
+            missing.append(f"{name} {list(variable.shape)}")
+    count, total = len(model.weights) - len(missing), len(model.weights)
+    if count == 0:
+        raise ValueError(
+            f"init_from ({path}) holds no variable of this model's names and shapes. It holds "
+            f"{_listed([f'{name} {list(v.shape)}' for name, v in sources])}; the model "
+            f"has {_listed(missing)}."
+        )
+    text = f"{count} of {total} variables begin with the values in {path}"
+    return f"{text}; not found in it: {_listed(missing)}" if missing else text
+
+
+def check_file(config: TrainConfig, begun: Path = Path()) -> None:
+    """Raises ValueError where a run begins with the values of a file, and there is none."""
+    if config.init_from is not None and not (begun / config.init_from).is_file():
+        raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
+
+
+def load(path: str | Path, argument: str, compile: bool = False) -> keras.Model:
+    """The model in a .keras file.
+
+    Args:
+        path: the file.
+        argument: the name of the argument that `path` is, for the error.
+        compile: with its loss, metrics and optimizer.
+
+    Raises:
+        ValueError: it is no such file, or holds what Keras does not know.
+    """
+    try:
+        return keras.saving.load_model(path, compile=compile)
+    except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
+        raise ValueError(
+            f"{argument} ({path}) cannot be loaded by Keras: {loading_failed(error)}. Layers of "
+            "your own need keras.saving.register_keras_serializable, in the module that `model` "
+            "names."
+        ) from error
+
+
+def _names(model: keras.Model) -> list[str]:
+    """The variables' paths below the model, whose own name may be another one each time."""
+    return [v.path.removeprefix(f"{model.name}/") for v in model.weights]
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Whether one name ends with the other: how much of the way Keras records differs.
+
+    A layer and its variable must be part of both: "dense/kernel", not "kernel".
+    """
+    shorter, longer = sorted((name, other), key=len)
+    return name == other or "/" in shorter and longer.endswith(f"/{shorter}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

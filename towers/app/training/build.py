@@ -1,0 +1,340 @@
+"""TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.resume.best import Monitor, find_monitor
+from towers.app.config import AUTO, TrainConfig
+from towers.app.datasets.batches import Examples, load_examples
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.image_folder import shown
+from towers.app.datasets.pixels import suited
+from towers.resume.source import InputOptions, num_steps
+from towers.app.datasets.weighting import weighed
+from towers.machine import devices as devices_lib
+from towers.machine import places
+from towers.machine.devices import has_started, is_gpu
+from towers.machine.gpus import cpu_devices, use_only
+from towers.machine.logical import divide_gpus, logical_cpus, undivided_cpu
+from towers.machine.policy import policy_of
+from towers.workers.workers import Workers, join_workers
+from towers.app.models import RECURRENT, ModelSource
+from towers.app.models.dropout import set_dropout
+from towers.step.compiled import CompiledMetrics, check_steps, directions, losses, recompile
+from towers.app.recipe.freezing import freeze
+from towers.app.recipe.label_smoothing import smoothed
+from towers.app.recipe.optimizer import make_optimizer, with_given
+from towers.app.recipe.schedules import Length, schedule_notes
+from towers.app.recipe.starting_values import take_values
+from towers.step import TowerStep
+from towers.step.stages import check_groups, check_stages
+from towers.step.xla import small_loops
+from towers.app.training.task import build_layers, build_metrics, find_source, make_model_and_data
+from towers.app.training.user_objects import UserObjects
+
+LOSS = "sparse_categorical_crossentropy"
+METRICS = ("accuracy",)
+_DIRECTIONS = {"loss": "down", "accuracy": "up"}
+
+
+class Run(NamedTuple):
+    """A configuration, made real on this machine.
+
+    config: with the number of towers, the global batch and the threads filled in: they define
+        the run, whatever devices compute it.
+    test: None where nothing is validated.
+    batch_size: the global batch.
+    steps_an_epoch: the last one may be a partial batch.
+    workers: those that train together.
+    make_step: of a number of towers, whether those of one device take turns in any case, and a
+        strategy, makes the same step of these.
+    metrics: "loss" and the names of the metrics.
+    monitor: what makes an epoch the best.
+    own_task: the model was compiled, and brought its own loss, metrics and optimizer.
+    first_iteration: what the optimizer had counted before: a saved model's goes on.
+    notes: what to tell the user of the data, the model and its training, in lines.
+    warnings: what to warn of in the data, likewise.
+    class_names: of the data, by label; () where they have none.
+    divided: which parts of x are images that the model gets divided by 255.
+    """
+
+    config: TrainConfig
+    step: TowerStep
+    train: Examples
+    test: Examples | None
+    batch_size: int
+    steps_an_epoch: int
+    workers: Workers
+    make_step: Callable[..., TowerStep]
+    metrics: Sequence[str]
+    monitor: Monitor
+    own_task: bool
+    first_iteration: int
+    notes: Sequence[str]
+    class_names: Sequence[str]
+    divided: Sequence[bool]
+    warnings: Sequence[str]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of an epoch's values in results.csv."""
+        return _columns(self.metrics, self.test)
+
+    @property
+    def own_optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
+        """The optimizer that a script compiled; config.json has all others, and any schedule."""
+        is_own = self.own_task and not self.config.has_schedule
+        return {"optimizer": self.step.optimizer} if is_own else {}
+
+
+def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
+    """Input, model and update step of a configuration.
+
+    Traces nothing yet, unless the model brings its own loss and metrics, whose names are needed.
+
+    Args:
+        config: the run.
+        objects: what it does not name.
+
+    Raises:
+        ValueError: see `train`.
+    """
+    begun = places.here()  # a function that makes the data may move the process
+    _check_towers(config)
+    devices = find_devices(config)
+    may_copy = config.strategy != "parameter_server" and not policy_of(devices).shares_memory
+    home = devices[0] if may_copy else _variable_device(config.variable_device)
+    source = find_source(config, objects)
+    model, dataset = make_model_and_data(config, source, objects, home)
+    dataset = suited(dataset, model)
+    train_examples, test_examples = _load(dataset, config)
+    num_devices = len(devices) * join_workers().num_workers
+    batch_size = config.global_batch_size(num_devices)
+    steps = num_steps(train_examples.num_examples, batch_size)
+    length = Length(_limited(config.epochs * steps, config.max_steps), steps)
+    own_task = model.compiled
+    with tf.device(home):
+        build_layers(model, train_examples)
+        train_examples, weights = weighed(
+            train_examples, config.class_weight, model, dataset.num_classes
+        )
+        notes = [*dataset.notes, *_prepare(model, config, begun)]
+        notes += [*weights, *_give_optimizer(model, config, source, length)]
+        metrics = CompiledMetrics(model)
+        num_towers = config.num_towers_on(num_devices)
+        is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
+        if is_auto and small_loops(model, num_towers, LOSS, config.batch_norm):
+            config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
+        make_step = _step_maker(config, model, metrics, devices)
+        step = make_step(num_towers, config.accumulate is not None)
+    better: Mapping[str, str | None] = _DIRECTIONS
+    if own_task:
+        build_metrics(step, train_examples)
+        better = directions(model, metrics.names)
+    monitor = find_monitor(
+        config.monitor, config.monitor_mode, better, _columns(list(better), test_examples)
+    )
+    resolved = dataclasses.replace(
+        config,
+        num_towers=step.num_towers,
+        batch_size=batch_size,
+        batch_size_per_gpu=None,
+        image_size=_image_size(config, dataset),
+        variable_device="gpu" if is_gpu(home) else "cpu",
+        batch_norm=step.batch_norm,
+        cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
+        monitor=monitor.column,
+    )
+    return Run(
+        config=resolved,
+        step=step,
+        train=train_examples,
+        test=test_examples,
+        batch_size=batch_size,
+        steps_an_epoch=steps,
+        workers=Workers(step.cluster),
+        make_step=make_step,
+        metrics=list(better),
+        monitor=monitor,
+        own_task=own_task,
+        first_iteration=int(step.optimizer.iterations),
+        notes=notes,
+        class_names=dataset.class_names,
+        divided=dataset.divided_for_model,
+        warnings=[*dataset.warnings, *_one_tower(config, step)],
+    )
+
+
+def _one_tower(config: TrainConfig, step: TowerStep) -> list[str]:
+    """The warning of a run with one tower by default; [] for any other run."""
+    is_chosen = (config.num_towers, config.num_gpus, config.accumulate) != (None, None, None)
+    warning = undivided_cpu(1, is_chosen) if step.num_towers == 1 else None
+    return [] if warning is None else [warning]
+
+
+def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
+    """The loss of a run and its weights, as `TowerStep` takes them."""
+    loss, loss_weights = losses(model)
+    return smoothed(loss, config.label_smoothing), loss_weights
+
+
+def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | None]:
+    """The examples to train on, and those to validate on, if there are any."""
+    options = InputOptions(
+        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
+    )
+    train = load_examples(dataset.train, options, dataset.restored)
+    if dataset.test is None:
+        return train, None
+    return train, load_examples(dataset.test, options._replace(augment=None), dataset.restored)
+
+
+def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
+    """The size of a new run's image files, so that it stays; of all else `image_size` as given."""
+    begins = config.resume is None and dataset.name == "image_folder"
+    return shown(dataset.input_shape) if begins else config.image_size
+
+
+def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
+    return [*names, *(f"val_{name}" for name in names if test is not None)]
+
+
+def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
+    """Does what is to be done before there is an optimizer; says it in words, for the user."""
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    notes = [take_values(model, config, begun)] if config.init_from is not None else []
+    if config.freeze is not None:
+        notes.append(freeze(model, config.freeze))
+    return [note for note in notes if note]
+
+
+def _give_optimizer(
+    model: keras.Model, config: TrainConfig, source: ModelSource, length: Length
+) -> list[str]:
+    """Compiles the model; what becomes of the learning rate, in words.
+
+    The model's own loss and metrics stay; what is given beside its own optimizer wins over it.
+    Without any it is a classifier, compiled with the loss of labels as they are, for whoever loads
+    its file without towers.
+    """
+    if model.compiled:
+        check_steps(model)
+        optimizer = with_given(model.optimizer, config, length)
+        if optimizer is not model.optimizer:
+            recompile(model, optimizer)
+    else:
+        optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
+        model.compile(optimizer, LOSS, metrics=list(METRICS))
+    return schedule_notes(config, length) if config.has_schedule else []
+
+
+def _step_maker(
+    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
+) -> Callable[..., TowerStep]:
+    """Makes `Run.make_step`."""
+    loss, loss_weights = training_loss(model, config)
+
+    def make_step(
+        num_towers: int, take_turns: bool, strategy: str = config.strategy
+    ) -> TowerStep:
+        policy = policy_of(devices)
+        return TowerStep(
+            model,
+            model.optimizer,
+            loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            devices=devices,
+            num_towers=num_towers,
+            batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=config.jit_compile,
+            inline_towers=config.inline_towers,
+            pack_transfers=config.pack_transfers,
+            strategy="mirrored" if strategy == AUTO else strategy,
+            gpus_per_tower=config.gpus_per_tower,
+            stages=config.stage_names,
+            policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
+        )
+
+    return make_step
+
+
+def find_devices(config: TrainConfig) -> list[str]:
+    """The devices of this worker that run towers, at most one for each of its towers.
+
+    `logical_gpus` divides the GPUs; `num_gpus` hides the others, see `use_only`. Without a GPU the
+    CPU is split into logical devices, unless the caller has done so, or TensorFlow has started
+    already.
+
+    Raises:
+        ValueError: there are fewer than asked for, or no whole groups of `gpus_per_tower`.
+    """
+    check_stages(
+        config.gpus_per_tower, config.stage_names, strategy=config.strategy,
+        batch_norm=config.batch_norm, jit_compile=config.jit_compile,
+    )
+    if config.logical_gpus is not None:
+        divide_gpus(config.logical_gpus, None, "logical_gpus")
+    if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
+        _split_cpu(config)
+    elif config.num_gpus is not None:
+        use_only(range(config.num_gpus))
+    devices = devices_lib.tower_devices(config.num_gpus, config.device)
+    check_groups(len(devices), config.gpus_per_tower)
+    if config.fixed_towers is None:
+        return devices
+    return devices[: join_workers().most_towers(config.fixed_towers) * config.gpus_per_tower]
+
+
+def _split_cpu(config: TrainConfig) -> None:
+    """One logical device for each tower's stage, at most one a core unless more are asked for.
+
+    Raises:
+        ValueError: TensorFlow has started with other threads than asked for.
+    """
+    num_towers, threads, each = config.fixed_towers, config.cpu_threads, config.gpus_per_tower
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if not has_started():  # else tower_devices knows whether its devices suffice
+        if threads is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if tf.config.get_logical_device_configuration(cpu) is None:
+            count = config.num_gpus or cpu_devices(num_towers, each)
+            of_devices = count // each * join_workers().num_workers
+            num_towers = num_towers or max(1, of_devices)
+            may_loop = config.jit_compile == AUTO and config.model in RECURRENT
+            compiled = config.jit_compile is True or may_loop
+            logical_cpus(count, num_towers=num_towers, compiled=compiled)
+    if threads not in (None, devices_lib.intra_op_threads()):
+        raise ValueError(
+            f"cpu_threads ({threads}): TensorFlow has already started with "
+            f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
+        )
+
+
+def _check_towers(config: TrainConfig) -> None:
+    """Refuses both numbers but in a run that goes on, whose devices may have other towers now."""
+    both = config.accumulate is not None and config.num_towers is not None
+    if both and config.resume is None:
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
+
+
+def _limited(steps: int, max_steps: int | None) -> int:
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def _variable_device(kind: str) -> str:
+    if kind == "gpu" and not devices_lib.has_gpus():
+        raise ValueError(
+            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
+        )
+    return f"/{kind}:0"

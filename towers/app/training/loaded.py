@@ -1,0 +1,138 @@
+"""The newest checkpoint of a train.py run, checked to be this run's, and put in place."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from towers.resume import checkpoints, run_dir
+from towers.resume.checkpointer import Checkpointer
+from towers.app.continued import identity
+from towers.resume.optimizer_options import OPTIONS
+from towers.resume.plain_state import decoded, encoded
+from towers.resume.snapshot import variables_of
+from towers.resume.train_state import TrainState
+from towers.app.config import TrainConfig
+from towers.app.datasets import stateful
+from towers.app.datasets.batches import digest
+from towers.resume.source import DataSource
+from towers.graph.repeatable import UNSAVED_NOISE
+from towers.app.training.build import Run
+
+_ITERATOR = "iterator"  # in a checkpoint: the state of what examples come from
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that has been read.
+
+    path: of the checkpoint. train_state: where the run stood.
+    damaged: what is wrong with each newer checkpoint.
+    """
+
+    path: Path
+    train_state: TrainState
+    damaged: list[str]
+
+
+def data_digests(run: Run) -> dict[str, str]:
+    """The digest of each split of a run's data."""
+    splits = {"train": run.train, "test": run.test}
+    return {name: digest(split) for name, split in splits.items() if split is not None}
+
+
+def load_newest(
+    run: Run,
+    directory: Path,
+    checkpointer: Checkpointer,
+    callbacks: Sequence[keras.callbacks.Callback],
+    data: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> Loaded | None:
+    """Puts the newest good checkpoint in place, without a change to any file; None: there is none.
+
+    Args:
+        run: what is trained.
+        directory: of the run.
+        checkpointer: of that directory; it learns here what its checkpoints hold.
+        callbacks: the user's, which remember things, too.
+        data: see `data_digests`.
+        options: the optimizer's, as `optimizer_options.compared` gives them.
+
+    Raises:
+        ValueError: it cannot continue this run: all are damaged, of other data, another model,
+            another configuration; or results would be replaced.
+    """
+    config, defaults = identity(run.config), identity(TrainConfig())
+    iterator = partial(_iterator_state, run)
+    held = {"config": config, "data": data, _ITERATOR: iterator, OPTIONS: options}
+    checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
+    resume = run.config.resume is not None
+    if resume and run.workers.cluster.is_chief:
+        _check_results(directory)
+    found = checkpointer.read(resume)
+    if found is None:
+        return None
+    state, path = found.checkpoint.state, found.path
+    with checkpointer.expecting("a run"):
+        # A younger field had the default; one that no longer defines the run does not count.
+        then = {name: state["config"].get(name, value) for name, value in defaults.items()}
+        checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
+        checkpointer.check_options(options, "run", "Compile as then, or start a new run.")
+        _check_data(state["data"], data, path)
+        train_state = TrainState.from_json(state["position"])
+        _check_columns(run, train_state, path)
+        stateful.go_on(*_place(run, train_state), decoded(state.get(_ITERATOR)))
+    build_metrics(run, checkpointer)
+    checkpointer.restore()
+    return Loaded(path, train_state, found.damaged)
+
+
+def _place(run: Run, train_state: TrainState) -> tuple[DataSource, int, int]:
+    """The training examples, and where a run stands in them: the epoch, and examples of it."""
+    done = train_state.epoch_step * run.batch_size
+    return run.train.source, train_state.epoch, done
+
+
+def _iterator_state(run: Run, train_state: TrainState) -> Any:
+    """The state of the iterable that the training examples come from, if there is one."""
+    try:
+        return encoded(stateful.state_at(*_place(run, train_state)))
+    except ValueError as error:
+        raise ValueError(f"the training examples' state cannot be saved: {error}.") from None
+
+
+def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
+    """Makes the metrics' sums, which are part of the state."""
+    run.step.build_metrics("train", *run.train.specs)
+    if run.step.has_unsaved_noise:
+        checkpointer.warn(UNSAVED_NOISE)
+
+
+def _check_results(directory: Path) -> None:
+    folder = directory / run_dir.CHECKPOINTS
+    if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
+        raise ValueError(
+            f"{folder} holds no checkpoint, and {directory} holds results that a start from step 0 "
+            "would replace. Name a new directory with `run_dir`."
+        )
+
+
+def _check_columns(run: Run, train_state: TrainState, path: Path) -> None:
+    # Beside them a row holds the epoch, its seconds and its speed.
+    if any(len(row) != len(run.columns) + 3 for row in train_state.results):
+        raise ValueError(
+            f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
+            "metrics have changed. Compile the model as it was, or start a new run."
+        )
+
+
+def _check_data(then: Mapping[str, str], now: Mapping[str, str], path: Path) -> None:
+    for split in sorted({*then, *now}, reverse=True):
+        if then.get(split) != now.get(split):
+            raise ValueError(
+                f"the {split} data are not those that {path} was trained on: their digest has "
+                "changed. Restore them, name their place with data_dir=DIR beside `resume`, or "
+                "start a new run."
+            )

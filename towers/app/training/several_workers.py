@@ -1,0 +1,61 @@
+"""A run of several workers: what is the chief's alone, and what must be the same in all."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from towers.resume import run_dir
+from towers.app.config import TrainConfig, fields_with
+from towers.app.fields import Role
+from towers.workers.cluster import Cluster
+from towers.app.training.build import Run
+
+
+def check_config(cluster: Cluster, config: TrainConfig) -> None:
+    """Raises ValueError for what looks at one worker alone."""
+    for name in ("plan", "profile"):
+        if cluster.num_workers > 1 and getattr(config, name):
+            raise ValueError(
+                f"{name}=True looks at one worker, and the environment names "
+                f"{cluster.num_workers}. Unset TF_CONFIG for it."
+            )
+
+
+def log_name(cluster: Cluster) -> str:
+    """log.txt, or log-1.txt for worker 1."""
+    return run_dir.LOG if cluster.is_chief else f"log-{cluster.index}.txt"
+
+
+def directory(run: Run, make: Callable[[TrainConfig], Path], begun: Path = Path()) -> Path:
+    """The run's directory, by the same path in all workers.
+
+    Where the others do not see the chief's disk, it is one of their own, for their logs; with the
+    run's config.json, so that it can be named to go on.
+
+    Args:
+        run: what is to be trained.
+        make: makes it, or finds that of a run that goes on; called by the chief.
+        begun: what a relative path begins in, in this worker.
+    """
+    cluster = run.workers.cluster
+    path = make(run.config) if cluster.is_chief else Path()
+    path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(path)))
+    if not cluster.is_chief and not (path / run_dir.CONFIG).exists():
+        path.mkdir(parents=True, exist_ok=True)
+        run_dir.write_config(path, dataclasses.replace(run.config, resume=None).to_json())
+    return path
+
+
+def check_same(run: Run, data: Mapping[str, str]) -> None:
+    """Raises ValueError, in every worker, where one is not given the run that the chief is.
+
+    Args:
+        run: what is to be trained.
+        data: the digests of its splits, by their names.
+    """
+    own = fields_with(Role.LOCAL)
+    config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in own}
+    digests = {f"the {split} data": digest[:16] for split, digest in data.items()}
+    run.workers.check_same({**config, **digests})
+    run.step.check_agreement()

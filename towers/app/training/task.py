@@ -1,0 +1,216 @@
+"""The model of a run and its data: each may need to know the other first.
+
+    a model of (input_shape, num_classes)     the data, then the model
+    any other                                 the model, then the data: of classes, or, where it was
+                                              compiled with a loss of its own, of any structure
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.app import datasets, models
+from towers.app.config import TrainConfig
+from towers.app.datasets.batches import Examples
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.machine.tensorflow_internals import ends_in_batch
+from towers.app.models import ModelSource
+from towers.app.named import one_line
+from towers.step import TowerStep
+from towers.step.structures import symbolic
+from towers.app.training.user_objects import PYTHON, UserObjects
+
+_LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
+
+
+def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
+    """The source of the model.
+
+    Raises:
+        ValueError: it is made already, in another precision than asked for; see `models.load`.
+    """
+    model = objects.model
+    if model is not None:
+        source = ModelSource(PYTHON, lambda *_: model, knows_shapes=True)
+    else:
+        source = models.load(config.model)
+    is_made = model is not None or config.model.endswith(".keras")
+    if is_made and config.precision != "float32":
+        raise ValueError(
+            f"precision ({config.precision}) has no effect on model ({source.name}), whose layers "
+            "are made: leave it out; they keep their own."
+        )
+    return source
+
+
+def make_model_and_data(
+    config: TrainConfig, source: ModelSource, objects: UserObjects, home: str
+) -> tuple[keras.Model, Dataset]:
+    """The model, which may be not built or not compiled yet, and its data.
+
+    Args:
+        config: the run.
+        source: where the model comes from.
+        objects: what the configuration does not name.
+        home: the device of the model's variables.
+
+    Raises:
+        ValueError: one of them cannot be made, or they do not fit each other.
+    """
+
+    def make(input_shape: Any, num_classes: int | None) -> keras.Model:
+        keras.utils.set_random_seed(config.seed)
+        with tf.device(home):
+            return source.build(input_shape, num_classes)
+
+    if source.knows_shapes:
+        model = make(None, None)
+        _check(model, source)
+        dataset = _load(config, _sizes(source, model), objects, own_task=model.compiled)
+        _check_unbatched(model, dataset)
+        _check_classes(config, model, dataset)
+        return model, dataset
+    try:
+        dataset = _load(config, source, objects, own_task=False)
+    except ValueError as problem:
+        if source.name in models.NAMES:
+            raise
+        model, dataset = _other_data(config, source, objects, make, problem)
+    else:
+        model = make(dataset.input_shape, dataset.num_classes)
+    _check(model, source)
+    _check_classes(config, model, dataset)
+    return model, dataset
+
+
+def _other_data(
+    config: TrainConfig,
+    source: ModelSource,
+    objects: UserObjects,
+    make: Callable[[Any, int | None], keras.Model],
+    problem: ValueError,
+) -> tuple[keras.Model, Dataset]:
+    """The data where the labels are no classes, for a model with a loss of its own.
+
+    Raises:
+        ValueError: `problem`, for any other model.
+    """
+    try:
+        dataset = _load(config, source, objects, own_task=True)
+    except ValueError:
+        raise problem from None
+    try:
+        model = make(dataset.input_shape, dataset.num_classes)
+    except Exception as error:
+        raise ValueError(
+            f"{problem} Asked for a model for other labels, {source.name} raised {one_line(error)}."
+        ) from error
+    if not model.compiled:
+        raise problem
+    return model, dataset
+
+
+def _load(
+    config: TrainConfig, source: ModelSource, objects: UserObjects, *, own_task: bool
+) -> Dataset:
+    if objects.train is not None:
+        load = from_splits if own_task else from_splits_of_classes
+        return load(PYTHON, objects.train, objects.test)
+    return datasets.load(
+        config.dataset,
+        config.data_dir,
+        input_shape=source.input_shape,
+        num_classes=source.num_classes,
+        own_task=own_task,
+        features=config.features,
+        image_size=config.image_shape,
+    )
+
+
+def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
+    """The source with what a model of one input and one output says, for synthetic data."""
+    x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
+    if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
+        return source._replace(input_shape=x[1:], num_classes=y[-1])
+    return source
+
+
+def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
+    """Raises ValueError for a tf.data.Dataset whose elements are batches.
+
+    They are if the inputs of a built model have their rank and sizes. If the model is not built,
+    they are if `batch` made them last, or if the first size of every part is unknown.
+    """
+    if not isinstance(dataset.train, tf.data.Dataset):
+        return
+    spec = dataset.train.element_spec
+    shapes = [tf.TensorShape(part.shape) for part in tf.nest.flatten(spec)]
+    x = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(spec)[0])
+    found = [tf.TensorShape(part.shape) for part in x]
+    inputs = [tf.TensorShape(part.shape) for part in tf.nest.flatten(getattr(model, "inputs", []))]
+    if 0 in (shape.rank for shape in shapes) or None in (shape.rank for shape in shapes):
+        return
+    if inputs:
+        fits = [a.rank == b.rank and a[1:].is_compatible_with(b[1:])
+                for a, b in zip(found, inputs)]
+        are_batches = len(found) == len(inputs) and all(fits)
+    else:
+        is_open = all(shape[0] is None for shape in shapes)
+        are_batches = not model.built and (is_open or ends_in_batch(dataset.train))
+    if are_batches:
+        raise ValueError(
+            f"dataset ({dataset.name}): its elements seem to be batches: x has shape {found[0]}. "
+            "Remove .batch(), or add .unbatch(); `batch_size` says how many examples make a batch. "
+            "If an element is one example, set its sizes with tf.ensure_shape."
+        )
+
+
+def _check(model: Any, source: ModelSource) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"model ({source.name!r}) returned {type(model).__name__}; it must be a keras.Model."
+        )
+
+
+def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) -> None:
+    """Raises ValueError for a classifier of one class, whose loss would be 0 from the start."""
+    if model.compiled or dataset.num_classes != 1:
+        return
+    named = f", {dataset.class_names[0]}" if dataset.class_names else ""
+    deeper = ""
+    if dataset.name == "image_folder":
+        folder = Path(config.data_dir or "", dataset.class_names[0])
+        deeper = f" If that folder holds the classes' folders, give data_dir={folder}."
+    raise ValueError(
+        f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
+        f"examples of another class, or compile the model with the loss that it needs.{deeper}"
+    )
+
+
+# What needs examples.
+
+
+def build_layers(model: keras.Model, examples: Examples) -> None:
+    """Builds a model that is not built yet, for examples like these."""
+    if not model.built:
+        x, _, _ = examples.specs
+        model(tf.nest.map_structure(symbolic, x))
+
+
+def build_metrics(step: TowerStep, examples: Examples) -> None:
+    """Traces a tower for such examples: what does not fit them is found now.
+
+    Raises:
+        ValueError: the model, its loss or a metric refuses them.
+    """
+    try:
+        step.build_metrics("train", *examples.specs)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        reason = one_line(error)[:_LONGEST_REASON]
+        raise ValueError(
+            f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
+        ) from error

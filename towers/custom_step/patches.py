@@ -1,0 +1,400 @@
+"""The calls that make towers meet without a word of the user's: they are replaced for a trace.
+
+    GradientTape.gradient(loss, variables)   a mean's seeds times n_i / N; the sum over the towers
+    optimizer.apply(gradients, variables)    one Update
+    Mean.update_state(a scalar)              weighs n_i / N, or is a sum
+    Loss.__call__(y, y_pred)                 neither mean nor sum: of the rows of all towers
+    Model.compute_metrics(x, y, y_pred)      of the rows of all towers
+    GradientTape.jacobian(rows, ...)         each row's own
+    Layer.__call__(rows)                     refuses a batch size that is written into the code
+
+They are replaced in the process, and act in the thread that traces alone.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.keras_internals import optimized_variables
+from towers.machine.loss_internals import compiled_metrics, keras_mask
+from towers.machine.user_lines import current_line
+from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
+from towers.custom_step.variables import VariableScope
+from towers.graph.facts import Fact
+from towers.step.lookups import apart, are_shared, whole
+from towers.step.loss_kinds import NeitherMeanNorSum, check_loss
+from towers.step.outputs import overrides_call
+
+_VARIABLES = (keras.Variable, tf.Variable)
+_OPTIMIZER = keras.optimizers.Optimizer
+_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
+
+
+class Patches:
+    """The replaced calls of one trace."""
+
+    def __init__(self, collectives: StepCollectives, scope: VariableScope) -> None:
+        self._collectives, self._scope = collectives, scope
+        self._is_in_jacobian = False
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within, the calls are replaced."""
+        replacements: list[tuple[type, str, Callable]] = [
+            (tf.GradientTape, "gradient", self._gradient),
+            (tf.GradientTape, "jacobian", self._jacobian),
+            (tf.GradientTape, "batch_jacobian", self._jacobian),
+            (keras.layers.Layer, "__call__", self._call_layer),
+            *((owner, "__call__", self._call_loss) for owner in _losses_with_a_call()),
+            (keras.Model, "compute_metrics", self._compute_metrics),
+            (keras.metrics.Mean, "update_state", self._update_state),
+            (keras.metrics.Sum, "update_state", self._update_state),
+            *((owner, "apply", self._apply) for owner in _owners(_OPTIMIZER, "apply")),
+        ]
+        with _ONE_AT_A_TIME, ExitStack() as stack:
+            for owner, name, function in replacements:
+                stack.enter_context(_replaced(owner, name, function))
+            yield
+
+    # Gradients.
+
+    def _gradient(
+        self,
+        original: Callable,
+        tape: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **options: Any,
+    ) -> Any:
+        flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
+        if self._is_in_jacobian or self._is_plain(flat, targets):
+            return original(tape, target, sources, output_gradients, **options)
+        if self._scope.is_unready:  # this trace only makes variables
+            gradients = [tf.zeros_like(tf.convert_to_tensor(source)) for source in flat]
+        else:
+            shared = self._are_shared(flat)
+            seeds = _seeds(targets, output_gradients)
+            seeds = [self._weighted(t, s, shared) for t, s in zip(targets, seeds, strict=True)]
+            gradients = original(tape, targets, flat, seeds, **options)
+            if shared:
+                gradients = self._sum(gradients, flat)
+            else:
+                self._declare(gradients, flat)
+        is_nested = tf.nest.is_nested(sources)
+        return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
+
+    def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
+        """Whether a gradient is nothing that towers have to meet for.
+
+        Its target depends on no shard, and on nothing that towers have met about; or it is of one
+        row, in a loop over all.
+        """
+        collectives = self._collectives
+        if any(isinstance(s, _VARIABLES) for s in sources):
+            collectives.check_outermost("takes the gradient of weights")
+        if not collectives.is_outermost():
+            return not any(collectives.rows.fact(t).local for t in targets)
+        dependence = collectives.dependence
+        return not any(dependence.local(t) or dependence.level(t) for t in targets)
+
+    def _are_shared(self, sources: Sequence[Any]) -> bool:
+        """Whether the sources are values that all towers share: weights, or made of them."""
+        collectives = self._collectives
+        if collectives.is_outermost():
+            shared = [isinstance(s, _VARIABLES) or not collectives.dependence.local(s)
+                      for s in sources]
+        else:
+            shared = [not collectives.rows.fact(source).local for source in sources]
+        if any(shared) and not all(shared):
+            raise ValueError(
+                f"{current_line()}: one gradient call with respect to weights, which towers share, "
+                "and to rows of a shard. Make two calls, of a tape with persistent=True; leave out "
+                "keras.remat and tf.recompute_grad, which make such calls themselves."
+            )
+        if all(shared):
+            collectives.check_outermost("takes the gradient of values that towers share")
+        return all(shared)
+
+    def _weighted(self, target: tf.Tensor, seed: tf.Tensor, shared: bool) -> tf.Tensor:
+        """A sum over rows, and what has a batch axis, counts by its rows; a mean weighs n_i / N.
+
+        Args:
+            target, seed: of a gradient.
+            shared: whether it is with respect to what towers share; else it is with respect to
+                rows, which stay with their tower.
+        """
+        collectives = self._collectives
+        check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
+        kind = collectives.rows.check(target, "the loss that a gradient is taken of")
+        if kind.name == "sum" or kind.name == "other" and has_rows(target):
+            return collectives.masked(seed) if shared else seed
+        return collectives.weighted(seed) if shared else collectives.weighted_if_real(seed)
+
+    def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
+        """Gradients with respect to rows, weighted as above, are rows of the large batch's."""
+        rows = self._collectives.rows
+        for gradient, source in zip(gradients, sources, strict=True):
+            fact = rows.fact(source)
+            if tf.is_tensor(gradient) and fact.has_rows:
+                rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
+
+    def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
+        dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
+        sums = iter(self._collectives.sum(dense) if dense else [])
+        return [
+            g if g is None
+            else self._sum_slices(g, source) if isinstance(g, tf.IndexedSlices)
+            else next(sums)
+            for g, source in zip(gradients, sources, strict=True)
+        ]
+
+    def _sum_slices(self, gradient: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
+        to = self._collectives
+
+        def add(part: tf.IndexedSlices) -> tf.IndexedSlices:
+            if part.dense_shape is None:
+                return tf.IndexedSlices(*to.sum([part.values]), *to.first([part.indices]))
+            return tf.IndexedSlices(*to.join([part.values, part.indices]), part.dense_shape)
+
+        (parts,) = apart([gradient], lambda i: are_shared(i, to.rows, to.dependence))
+        added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
+        return whole(added, source.shape)
+
+    def _jacobian(
+        self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Makes a jacobian row by row: the gradients that it is made of are each a row's own."""
+        before, self._is_in_jacobian = self._is_in_jacobian, True
+        try:
+            slopes = original(tape, target, *args, **options)
+        finally:
+            self._is_in_jacobian = before
+        rows = self._collectives.rows
+        if self._collectives.is_outermost() and rows.fact(target).has_rows:
+            for slope in tf.nest.flatten(slopes):
+                if slope is not None and slope.shape.as_list().count(None) == 1:
+                    rows.declare(slope, rows.fact(target))
+        return slopes
+
+    # Updates.
+
+    def _apply(
+        self,
+        original: Callable,
+        optimizer: keras.optimizers.Optimizer,
+        grads: Sequence[Any],
+        trainable_variables: Any = None,
+    ) -> None:
+        del original  # called at home, when the step runs
+        collectives, scope = self._collectives, self._scope
+        collectives.check_outermost("applies gradients")
+        if not optimizer.built:
+            with scope.left():
+                optimizer.build(trainable_variables)
+        if scope.is_unready:
+            return
+        variables = list(trainable_variables or optimized_variables(optimizer))
+        gradients = [
+            g if g is None or isinstance(g, tf.IndexedSlices)
+            else collectives.of_batch(g, f"{current_line()}: a gradient")
+            for g in grads
+        ]
+        assigned = scope.take_assigned([*variables, *optimizer.variables])
+        needs = tf.nest.flatten([gradients, [v for _, v in assigned]], expand_composites=True)
+        levels = [collectives.dependence.level(v) for v in needs if v is not None]
+        levels += [e.level for e in collectives.events if isinstance(e, Update)]
+        update = Update(optimizer, gradients, variables, assigned, max(levels, default=0))
+        collectives.events.append(update)
+        scope.updated(update)
+
+    # Metrics.
+
+    def _update_state(
+        self,
+        original: Callable,
+        metric: keras.metrics.Metric,
+        values: Any,
+        sample_weight: Any = None,
+    ) -> None:
+        """A scalar of a shard weighs n_i / N, unless the step says itself what it weighs."""
+        self._collectives.check_outermost(f"updates metric {metric.name!r}")
+        values = tf.convert_to_tensor(values)
+        weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
+        local = self._collectives.dependence.local
+        what = f"what metric {metric.name!r} is updated with"
+        check_rank(values, f"{current_line()}: {what}")
+        is_value = local(values) and not self._collectives.rows.fact(values).has_rows
+        if is_value and (weight is None or not local(weight)):
+            factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
+            if self._collectives.rows.check(values, what).name == "sum":
+                values = self._collectives.sum([self._collectives.masked(values)])[0]
+            else:
+                weight = self._collectives.weighted(factor)
+        elif local(values):
+            self._collectives.rows.check(values, what)
+        original(metric, values, sample_weight=weight)
+
+    def _compute_metrics(
+        self,
+        original: Callable,
+        model: keras.Model,
+        x: Any,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+    ) -> dict[str, Any]:
+        """Gives compiled metrics the rows of all towers, as a metric may be no mean over them."""
+        given = [y, y_pred, sample_weight]
+        has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
+        can_gather = self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given))
+        if has_metrics and can_gather:
+            given = tf.nest.map_structure(self._all_rows, given)
+        return original(model, x, *given)
+
+    # Losses.
+
+    def _call_loss(
+        self,
+        original: Callable,
+        loss: keras.losses.Loss,
+        y_true: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Gives a loss that is neither a mean nor a sum over examples the rows of all towers."""
+        given = [y_true, y_pred, sample_weight]
+        if needs_all_rows(loss, *given) and not self._scope.is_unready:
+            if self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given)):
+                given = tf.nest.map_structure(self._all_rows, given)
+            else:
+                warnings.warn(
+                    f"{current_line()}: loss {loss.name!r} is neither a mean nor a sum over the "
+                    "examples, and each tower has only its shard's rows. Call it outside of "
+                    "tf.function, tf.cond and loops, on one row for each example or on "
+                    "towers.gather(rows).",
+                    stacklevel=2,
+                )
+        y_true, y_pred, sample_weight = given
+        return original(loss, y_true, y_pred, sample_weight=sample_weight)
+
+    def _can_gather(self, values: Sequence[Any]) -> bool:
+        """Whether all towers know the values, or each has one row for each example of the shard.
+
+        Where one has, so have those beside it whose number is some fixed one for each example.
+        """
+        facts = [self._collectives.rows.fact(value) for value in values if tf.is_tensor(value)]
+        own = [fact for fact in facts if fact.local]
+        are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
+        return are_rows and (not own or any(f.each == 1 for f in own))
+
+    def _all_rows(self, value: Any) -> Any:
+        """A value's rows of all towers, with its mask and logits."""
+        return self._collectives.gather_marked(value) if tf.is_tensor(value) else value
+
+    # Layers.
+
+    def _call_layer(
+        self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any
+    ) -> Any:
+        for value in tf.nest.flatten(args[:1]):
+            if self._is_fixed_batch(value):
+                raise ValueError(
+                    f"{current_line()} calls layer {layer.name!r} on {value.shape[0]} rows in "
+                    "every tower: the batch size is written into the code, or the batch is not the "
+                    "data's first axis, which towers divide. Take the size from the data: "
+                    "tf.shape(x)[0]; put the batch first."
+                )
+        return original(layer, *args, **options)
+
+    def _is_fixed_batch(self, value: Any) -> bool:
+        """Whether a tensor of this step has a batch axis of a fixed size, and yet is a shard's."""
+        if not tf.is_symbolic_tensor(value) or value.graph is not self._collectives.graph:
+            return False
+        is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
+        return is_fixed and self._collectives.dependence.local(value, but_sizes=True)
+
+
+def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
+    """Whether the towers' values of a Keras loss do not make the value of the batch.
+
+    The loss divides by the sum of the sample weights, or by the number of steps that a mask leaves;
+    or `loss_fault` finds an operation. With reduction="none" it has a value for each example.
+
+    Args:
+        loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
+    """
+    if loss.reduction in ("none", None) and not overrides_call(loss):
+        return False
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return True
+    masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
+    is_masked = any(mask is not None for mask in masks)
+    if loss.reduction != "sum" and (is_masked or getattr(loss, "ignore_class", None) is not None):
+        return True
+    given = tf.nest.flatten([y_true, y_pred])
+    if not all(tf.is_tensor(value) and has_rows(value) for value in given):
+        return False
+    with StepCollectives.paused():
+        try:
+            check_loss(loss, y_true, y_pred, sample_weight)
+        except NeitherMeanNorSum:
+            return True
+    return False
+
+
+def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:
+    given = [None] * len(targets) if output_gradients is None else (
+        tf.nest.flatten(output_gradients))
+    return [
+        tf.ones_like(t) if seed is None else tf.convert_to_tensor(seed)
+        for t, seed in zip(targets, given, strict=True)
+    ]
+
+
+def _losses_with_a_call() -> list[type]:
+    """Returns Keras' class of losses, and all custom subclasses that define `__call__`.
+
+    Keras' own subclasses are left out: the loss of a compiled model only calls others.
+    """
+    base, *others = _owners(keras.losses.Loss, "__call__")
+    return [base, *(o for o in others if not o.__module__.startswith("keras.src."))]
+
+
+def _owners(base: type, name: str) -> list[type]:
+    """Returns a class, and all its subclasses that define this method."""
+    found: list[type] = [base]
+    waiting: list[type] = base.__subclasses__()
+    while waiting:
+        owner = waiting.pop()
+        waiting.extend(owner.__subclasses__())
+        if name in vars(owner) and owner not in found:
+            found.append(owner)
+    return found
+
+
+@contextmanager
+def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
+    """Within, owner.name(self, ...) is function(original, self, ...) in a thread that traces."""
+    original = getattr(owner, name)
+    is_own = name in vars(owner)
+
+    def call(*args: Any, **options: Any) -> Any:
+        if not StepCollectives.are_current():
+            return original(*args, **options)
+        return function(original, *args, **options)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)

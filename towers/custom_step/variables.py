@@ -1,0 +1,257 @@
+"""Variables, Keras' and TensorFlow's, while a step is traced: assignments are recorded.
+
+| assigned from a shard         | the towers' values become            |
+| ----------------------------- | ------------------------------------ |
+| a metric: old + x             | old + sum(x), when it is read again; |
+|                               | a mean x weighs n_i / N              |
+| BatchNorm statistics          | their mean, or tower 0's             |
+| random seeds                  | tower 0's: advanced once             |
+| a sum of sums and means over  | the batch's                          |
+|     rows, and of what no row  |                                      |
+|     has a part in             |                                      |
+| any with aggregation="mean"   | their mean, with a warning           |
+| all else                      | refused                              |
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.machine.user_lines import current_line, is_of_keras
+from towers.custom_step.step_collectives import StepCollectives, Update
+from towers.step.assigned import terms_of
+from towers.step.raw_variables import read_as_they_are, variable_behind
+
+# The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
+SEED = "seed_generator_state"
+_FIRST = "only_first_replica"
+
+
+class _Metric(NamedTuple):
+    """A metric's variable that was assigned and not read since.
+
+    before: its value before that. added: what a shard adds to it; None where it is assigned
+        something that all towers know.
+    """
+
+    variable: keras.Variable
+    before: tf.Tensor
+    added: tf.Tensor | None
+
+
+class VariableScope(keras.StatelessScope):
+    """Within, Keras' variables take their values from here, and leave them here.
+
+    reads: (tensor, variable) of what is read before any update. seeds: the names of those tensors,
+        early or late, that are random seeds. is_unready: variables were met that do not exist yet.
+    """
+
+    def __init__(
+        self,
+        collectives: StepCollectives,
+        home: str,
+        averaged: Iterable[keras.Variable],
+        first: Iterable[keras.Variable],
+    ) -> None:
+        """
+        Args:
+            collectives: of the trace.
+            home: the device for variables that the step makes.
+            averaged: variables whose values in all towers are averaged.
+            first: variables that take tower 0's value.
+        """
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
+        self.seeds: set[str] = set()
+        self.is_unready = False
+        self._collectives, self._home = collectives, home
+        self._averaged, self._first = set(map(id, averaged)), set(map(id, first))
+        self._assigned: dict[int, keras.Variable] = {}
+        self._lines: dict[int, str] = {}
+        self._latest: dict[int, Update] = {}
+        self._metrics: dict[int, _Metric] = {}
+        self._metric_reads: dict[int, tf.Tensor] = {}
+        self._read_names: set[str] = set()
+
+    # What Keras calls.
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """The value that the step reads; None of a variable that does not exist yet."""
+        if variable_behind(variable) is None:
+            self.is_unready = True
+            return None
+        if id(variable) in self._metrics:
+            self._merge_metrics()
+        assigned = self.state_mapping.get(id(variable))
+        if assigned is None:
+            known = self._metric_reads.get(id(variable))
+            return self._read(variable) if known is None else known
+        if variable.aggregation == "sum":
+            return assigned
+        if not variable.trainable:
+            return tf.stop_gradient(assigned)
+        # A parameter's new value, with the gradient of the parameter, which tapes know by its read.
+        read = self._read(variable)
+        value = tf.stop_gradient(assigned) + (read - tf.stop_gradient(read))
+        value.handle = read.handle
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Notes a value that the step assigns."""
+        variable, value = update
+        self._collectives.check_outermost(f"assigns {variable.path}")
+        self._lines[id(variable)] = current_line()
+        if variable_behind(variable) is None:
+            self.is_unready = True
+        elif variable.aggregation == "sum" and not self.is_unready:
+            self._update_metric(variable, value)
+        self._assigned[id(variable)] = variable
+        super().add_update(update)
+
+    # What a trace asks for.
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Within, variables are Keras' own again, outside of all graphs, and made at once."""
+        self.__exit__()
+        try:
+            with tf.init_scope(), tf.device(self._home):
+                self.make_variables()
+                yield
+        finally:
+            self.__enter__()
+
+    def make_variables(self) -> None:
+        """Makes what was put off: Keras does that where the outermost scope ends."""
+        with tf.init_scope(), tf.device(self._home), keras.StatelessScope():
+            pass
+
+    @property
+    def read_names(self) -> set[str]:
+        """The names of all tensors that are reads of variables."""
+        return self._read_names
+
+    def take_assigned(
+        self, variables: Iterable[keras.Variable]
+    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Takes out what the step has assigned to these variables so far."""
+        return [
+            (v, self._merged(v, self.state_mapping.pop(id(v))))
+            for v in variables
+            if id(v) in self.state_mapping
+        ]
+
+    def updated(self, update: Update) -> None:
+        """Lets an update's variables be read after it from now on."""
+        for variable in [*update.variables, *update.optimizer.variables]:
+            self._latest[id(variable)] = update
+
+    def take_all_assigned(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Takes out all that the step has assigned, at its end."""
+        if self.is_unready:
+            return []
+        if self._metrics:
+            self._merge_metrics()
+        return self.take_assigned(
+            [v for key, v in self._assigned.items() if key in self.state_mapping]
+        )
+
+    # How.
+
+    def _read(self, variable: keras.Variable) -> tf.Tensor:
+        stored: Any = variable_behind(variable)
+        with self._outermost(), read_as_they_are():
+            read = tf.convert_to_tensor(stored)
+        read.handle = stored.handle  # by which tapes know the variable
+        update = self._latest.get(id(variable))
+        (update.reads if update else self.reads).append((read, variable))
+        self._read_names.add(read.name)
+        is_seed = variable.name == SEED
+        if is_seed:
+            self.seeds.add(read.name)
+        if variable.aggregation == "sum":
+            self._metric_reads[id(variable)] = read
+        level = update.level + 1 if update else 0
+        self._collectives.dependence.feed(read, local=is_seed, level=level)
+        return read
+
+    def _outermost(self) -> AbstractContextManager:
+        """The graph of the step, from within one of a loop's or a function's own."""
+        graph = self._collectives.graph
+        is_nested = tf.compat.v1.get_default_graph() is not graph
+        return graph.as_default() if is_nested else nullcontext()
+
+    def _update_metric(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        known = self._metrics.get(id(variable))
+        before = self.get_current_value(variable) if known is None else known.before
+        is_local = self._collectives.dependence.local(value)
+        added = _added(variable, before, value) if is_local else None
+        self._metrics[id(variable)] = _Metric(variable, before, added)
+
+    def _merge_metrics(self) -> None:
+        """Old + sum of all towers' x, of all metrics at once."""
+        if self.is_unready:
+            return
+        metrics, self._metrics = self._metrics, {}
+        local = {key: m.added for key, m in metrics.items() if m.added is not None}
+        parts = [self._part(metrics[key].variable, added) for key, added in local.items()]
+        sums = dict(zip(local, self._collectives.sum(parts) if parts else [], strict=True))
+        for key, metric in metrics.items():
+            value = metric.before + sums[key] if key in sums else self.state_mapping[key]
+            self.state_mapping[key] = tf.stop_gradient(value)
+
+    def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
+        """A shard's part of what a metric adds: Keras' metrics add sums, a user's may add means."""
+        rows = self._collectives.rows
+        kind = rows.kind(added)
+        if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
+            rows.check(added, f"what metric variable {variable.path!r} adds")
+        is_mean = kind.name == "mean" and added.dtype.is_floating
+        return self._collectives.weighted(added) if is_mean else self._collectives.masked(added)
+
+    def _part_of_term(self, term: tf.Tensor) -> tf.Tensor | None:
+        """A shard's part of a sum, or of a mean, over the batch's rows; None of anything else."""
+        kind = self._collectives.rows.kind(term).name
+        if kind == "sum":
+            return self._collectives.masked(term)
+        is_mean = kind == "mean" and term.dtype.is_floating
+        return self._collectives.weighted(term) if is_mean else None
+
+    def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """The one value of what towers have assigned."""
+        collectives, key = self._collectives, id(variable)
+        if not collectives.dependence.local(value):
+            return value
+        if key in self._averaged:
+            return collectives.sum([collectives.weighted(value)])[0]
+        if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
+            return collectives.first([value])[0]
+        same, own = terms_of(value, collectives.dependence.local)
+        parts = [self._part_of_term(term) for term in own]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(own):
+            return functools.reduce(tf.add, [*same, *collectives.sum(known)])
+        if variable.aggregation == "mean" and value.dtype.is_floating:
+            what = f"what the step assigns to variable {variable.path!r}"
+            return collectives.sum([collectives.part(value, what)])[0]
+        raise ValueError(
+            f"{self._lines[key]} assigns variable {variable.path!r} what it computes of a shard: "
+            "every tower has a value of its own. Compute it of towers.gather(rows), the rows of "
+            'all towers, or make the variable with aggregation="mean".'
+        )
+
+
+def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """x of a metric that is assigned old + x: a difference would be rounded."""
+    operation = value.op
+    if operation.type == "AddV2" and operation.inputs[0] is before:
+        return operation.inputs[1]
+    raise ValueError(
+        f"{current_line()}: metric variable {variable.path!r} is assigned something of a shard "
+        "that is not added to it, and the towers' values of it make no sum. Compute it of "
+        "towers.gather(rows), the rows of all towers."
+    )

@@ -1,0 +1,19 @@
+"""The built-in data sets, by their public name; the code is in towers/app/datasets."""
+
+from towers.app.datasets import (
+    NAMES,
+    Dataset,
+    check_arrays,
+    cifar10,
+    fashion_mnist,
+    image_folder,
+    load,
+    mnist,
+    music,
+    npz,
+    num_examples,
+    synthetic,
+)
+
+__all__ = ["NAMES", "Dataset", "check_arrays", "cifar10", "fashion_mnist", "image_folder", "load",
+           "mnist", "music", "npz", "num_examples", "synthetic"]

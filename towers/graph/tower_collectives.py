@@ -1,0 +1,96 @@
+"""Collectives of a traced function: tensors that stand for one value of all towers.
+
+    tower 0   value --+         +--> outputs   the same in all towers
+    tower 1   value --+-- sum --+--> outputs
+    ...               |         |
+                      +<-- its gradient, backward, is the sum of the towers' gradients
+
+Nothing is computed here: the function is traced once, for one tower, and run later.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from towers.graph.dependence import Dependence
+from towers.machine.user_lines import current_line
+
+
+@dataclass
+class TowerCollective:
+    """A place where the values of all towers become one, which `outputs` stand for.
+
+    how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
+        whatever they are; "first", tower 0's.
+    line: of the user's code, where there is one.
+    spec: the spec of the ragged, sparse or dense rows whose components the inputs are, or None.
+    """
+
+    how: str
+    inputs: list[tf.Tensor]
+    level: int
+    outputs: list[tf.Tensor]
+    line: str
+    spec: Any = None
+
+
+class TowerCollectives:
+    """The collectives of the function that is being traced.
+
+    events: the collectives, in the order of the function.
+    """
+
+    def __init__(self, fed: Iterable[tf.Tensor]) -> None:
+        """Args: the function's symbolic arguments, of which each tower has its own."""
+        self.dependence = Dependence()
+        self.events: list[Any] = []
+        self.graph = tf.compat.v1.get_default_graph()
+        for tensor in fed:
+            self.dependence.feed(tensor, local=True, level=0)
+
+    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over the towers. Their gradient is the sum of the towers' gradients."""
+        return self.add("sum", values, lambda *d: self.total(d))
+
+    def total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Every tower's gradient is of its own part of the loss: they add up."""
+        return self.sum([tf.convert_to_tensor(d) for d in gradients])
+
+    def add(
+        self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
+        spec: Any = None,
+    ) -> list[tf.Tensor]:
+        """Adds a collective; returns placeholders for its outcome.
+
+        Args:
+            how, values, spec: see `TowerCollective`.
+            backward: the gradients with respect to the outcome -> those with respect to the values.
+        """
+        self.check_outermost("makes towers meet")
+        level = max(self.dependence.level(v) for v in values)
+
+        def cross(*inputs: tf.Tensor) -> Any:
+            outputs = [tf.identity(v) for v in inputs]
+            return (outputs, backward) if backward else outputs
+
+        outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
+        event = TowerCollective(how, list(values), level, outputs, current_line(), spec)
+        self.events.append(event)
+        for tensor in outputs:
+            self.dependence.feed(tensor, local=False, level=level + 1)
+        return outputs
+
+    def is_outermost(self) -> bool:
+        """Whether the function is not in a condition, a loop, or a function of its own."""
+        return tf.compat.v1.get_default_graph() is self.graph
+
+    def check_outermost(self, what: str) -> None:
+        """Raises ValueError in a condition, a loop, or a function of its own."""
+        if not self.is_outermost():
+            raise ValueError(
+                f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "
+                "towers cannot meet. Take it out of there: drop the decorator, write the "
+                "loop in Python, or compute the condition's values first and choose with tf.where."
+            )

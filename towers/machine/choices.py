@@ -1,0 +1,11 @@
+"""What options of a step may be, for the library and for flags; imports no TensorFlow."""
+
+BATCH_NORM = ("average", "synchronized", "tower0")
+STRATEGIES = ("parameter_server", "mirrored")
+NONFINITE = ("apply", "stop", "skip")
+ASYNC = "async"
+ASYNC_REFUSED = (
+    "strategy=async: towers is synchronous; updates with gradients of older parameters are another "
+    "computation. `python -m experiments.staleness`, in a checkout, shows what they cost. Use "
+    "strategy=parameter_server or strategy=mirrored."
+)

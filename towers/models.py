@@ -1,0 +1,5 @@
+"""The built-in models, by their public name; the code is in towers/app/models."""
+
+from towers.app.models import NAMES, ModelSource, load, load_file
+
+__all__ = ["NAMES", "ModelSource", "load", "load_file"]

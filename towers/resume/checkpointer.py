@@ -1,0 +1,293 @@
+"""One way to save a state and to go on from it, for train.py and for `fit` with towers.Resume.
+
+    chief           read the newest checkpoint --> tell --> restore     save ... save ... save
+    other workers                                  hear --> restore     (the state is the chief's)
+
+The chief alone touches the disk, which other workers may not see. After each step all workers have
+the same state.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from towers.resume import checkpoints, run_dir
+from towers.resume.checkpoints import Checkpoint
+from towers.resume.optimizer_options import OPTIONS
+from towers.resume.remote_dir import Mirror
+from towers.resume.snapshot import (
+    assign_arrays,
+    callbacks_arrays,
+    callbacks_state,
+    copy_arrays,
+    restore_callbacks,
+)
+from towers.resume.train_state import TrainState
+from towers.machine import callback_internals, hang
+from towers.workers import watch
+from towers.workers.workers import Workers
+
+SECONDS_BETWEEN_SAVES = 600.0
+_WRITING, _UPLOADING = "writing a checkpoint", "uploading a checkpoint"
+_COMPLETE = "complete"  # in checkpoints/: the step at which the run has ended
+
+Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
+
+
+class Found(NamedTuple):
+    """A checkpoint that has been read; damaged: what is wrong with each newer one."""
+
+    path: Path
+    checkpoint: Checkpoint
+    damaged: list[str]
+
+
+class Checkpointer:
+    """The checkpoints of a directory.
+
+    found: what `read` has found, until `forget`.
+    finished_step: where the run had ended when it was read; None where it had not, or has no final
+        model.
+    """
+
+    def __init__(
+        self, directory: Path, workers: Workers, warn: Callable[[str], None], *,
+        every: int | None = None, argument: str = "run_dir", mirror: Mirror | None = None,
+    ) -> None:
+        """
+        Args:
+            directory: in which checkpoints/ is.
+            workers: all have the same state.
+            warn: called with one line where something cannot be written.
+            every: updates from one checkpoint to the next; None: at least one every 10 minutes.
+            argument: what the user calls the directory.
+            mirror: uploads the directory, where it is the local copy of a remote one.
+        """
+        self._directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
+        self._workers, self._is_chief = workers, workers.cluster.is_chief
+        self.warn, self._every, self._argument = warn, every, argument
+        self._mirror = mirror
+        self._writer = checkpoints.Writer(warn, mirror.send if mirror else None)
+        self._saved_at = time.monotonic()
+        self.found: Found | None = None
+        self.finished_step: int | None = None
+        self.hold(dict, (), {})
+
+    def read(self, resume: bool = True) -> Found | None:
+        """Finds the newest good checkpoint, in all workers, without a change to any file.
+
+        Args:
+            resume: False for a run that does not go on.
+
+        Raises:
+            ValueError: all are damaged.
+        """
+        if self._is_chief:
+            newest = checkpoints.read_newest(self._checkpoints) if resume else None
+            self.found = None if newest is None else Found(*newest)
+            self.finished_step = self._read_finished_step()
+        if self._workers.cluster.num_workers > 1:
+            self._tell() if self._is_chief else self._hear()
+        return self.found
+
+    def forget(self) -> None:
+        """Frees what has been read: it takes as much memory as the model."""
+        self.found = None
+
+    @contextmanager
+    def expecting(self, what: str) -> Iterator[None]:
+        """Within, what a state lacks is a ValueError that says so; `what`: "a run", "a fit"."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError) as error:
+            assert self.found is not None
+            raise ValueError(f"{self.found.path} is no checkpoint of {what}: {error!r}.") from None
+
+    def check_identity(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], whose: str, way_out: str = ""
+    ) -> None:
+        """Raises ValueError where a checkpoint was written by another run than this one.
+
+        Args:
+            then, now: what the bits of a run depend on, by name; plain values.
+            whose: what the checkpoint belongs to, if they differ: "fit".
+            way_out: the end of the message.
+        """
+        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if differ:
+            assert self.found is not None
+            listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
+            raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}.{way_out}")
+
+    def check_options(self, now: Mapping[str, Any], whose: str, way_out: str) -> None:
+        """Raises ValueError if the script's optimizer differs from the checkpoint's.
+
+        Without this check, the checkpoint's learning rate would replace the script's, but the
+        script's schedule would replace the checkpoint's.
+
+        Args:
+            now: the options that `optimizer_options.compared` gives.
+            whose: a "run" or a "fit".
+            way_out: a sentence that says what to do.
+        """
+        assert self.found is not None
+        then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have none
+        if any(then.get(name) != now.get(name) for name in now if name.endswith("learning_rate")):
+            way_out += (
+                " To change a constant learning rate from the next epoch on, leave the optimizer "
+                "as it was, and add a keras.callbacks.LearningRateScheduler."
+            )
+        self.check_identity(then, now, whose, f" {way_out}")
+
+    def hold(
+        self,
+        variables: Callable[[], Variables],
+        callbacks: Sequence[keras.callbacks.Callback],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Says what the checkpoints hold.
+
+        Args:
+            variables: returns all that the next steps depend on.
+            callbacks: the user's, which remember things, too.
+            state: plain values, by name, or functions of the TrainState that return them: what a
+                run that goes on is compared with, or needs.
+        """
+        self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
+        callback_internals.note_weights(self._callbacks)
+
+    def restore(self) -> None:
+        """Gives variables the values that were found, if there are any.
+
+        Raises:
+            ValueError: they are not those that were saved.
+        """
+        if self.found is not None:
+            assign_arrays(self._variables(), self.found.checkpoint.arrays, self.found.path)
+
+    def restore_callbacks(self) -> None:
+        """Gives callbacks back what they remembered, if there is something."""
+        if self.found is not None:
+            state, arrays = self.found.checkpoint
+            restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
+
+    def save(self, train_state: TrainState, is_last: bool = False) -> None:
+        """Copies the state, and begins to write it.
+
+        Args:
+            train_state: where the run stands.
+            is_last: whether the run ends here, for a reason of its own.
+
+        Raises:
+            LostDirectoryError: a remote directory takes no more; not where the run ends anyway.
+        """
+        self._saved_at = time.monotonic()
+        if not self._is_chief:
+            return
+        with callback_internals.with_weights(self._callbacks):
+            arrays = {**copy_arrays(self._variables()), **callbacks_arrays(self._callbacks)}
+        state = {
+            **{name: v(train_state) if callable(v) else v for name, v in self._state.items()},
+            "position": train_state.to_json(),
+            "callbacks": callbacks_state(self._callbacks, self.warn),
+        }
+        path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
+        with watch.at_work(_WRITING):  # it may wait for the write before it
+            self._writer.write(path, Checkpoint(state, arrays), train_state.best.step)
+        if self._mirror is not None:
+            self._mirror.tell(self.warn)
+            if not is_last:
+                self._mirror.check()
+
+    def save_first(self, train_state: TrainState) -> None:
+        """Writes the checkpoint that a run begins with.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        self.save(train_state)
+        with watch.at_work(_WRITING):
+            fault = self._writer.fault()
+        if fault is not None:
+            raise ValueError(
+                f"{self._argument} ({self._directory}): no checkpoint can be written: {fault}."
+            )
+        if self._mirror is not None:
+            with _patient():
+                self._mirror.wait_first()
+
+    def is_due(self, step: int, before: int) -> bool:
+        """Whether it is time to save after `step` updates; it was asked after `before` of them."""
+        if self._every is None:
+            return time.monotonic() - self._saved_at >= SECONDS_BETWEEN_SAVES
+        return step // self._every > before // self._every
+
+    def wait(self) -> bool:
+        """Waits until nothing is being written; whether the last checkpoint is on the disk."""
+        with watch.at_work(_WRITING):
+            is_written = self._writer.wait()
+        if self._mirror is not None:
+            with _patient():
+                self._mirror.wait()
+            self._mirror.tell(self.warn)
+        return is_written
+
+    def close(self) -> None:
+        """Waits until nothing is being written."""
+        self.wait()
+
+    def newest_step(self) -> int | None:
+        """The updates that the newest checkpoint holds; None where there is none, or no disk."""
+        paths = checkpoints.find(self._checkpoints) if self._is_chief else []
+        return checkpoints.step_of(paths[0]) if paths else None
+
+    def finish(self, train_state: TrainState) -> None:
+        """Notes that the run has ended, with its final model."""
+        if not self._is_chief:
+            return
+        self.wait()
+        text = f"{train_state.step}\n"
+        try:
+            run_dir.write_atomically(
+                self._checkpoints / _COMPLETE, lambda file: file.write_text(text, encoding="utf-8")
+            )
+        except OSError as error:
+            self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
+
+    def _read_finished_step(self) -> int | None:
+        if not (self._directory / run_dir.FINAL).is_file():
+            return None
+        try:
+            return int((self._checkpoints / _COMPLETE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _tell(self) -> None:
+        """The chief's part of `read`."""
+        found = self.found
+        said: dict[str, Any] = {"finished": self.finished_step}
+        if found is not None:
+            said |= {"path": str(found.path), "damaged": found.damaged}
+        self._workers.broadcast(json.dumps(said).encode())
+        if found is not None:
+            self._workers.broadcast(checkpoints.to_bytes(found.checkpoint))
+
+    def _hear(self) -> None:
+        """Another worker's part of `read`."""
+        said = json.loads(self._workers.broadcast(b""))
+        self.finished_step = said["finished"]
+        if "path" in said:
+            checkpoint = checkpoints.from_bytes(self._workers.broadcast(b""))
+            self.found = Found(Path(said["path"]), checkpoint, said["damaged"])
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Within, the network may take as long as lost connections are tried again."""
+    with watch.at_work(_UPLOADING), hang.within(_UPLOADING, is_patient=True):
+        yield

@@ -1,0 +1,76 @@
+"""Resume: the callback with which `make_parallel(...).fit` survives the end of its process."""
+
+from typing import Any
+
+import keras
+
+from towers.resume.remote_files import is_remote
+from towers.machine import places
+
+
+class Resume(keras.callbacks.Callback):
+    """A fit that goes on at the step where it was killed, when its script is started again.
+
+    ```python
+    parallel.fit(x, y, epochs=90, callbacks=[towers.Resume("backup", every=500)])
+    ```
+
+    It does nothing by itself: a parallel model's `fit` finds it among its callbacks, and then saves
+    all that the bits of the next steps depend on, and begins where the newest checkpoint was
+    written. One directory belongs to one `fit`.
+    """
+
+    def __init__(self, directory: Any, every: int | None = None) -> None:
+        """
+        Args:
+            directory: of the checkpoints, or its URL, such as s3://bucket/path (see
+                `remote_dir`); made where it is missing.
+            every: updates from one checkpoint to the next; None: at least one every 10 minutes.
+                The end of each epoch is saved in any case.
+
+        Raises:
+            ValueError: an argument makes no sense.
+        """
+        super().__init__()
+        if every is not None and (type(every) is not int or every < 1):
+            raise ValueError(f"every ({every!r}) must be an integer of at least 1, or None.")
+        try:
+            self.directory = directory if is_remote(directory) else places.absolute(directory)
+        except TypeError:
+            raise ValueError(f"directory ({directory!r}) must be a path.") from None
+        self.every = every
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses any other `fit`, which would not pass over finished steps.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"towers.Resume({str(self.directory)!r}) works in the list of callbacks of a parallel "
+            "model's fit: parallel = towers.make_parallel(model, gpus); parallel.compile(...); "
+            "parallel.fit(..., callbacks=[towers.Resume(...)])."
+        )
+
+
+def resume_among(callbacks: Any) -> Resume | None:
+    """The Resume among what `fit` was given as its callbacks, if any.
+
+    Raises:
+        ValueError: there are two.
+    """
+    return only_one(Resume, callbacks)  # type: ignore[no-any-return]
+
+
+def only_one(kind: type, callbacks: Any) -> Any:
+    """The callback of a class of towers among what `fit` was given as its callbacks, if any.
+
+    Raises:
+        ValueError: there are two.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return None  # it has begun to count what it is told: Keras' own fit refuses ours
+    found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, kind)]
+    if len(found) > 1:
+        raise ValueError(f"callbacks: only one of them can be a towers.{kind.__name__}.")
+    return found[0] if found else None

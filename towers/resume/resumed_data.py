@@ -1,0 +1,352 @@
+"""The data of `fit`, made to begin at any step of any epoch.
+
+| data                                   | an epoch's order        | what is done already       |
+| -------------------------------------- | ----------------------- | -------------------------- |
+| arrays                                 | of (seed, epoch)        | is passed over, unread     |
+| a PyDataset, batches by their index    | of (seed, epoch)        | is passed over, unread     |
+| a tf.data.Dataset                      | its own                 | is read again: this epoch's|
+| the same, or a generator, in an endless row of steps_per_epoch | its own | is read again: all |
+| an iterable with a state, in such a row (`stateful`)   | its own | is passed over, unread     |
+
+Every epoch has all its batches, so that Keras may count them. Of the epoch that goes on, those that
+are done are empty, or the real ones; `fit` drops them.
+"""
+
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.resume.in_memory import InMemory
+from towers.resume.repeated import has_state
+from towers.resume.source import num_steps, prepare_ahead, sha256, shuffled
+from towers.resume.stateful import Stateful
+from towers.step.structures import batch_specs, map_tensors
+from towers.step.tensor_rows import as_tensor, gather_rows, is_composite, is_scipy, take_rows
+
+_ENDLESS = tf.int64.max
+
+
+@dataclass(frozen=True)
+class Start:
+    """The beginning of an order of examples, and its seed.
+
+    first: the epoch in which the very first process began. epoch: the one under way.
+    step: the steps of it that are done. seed: of the order.
+    steps_per_epoch: as `fit` was given it, in whole executions; None: an epoch is all data.
+    """
+
+    seed: int
+    first: int = 0
+    epoch: int = 0
+    step: int = 0
+    steps_per_epoch: int | None = None
+
+    def done(self, num_batches: int | None) -> int:
+        """The batches done since epoch 0, where an epoch has `num_batches`."""
+        return self.epoch * (self.steps_per_epoch or num_batches or 0) + self.step
+
+
+class Data(Protocol):
+    """Data that begin at a Start.
+
+    x: what Keras' fit is given. skipped: the batches of x before the first one of the epoch.
+    num_batches: of an epoch of all data; None: not known.
+    most_steps: of an epoch, also where the last of several in one execution are not there.
+    spec: of one batch. identity: what must not differ in a run that goes on.
+    """
+
+    x: Any
+    skipped: int
+    num_batches: int | None
+    most_steps: int
+    spec: Any
+    identity: dict[str, Any]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called before Keras begins to read the epoch."""
+
+
+def make_data(
+    start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, *,
+    done: Callable[[], int] = lambda: 0, saved: Any = None,
+) -> Data:
+    """The data of `fit`.
+
+    Args:
+        start: where they begin.
+        x, y, sample_weight, batch_size, shuffle: as `fit` takes them.
+        done, saved: as of `Stateful`.
+
+    Raises:
+        ValueError: nothing is known of their order, or its state cannot be saved.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return Passes(x, start)
+    if isinstance(x, types.GeneratorType):
+        return Stream(x, start)
+    if are_arrays(x):
+        return Arrays((x, y, sample_weight), batch_size, shuffle, start)
+    if _has_index(x):
+        return Indexed(x, shuffle, start)
+    if has_state(x):
+        if start.steps_per_epoch is None:
+            raise ValueError(
+                f"x ({type(x).__name__}) has a state, and goes on in an endless row of passes: "
+                "give steps_per_epoch, such as the batches of a pass."
+            )
+        return Stateful(x, start.step, done, saved)
+    raise ValueError(
+        f"x ({type(x).__name__}): towers.Resume knows the order of arrays, of a PyDataset or of "
+        "anything that gives its batches by index, of a tf.data.Dataset, of a generator, and of "
+        "what has get_state() and set_state(value), or its iterator."
+    )
+
+
+def are_arrays(x: Any) -> bool:
+    """Whether x is an array, or a structure of arrays."""
+    leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
+    return bool(leaves) and all(
+        hasattr(leaf, "__array__") or is_composite(leaf) or is_scipy(leaf) for leaf in leaves
+    )
+
+
+def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
+    """Arrays without their last part, and that part: `validation_split`, as Keras splits.
+
+    Raises:
+        ValueError: one of the two would be empty.
+    """
+    parts = _tensors(parts)
+    count = _num_rows(parts)
+    at = int(np.floor(count * (1.0 - share)))
+    if not 0 < at < count:
+        raise ValueError(f"validation_split ({share}) leaves one part of {count} examples empty.")
+    bounds = ([0], [at]), ([at], [count])
+    first, last = (map_tensors(partial(take_rows, begin=b, end=e), parts) for b, e in bounds)
+    return first, last
+
+
+class Arrays:
+    """Batches of arrays in memory.
+
+    The order is that of train.py for the same seed. Batches that are done have no rows.
+    """
+
+    skipped = 0
+
+    def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
+        if shuffle not in (True, False):
+            raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
+        self._parts = _tensors(parts)
+        self._count = _num_rows(self._parts)
+        if not batch_size:
+            steps = start.steps_per_epoch
+            batch_size = num_steps(self._count, steps) if steps else 32
+        self._batch_size, self._shuffle, self._start = int(batch_size), bool(shuffle), start
+        self._num_batches = num_steps(self._count, self._batch_size)
+        self.num_batches: int | None = self._num_batches
+        self.most_steps = _most_steps(self.num_batches, start)
+        self.identity = {
+            "batch_size": self._batch_size, "shuffle": self._shuffle,
+            "data": sha256(InMemory(self._parts).identity()),
+        }
+        with tf.device("/cpu:0"):
+            self._base = tf.Variable(0, dtype=tf.int64)
+        self.begin_epoch(start.epoch)
+        self.x = self._dataset()
+        self.spec = self.x.element_spec
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Moves to an epoch; with `steps_per_epoch`, to the first, which goes on for ever."""
+        per_epoch = self._start.steps_per_epoch
+        if per_epoch is None:
+            self._base.assign(epoch * self._num_batches)
+        elif epoch == self._start.epoch:
+            self._base.assign(epoch * per_epoch)
+
+    def _dataset(self) -> tf.data.Dataset:
+        endless = self._start.steps_per_epoch is not None
+        indices = tf.data.Dataset.range(_ENDLESS if endless else self._num_batches)
+        return prepare_ahead(indices.map(self._batch))
+
+    @tf.autograph.experimental.do_not_convert  # it would take 0.1 s
+    def _batch(self, index: tf.Tensor) -> Any:
+        total = self._base + index
+        epoch, step = total // self._num_batches, total % self._num_batches
+        begin = step * self._batch_size
+        end = tf.minimum(begin + self._batch_size, self._count)
+        rows = tf.range(begin, end)
+        if self._shuffle:
+            rows = shuffled(rows, self._start.seed, epoch, self._count)
+        is_done = total < self._start.done(self._num_batches)
+        rows = rows[: tf.where(is_done, tf.constant(0, tf.int64), end - begin)]
+        x, y, sample_weight = map_tensors(lambda part: gather_rows(part, rows), self._parts)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+
+class Indexed(keras.utils.PyDataset):
+    """Batches that are taken by their index: a PyDataset's, or those of any such source.
+
+    Batches that are done have no rows. What a source does between epochs (`on_epoch_end`), it is
+    asked to do again for the epochs that are done; with `steps_per_epoch`, where the next batches
+    are read before an epoch ends, it is not asked at all.
+    """
+
+    skipped = 0
+
+    def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
+        settings = ("workers", "use_multiprocessing", "max_queue_size")
+        super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
+        self._length = source.num_batches if hasattr(source, "num_batches") else len(source)
+        if start.steps_per_epoch == self._length:
+            start = replace(start, steps_per_epoch=None)
+        self._source, self._start = source, start
+        self._shuffle = bool(shuffle) and self._length is not None
+        self._base, self._is_replayed = 0, False
+        self.most_steps = _most_steps(self._length, start)
+        first = source[0]
+        self._empty = map_tensors(_without_rows, first)
+        self.x, self.spec = self, batch_specs(map_tensors(_array, first))
+        self.identity = {"shuffle": self._shuffle, "data": f"{self._length} {self.spec}"}
+
+    @property
+    def num_batches(self) -> int | None:
+        """None: without end."""
+        return None if self._start.steps_per_epoch else self._length
+
+    def begin_epoch(self, epoch: int) -> None:
+        if not self._is_replayed:
+            for _ in range(self._start.first, epoch):
+                self.on_epoch_begin()
+                self.on_epoch_end()
+            self._is_replayed = True
+        per_epoch = self._start.steps_per_epoch
+        if per_epoch is None or epoch == self._start.epoch:
+            self._base = epoch * (per_epoch or self._length or 0)
+
+    def __getitem__(self, index: int) -> Any:
+        total = self._base + index
+        if total < self._start.done(self._length):
+            return self._empty
+        if self._length is None:
+            return self._source[total]
+        epoch, step = divmod(total, self._length)
+        return self._source[int(self._order(epoch)[step]) if self._shuffle else step]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self._start.seed, epoch]).permutation(self._length)
+
+    def on_epoch_begin(self) -> None:
+        self._tell("on_epoch_begin")
+
+    def on_epoch_end(self) -> None:
+        self._tell("on_epoch_end")
+
+    def _tell(self, name: str) -> None:
+        if self._start.steps_per_epoch is None and hasattr(self._source, name):
+            getattr(self._source, name)()
+
+
+class Passes:
+    """A tf.data.Dataset, which begins anew with each epoch, or goes on with `steps_per_epoch`.
+
+    `shuffle` draws a seed at the beginning of each pass: of the epochs that are done, each is begun
+    once again.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, start: Start) -> None:
+        count = int(dataset.cardinality())
+        self.num_batches = None if count < 0 else count
+        self.most_steps = _most_steps(self.num_batches, start)
+        self.spec = dataset.element_spec
+        self.identity = {"data": f"{count} {self.spec}"}
+        self._unread = self.skipped = 0
+        if start.steps_per_epoch:
+            self.skipped = (start.epoch - start.first) * start.steps_per_epoch
+            self.x = dataset.repeat()
+            return
+        # Within, the dataset begins with the first batch that is read, not with each iterator:
+        # Keras makes some that it never reads.
+        self._unread = start.epoch - start.first
+        self.x = tf.data.Dataset.range(1).flat_map(lambda _: dataset)
+        self.x = self.x.with_options(dataset.options())
+        if count >= 0:
+            self.x = self.x.apply(tf.data.experimental.assert_cardinality(count))
+
+    def begin_epoch(self, epoch: int) -> None:
+        for _ in range(self._unread):
+            next(iter(self.x), None)
+        self._unread = 0
+
+
+class Stream:
+    """A generator, from which all that is done is taken once again."""
+
+    num_batches: int | None = None
+    most_steps = sys.maxsize
+
+    def __init__(self, generator: Any, start: Start) -> None:
+        self.skipped = (start.epoch - start.first) * (start.steps_per_epoch or 0)
+        first = next(generator, None)
+        if first is None:
+            raise ValueError("x is a generator that gives no batch.")
+        self.x = (batch for batch in itertools.chain([first], generator))
+        self.spec = batch_specs(map_tensors(_array, first))
+        self.identity = {"data": str(self.spec)}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Does nothing: a generator goes on."""
+
+
+def _array(value: Any) -> Any:
+    """Converts a part of a batch to an array; returns a ragged or sparse tensor unchanged."""
+    return value if is_composite(value) else np.asarray(value)
+
+
+def _without_rows(value: Any) -> Any:
+    return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
+
+
+def _most_steps(num_batches: int | None, start: Start) -> int:
+    return sys.maxsize if num_batches is None or start.steps_per_epoch else num_batches
+
+
+def _has_index(x: Any) -> bool:
+    if isinstance(x, keras.utils.PyDataset):
+        return True
+    is_structure = isinstance(x, (list, tuple, dict, str, bytes))
+    return not is_structure and hasattr(x, "__len__") and hasattr(x, "__getitem__")
+
+
+def _tensors(parts: Any) -> Any:
+    """(x, y, sample_weight) as tensors on the CPU: floats as Keras has them, lists as tuples."""
+    x, y, weight = keras.tree.lists_to_tuples(parts)
+    if keras.tree.is_nested(y) and weight is not None and not keras.tree.is_nested(weight):
+        weight = keras.tree.map_structure(lambda _: parts[2], y)
+    with tf.device("/cpu:0"):
+        return map_tensors(_tensor, (x, y, weight))
+
+
+def _tensor(array: Any) -> tf.Tensor:
+    if hasattr(array, "to_numpy"):  # of pandas; Keras makes a column of a series
+        array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
+    is_known = tf.is_tensor(array) or is_scipy(array)
+    tensor = as_tensor(array if is_known else np.asarray(array))
+    if isinstance(tensor, tf.SparseTensor):
+        tensor = tf.sparse.reorder(tensor)
+    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+
+
+def _num_rows(parts: Any) -> int:
+    counts = {int(part.shape[0]) for part in tf.nest.flatten(parts) if part is not None}
+    if len(counts) != 1:
+        raise ValueError(f"x, y and sample_weight have different lengths: {sorted(counts)}.")
+    return counts.pop()

@@ -1,0 +1,212 @@
+"""Copies of variables and of callbacks' memory for a checkpoint, and their way back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.resume.checkpoints import json_copy
+from towers.resume.train_state import plain
+from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
+from towers.step import TowerStep
+
+# Keras' own callbacks remember these from epoch to epoch, or from batch to batch.
+_CALLBACK_FIELDS = (
+    "best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", *CALLBACK_FIELDS
+)
+_BEST_WEIGHTS = "best_weights"
+_CLASS = "class"  # of the callback that a state belongs to
+_ROWS, _KEYS = "rows", "keys"  # of a CSVLogger
+_UNSAVED = "unsaved"  # in place of what a callback remembers, where that was no JSON
+
+
+def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
+    """All variables of a step: the model's (with its seeds), the optimizer's, the metrics' sums."""
+    return {
+        "model": step.model.variables,
+        "optimizer": step.optimizer.variables,
+        "metrics": step.metrics_variables,
+    }
+
+
+def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.ndarray]:
+    """Copies of the variables of each group on the host."""
+    return {
+        f"{group}/{i}/{variable.path}": np.asarray(variable.value.numpy())
+        for group, variables in groups.items()
+        for i, variable in enumerate(variables)
+    }
+
+
+def assign_arrays(
+    groups: Mapping[str, Sequence[keras.Variable]], arrays: dict[str, np.ndarray], path: Path
+) -> None:
+    """Assigns what `copy_arrays` copied.
+
+    Variables are matched by their order: paths count the models that a process has made before.
+
+    Raises:
+        ValueError: the first variable that differs, with both shapes; nothing is assigned.
+    """
+    pairs: list[tuple[Any, np.ndarray]] = []
+    for group, variables in groups.items():
+        saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
+        for variable, (name, value) in zip(variables, saved.items(), strict=False):
+            theirs = f"{name.split('/', 2)[-1]} {_kind(value)}"
+            if _kind(value) != _kind(variable):
+                raise _differs(path, group, f"{variable.path} is {_kind(variable)}", theirs)
+            pairs.append((variable, value))
+        if len(saved) != len(variables):
+            raise _differs(path, group, f"{len(variables)} variables", f"{len(saved)}")
+    for variable, value in pairs:
+        variable.assign(value)
+
+
+def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Copies of the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
+    return {
+        f"callbacks/{i}/{j}": np.array(value)
+        for i, callback in enumerate(callbacks)
+        for j, value in enumerate(_best_weights(callback))
+    }
+
+
+def _best_weights(callback: Any) -> Sequence[np.ndarray]:
+    """A callback's best weights; of another kind than Keras', the name means something else."""
+    values = getattr(callback, _BEST_WEIGHTS, None)
+    if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
+        return values
+    return []
+
+
+def callbacks_state(
+    callbacks: Sequence[Any], warn: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Copies of what each callback remembers, as JSON values, which later steps do not change.
+
+    A callback of the user's takes part with `get_state()` -> JSON values, and `set_state(value)`.
+
+    Args:
+        callbacks: the user's.
+        warn: called with one line for each callback whose state is no JSON: it is left out.
+    """
+    return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
+
+
+def _class(callback: Any) -> str:
+    """A callback's class; for SwapEMAWeights with its argument, which must not change."""
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
+        return f"{type(callback).__name__}(swap_on_epoch={callback.swap_on_epoch})"
+    return type(callback).__name__
+
+
+def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any]:
+    if hasattr(callback, "get_state"):
+        state = {"get_state": callback.get_state()}
+    else:
+        state = {name: getattr(callback, name) for name in _CALLBACK_FIELDS
+                 if hasattr(callback, name)}
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            state |= {_KEYS: callback.keys, _ROWS: _rows(callback)}
+    for name, value in state.items():
+        try:
+            state[name] = json_copy(value if name == "get_state" else plain(value))
+        except ValueError as error:
+            said = "get_state() returned" if name == "get_state" else f"its `{name}` holds"
+            warn(
+                f"callback {type(callback).__name__}: {said} what is no JSON ({error}); "
+                "checkpoints go without it, and a resumed run would begin it anew. Return numbers, "
+                "text, lists and dicts from get_state()."
+            )
+            return {_UNSAVED: True}
+    return state
+
+
+def restore_callbacks(
+    callbacks: Sequence[Any],
+    states: Sequence[dict[str, Any]],
+    arrays: dict[str, np.ndarray],
+    warn: Callable[[str], None],
+) -> None:
+    """Gives callbacks back what they remembered; those added since begin anew.
+
+    Args:
+        callbacks: the k-th of a class gets the state of the k-th that was saved.
+        states: of `callbacks_state`.
+        arrays: of the checkpoint; those of `callbacks_arrays` are among them.
+        warn: called with one line for each callback whose state could not be saved.
+
+    Raises:
+        ValueError: the model holds averages, and the callback that put them there is missing.
+    """
+    left = dict(enumerate(states))
+    for callback in callbacks:
+        name = _class(callback)
+        found = next((i for i, state in left.items() if state.get(_CLASS, name) == name), None)
+        if found is not None:
+            _restore(callback, left.pop(found), arrays, f"callbacks/{found}/", warn)
+    for state in left.values():
+        if says_averages(state):
+            raise ValueError(
+                f"callbacks lack {state[_CLASS]}: the checkpoint holds the averages that it had "
+                "put into the model, and training would go on from them. Give it as before."
+            )
+
+
+def _restore(
+    callback: Any,
+    state: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    prefix: str,
+    warn: Callable[[str], None],
+) -> None:
+    """Gives a callback its state, and the arrays whose names begin with `prefix`."""
+    if _UNSAVED in state:
+        warn(
+            f"callback {type(callback).__name__} begins anew: its state was no JSON when the "
+            "checkpoint was written, which therefore does not hold it."
+        )
+        return
+    best_weights = [v for name, v in arrays.items() if name.startswith(prefix)]
+    if best_weights and hasattr(callback, _BEST_WEIGHTS):
+        setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
+    if "get_state" in state:
+        if hasattr(callback, "set_state"):
+            callback.set_state(json_copy(state["get_state"]))  # it may be put back twice
+        return
+    if state.get(_ROWS) is not None and isinstance(callback, keras.callbacks.CSVLogger):
+        _write_rows(callback, state[_ROWS], state[_KEYS])
+    for name, value in state.items():
+        if name in _CALLBACK_FIELDS and hasattr(callback, name):
+            setattr(callback, name, value)
+
+
+def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
+    """The text of a CSVLogger's file; None where there is none, or it is not text."""
+    try:
+        with tf.io.gfile.GFile(logger.filename) as file:  # keeps the ends of lines as they are
+            return file.read()  # type: ignore[no-any-return]
+    except (tf.errors.OpError, UnicodeDecodeError):
+        return None
+
+
+def _write_rows(logger: keras.callbacks.CSVLogger, rows: str, keys: list[str] | None) -> None:
+    """Writes the rows that a CSVLogger has emptied as training began; it appends to them."""
+    with tf.io.gfile.GFile(logger.filename, "w") as file:
+        file.write(rows)
+    append, logger.append = logger.append, True
+    logger.on_train_begin()
+    logger.append, logger.keys = append, keys
+
+
+def _kind(value: Any) -> str:
+    """"float32 [3, 3, 1, 32]", of an array or a variable."""
+    dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
+    return f"{dtype} {[int(size) for size in value.shape]}"
+
+
+def _differs(path: Path, group: str, ours: str, theirs: str) -> ValueError:
+    return ValueError(f"{path} holds another {group}: here {ours}, in the checkpoint {theirs}.")

@@ -1,0 +1,192 @@
+"""DataSource: one protocol for data, which each kind of source implements in one file.
+
+    arrays, tf_data, image_files, random_access (ArrayRecord too), stateful, tfrecord
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import tensorflow as tf
+
+from towers.machine.devices import count_cores
+
+_PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only take memory
+
+# AutoGraph would rewrite a function of tf.data's for 0.05 s, in every process anew.
+as_written = tf.autograph.experimental.do_not_convert
+
+Order = Callable[[tf.Tensor], tf.Tensor]  # a permutation of 0 ... N - 1
+
+
+class InputOptions(NamedTuple):
+    """The configuration's options of reading and changing examples.
+
+    augment: see `augment.load`; of training examples alone.
+    data_workers: processes that read a random-access source; 0: a thread.
+    data_timeout: seconds that one of its examples may take.
+    shuffle_buffer: examples among which a streamed tf.data.Dataset is shuffled.
+    """
+
+    augment: str | None = None
+    data_workers: int = 0
+    data_timeout: float = 300.0
+    shuffle_buffer: int = 10_000
+
+
+class Epoch(NamedTuple):
+    """The part of an epoch that is left; by default all of it, unchanged and in the split's order.
+
+    batch_size: B, the global batch.
+    start_step: the steps that are already done.
+    order: of a number of examples, or of files, their permutation.
+    key: of shuffling within a buffer; None: not shuffled.
+    change: (index, x) -> x, of each example; None: as it is.
+    number: of the epoch, from 0.
+    """
+
+    batch_size: int
+    start_step: int = 0
+    order: Callable[[int], Order] = lambda count: lambda positions: positions
+    key: int | None = None
+    change: Callable[[tf.Tensor, Any], Any] | None = None
+    number: int = 0
+
+    def indices(self, num_examples: int) -> tf.data.Dataset:
+        """int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""
+        order, size = self.order(num_examples), self.batch_size
+
+        @as_written
+        def indices_of(step: tf.Tensor) -> tf.Tensor:
+            begin = step * size
+            return order(tf.range(begin, tf.minimum(begin + size, num_examples)))
+
+        steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
+        return steps.map(indices_of)
+
+
+@dataclass(frozen=True)
+class ExplainedBatches:
+    """The batches of a tf.data.Dataset, with the reason where one of them cannot be made.
+
+    dataset: yields the batches.
+    explained: iterates over them; raises ValueError in place of TensorFlow's error.
+    """
+
+    dataset: tf.data.Dataset
+    explained: Callable[[tf.data.Dataset], Iterator[Any]]
+
+    @property
+    def element_spec(self) -> Any:
+        return self.dataset.element_spec
+
+    def enumerate(self, start: int) -> "ExplainedBatches":
+        return replace(self, dataset=self.dataset.enumerate(start))
+
+    def map(self, function: Callable[..., Any]) -> "ExplainedBatches":
+        return replace(self, dataset=self.dataset.map(function))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.explained(self.dataset)
+
+
+Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
+
+
+class DataSource(Protocol):
+    """The examples of one split.
+
+    num_examples: N.
+    how: what happens to them while training runs, for the user; "" for examples in memory.
+    is_sequential: whether an epoch that begins later reads, and leaves out, what comes before.
+    labels: all of them, in the split's own order; None where each would have to be read.
+    """
+
+    @property
+    def num_examples(self) -> int: ...
+
+    @property
+    def how(self) -> str: ...
+
+    @property
+    def is_sequential(self) -> bool: ...
+
+    @property
+    def labels(self) -> Any: ...
+
+    def opened(self, options: InputOptions) -> "DataSource":
+        """The source as a run reads it: in memory, or with what reads it."""
+
+    def identity(self) -> Iterable[Any]:
+        """The bytes, beside their number, by which the examples are told from others."""
+
+    def batches(self, epoch: Epoch) -> Batches:
+        """(x [B, ...], y [B, ...]) for each step that is left; the last may be shorter."""
+
+
+def num_steps(num_examples: int, batch_size: int) -> int:
+    """The global batches of an epoch; the last may be partial."""
+    return -(-num_examples // batch_size)
+
+
+def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
+    """(index [B], example [B, ...]) for each batch -> the batches of an epoch."""
+    if epoch.change is not None:
+        return of_examples(batches.unbatch(), epoch)
+    return prepare_ahead(batches.map(as_written(lambda index, batch: batch)))
+
+
+def of_examples(
+    examples: tf.data.Dataset,
+    epoch: Epoch,
+    num_threads: int | None = None,
+    is_ragged: bool = False,
+) -> tf.data.Dataset:
+    """(index, example) -> the batches of an epoch; each x is changed, on all cores.
+
+    Args:
+        examples: (index, example); an example is x, or a tuple that begins with x, as Keras has it.
+        epoch: of these.
+        num_threads: that make batches of what is not changed; None: all cores.
+        is_ragged: rows of ragged tensors come as tensors of any length.
+    """
+    if (change := epoch.change) is None:
+        plain = examples.map(as_written(lambda index, example: example))
+    else:
+
+        @as_written
+        def changed(index: tf.Tensor, *example: Any) -> Any:
+            (values,) = example
+            if isinstance(values, tuple):
+                return (change(index, values[0]), *values[1:])
+            return change(index, values)
+
+        plain, num_threads = examples.map(changed, count_cores(), deterministic=True), None
+    batch = plain.ragged_batch if is_ragged else plain.batch
+    return prepare_ahead(batch(epoch.batch_size), num_threads or count_cores())
+
+
+def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
+    """The batches in their order, made ahead in threads of their own: not those of the towers."""
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = num_threads
+    options.autotune.enabled = False
+    # Rewriting the graph would copy the captured tensors, once an epoch.
+    options.experimental_optimization.apply_default_optimizations = False
+    return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
+
+
+def shuffled(indices: tf.Tensor, seed: int, epoch: int | tf.Tensor, count: int) -> tf.Tensor:
+    """The permutation of 0 ... count - 1 in one epoch, at some indices, all of one dtype."""
+    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    return tf.random.experimental.index_shuffle(indices, key, tf.constant(count - 1, tf.int64))
+
+
+def sha256(parts: Iterable[Any]) -> str:
+    """SHA-256 of bytes, one after the other: a second for 2 GB."""
+    result = hashlib.sha256()
+    for part in parts:
+        result.update(part)
+    return result.hexdigest()

@@ -1,0 +1,296 @@
+"""Ends a process that waits for a worker that will not come, and says which one that is.
+
+    a worker is killed             TensorFlow's operations fail in the others: LostWorkerError
+    stopped, or never started      it answers nobody: after the timeout the others end, naming it
+    hangs between two steps        at a roll call, after the timeout, it is the one that does not
+                                   wait for others: it says where it hangs, all end, naming it
+    hangs before the first step,   it answers, and says nothing: after 10 times the timeout, or 10
+    in a step, or wholly           times the longest phase so far, the others end
+"""
+
+import functools
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers.machine import hang
+from towers.workers.cluster import LOST_WORKER, Cluster, LostWorkerError
+from towers.machine.devices import HOST
+from towers.machine.tensorflow_internals import answers, is_gone
+from towers.machine.words import plural
+from towers.workers.worker_collectives import WorkerCollectives
+
+DEFAULT_TIMEOUT = 60.0
+START = "the start"  # the phase in which workers agree, and load their data
+ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
+_ANSWER_SECONDS = 3.0
+_SOON = 2.0  # seconds of waiting, before the others are asked whether they are there
+_PATIENCE = 10  # with who answers: it may be compiling, or writing a large file
+_ABOUT_WORKERS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
+_GO_ON = "Start the run again with resume=DIR, on any number of workers."
+
+
+@contextmanager
+def watched(cluster: Cluster, phase: str) -> Iterator[None]:
+    """Within, this process computes with the others, and may wait for them.
+
+    Raises:
+        LostWorkerError: one of them is gone. Where one is silent, the process ends by itself with
+            `LOST_WORKER` and one line: nothing else ends an operation that waits.
+    """
+    if cluster.num_workers == 1:
+        with hang.step(phase):
+            yield
+        return
+    watch = _watch(cluster)
+    watch.begin(phase)
+    try:
+        with hang.step(phase):
+            yield
+    except tf.errors.InvalidArgumentError as error:
+        if ANOTHER_BATCH not in str(error):
+            raise
+        raise ValueError(
+            f"{ANOTHER_BATCH} in {phase}. Give each the same examples in the same order: it takes "
+            "its own shards of them. What shuffles needs the same seed everywhere, such as "
+            "keras.utils.set_random_seed(1)."
+        ) from None
+    except _ABOUT_WORKERS as error:
+        if not _is_about_workers(error):
+            raise
+        raise LostWorkerError(_lost_text(cluster, phase, str(error))) from None
+    finally:
+        watch.end()
+
+
+def set_timeout(seconds: float) -> None:
+    """Sets the seconds after which a worker is lost that does not answer, or lets others wait.
+
+    Else it is `DEFAULT_TIMEOUT`, and ten times that for the others' patience between two steps: a
+    script of one's own may do anything there.
+    """
+    _Watch.timeout, _Watch.patience = seconds, 1
+
+
+def timeout() -> float:
+    """The seconds after which a worker is lost."""
+    return _Watch.timeout
+
+
+@contextmanager
+def at_work(phase: str) -> Iterator[None]:
+    """Within, this process may let others wait for ten times the timeout: it writes a file."""
+    watch = _Watch.running
+    if watch is None:
+        with hang.within(phase):
+            yield
+        return
+    watch.pause(_PATIENCE)
+    try:
+        with hang.within(phase):
+            yield
+    finally:
+        watch.pause()
+
+
+def gone(cluster: Cluster) -> int | None:
+    """A worker that has ended, or has not started yet; None where all are there."""
+    return next((w for w in _others(cluster) if is_gone(w, _ANSWER_SECONDS)), None)
+
+
+@functools.cache
+def _watch(cluster: Cluster) -> "_Watch":
+    return _Watch(cluster)
+
+
+class _Doing(NamedTuple):
+    """The phase in which the process waits for others, and since when; None: it does not.
+
+    thread: in which it began.
+    patience: how often the timeout others have to wait meanwhile.
+    """
+
+    phase: str | None
+    since: float
+    thread: int
+    patience: int = 1
+
+
+class _Watch:
+    """A thread that ends the process when it waits for a worker that will not come."""
+
+    timeout = DEFAULT_TIMEOUT
+    patience = _PATIENCE
+    running: "_Watch | None" = None
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._longest = 0.0  # seconds of a phase so far; 0 until all have met
+        self._has_stepped = False  # before, one may read its data for longer than another
+        self._doing = _Doing(None, time.monotonic(), threading.get_ident())
+        calls = WorkerCollectives(cluster.num_workers, cluster.index)
+        self._gather = tf.function(calls.all_gather, autograph=False)
+        self._last_call, self._is_calling = 0.0, False
+        _Watch.running = self
+        threading.Thread(target=self._run, daemon=True, name="towers-watch").start()
+
+    def begin(self, phase: str) -> None:
+        self._doing = _Doing(phase, time.monotonic(), threading.get_ident())
+
+    def end(self) -> None:
+        self._longest = max(self._longest, time.monotonic() - self._doing.since)
+        self._has_stepped |= self._doing.phase != START
+        self.pause()
+
+    def pause(self, patience: int | None = None) -> None:
+        patience = patience or self.patience
+        self._doing = _Doing(None, time.monotonic(), threading.get_ident(), patience)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(1.0, self.timeout / 4))
+            doing, now = self._doing, time.monotonic()
+            seconds = now - doing.since
+            if self._has_stepped and now - max(doing.since, self._last_call) >= self.timeout:
+                self._call_the_roll()
+            if doing.phase is None:
+                continue
+            text = None
+            if self._longest and seconds >= _SOON:
+                text = self._loss(doing.phase)
+            if text is None and seconds >= self.timeout:
+                text = self._verdict(doing.phase, seconds)
+            if text and self._doing is doing:
+                _end(text)
+
+    def _loss(self, phase: str) -> str | None:
+        """The worker that has ended while nothing was on its way to it: no operation fails."""
+        lost = gone(self._cluster)
+        return None if lost is None else _loss_text(self._cluster, lost, phase)
+
+    def _verdict(self, phase: str, seconds: float) -> str | None:
+        """The fault, after so many seconds of one phase."""
+        silent = _silent(self._cluster)
+        if silent:
+            return _silent_text(self._cluster, silent, phase, seconds)
+        if seconds < _PATIENCE * max(self.timeout, self._longest):
+            return None
+        return (
+            f"the workers answer, but not all of them came to {phase} within {seconds:.0f} "
+            "seconds: the worker hangs whose own log does not end with this line."
+        )
+
+    # Who does the same for longer than the timeout calls the roll: to find out whether others wait
+    # for it, or for whom it waits. In a thread of its own, as the others may never come.
+
+    def _call_the_roll(self) -> None:
+        if not self._is_calling:
+            self._is_calling = True
+            threading.Thread(target=self._meet_for_roll, daemon=True, name="towers-roll").start()
+
+    def _meet_for_roll(self) -> None:
+        with suppress(tf.errors.OpError), tf.device(HOST):
+            self._gather(tf.zeros([2], tf.float64))  # from here all are there, and tell the present
+            doing = self._doing
+            patient = (time.monotonic() - doing.since) / doing.patience
+            told = self._gather(tf.constant([doing.phase is not None, patient], tf.float64))
+            self._judge(doing, told.numpy())
+        self._last_call, self._is_calling = time.monotonic(), False
+
+    def _judge(self, doing: _Doing, told: np.ndarray) -> None:
+        """Ends the process where some have waited for others that have not, both for too long.
+
+        Args:
+            doing: what this worker has told.
+            told: [W, 2]: whether a worker waits, and for how many seconds it has or has not, by
+                its patience.
+        """
+        waits, seconds = told[:, 0] == 1, told[:, 1]
+        own_seconds = time.monotonic() - doing.since
+        late = np.flatnonzero(~waits & (seconds >= self.timeout)).tolist()
+        if not late or not (waits & (seconds >= self.timeout)).any() or self._doing is not doing:
+            return
+        index = self._cluster.index
+        if doing.phase is not None:
+            _end(_late_text(self._cluster, late, doing.phase, own_seconds))
+        elif index in late:
+            print(f"error: {_own_text(doing, own_seconds)}", file=sys.stderr, flush=True)
+            time.sleep(_SOON)  # the others end first, and name this one
+            os.kill(os.getpid(), signal.SIGABRT)
+
+
+def _end(text: str) -> None:
+    """Nothing else ends an operation that waits."""
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    os._exit(LOST_WORKER)
+
+
+def _silent(cluster: Cluster) -> list[int]:
+    return [w for w in _others(cluster) if not answers(w, _ANSWER_SECONDS)]
+
+
+def _others(cluster: Cluster) -> list[int]:
+    return [w for w in range(cluster.num_workers) if w != cluster.index]
+
+
+def _named(cluster: Cluster, workers: list[int]) -> str:
+    names = ", ".join(f"{w} ({cluster.addresses[w]})" for w in workers)
+    return f"{plural('worker', len(workers))} {names}"
+
+
+def _silent_text(cluster: Cluster, silent: list[int], phase: str, seconds: float) -> str:
+    return (
+        f"{_named(cluster, silent)} did not answer for {seconds:.0f} seconds in {phase}. {_GO_ON}"
+    )
+
+
+def _late_text(cluster: Cluster, late: list[int], phase: str, seconds: float) -> str:
+    return (
+        f"{_named(cluster, late)} did not come to {phase} for {seconds:.0f} seconds, and the log "
+        f"there says where it hangs. {_GO_ON}"
+    )
+
+
+def _own_text(doing: _Doing, seconds: float) -> str:
+    """The message of the worker that hangs."""
+    return (
+        f"the others wait for this worker, which has hung for {seconds:.0f} seconds"
+        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a larger "
+        "worker_timeout."
+    )
+
+
+def _is_about_workers(error: tf.errors.OpError) -> bool:
+    text = str(error)
+    return "ollective" in text or "/job:worker" in text
+
+
+def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
+    named = [int(task) for task in re.findall(r"task:(\d+)", text)]
+    lost = next((w for w in reversed(named) if w != cluster.index), None)
+    if lost is None:
+        lost = next(iter(_silent(cluster)), None)
+    if lost is None:
+        return f"the workers lost each other in {phase}: {' '.join(text.split())[-600:]}"
+    return _loss_text(cluster, lost, phase)
+
+
+def _loss_text(cluster: Cluster, lost: int, phase: str) -> str:
+    return (
+        f"worker {lost} ({cluster.addresses[lost]}) was lost in {phase}. {_GO_ON}"
+    )

@@ -1,0 +1,159 @@
+"""The workers of a run: they join before TensorFlow starts, and talk between steps."""
+
+import functools
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+
+import numpy as np
+import tensorflow as tf
+
+from towers.workers import watch
+from towers.workers.cluster import ALONE, Cluster, find_cluster
+from towers.machine.devices import HOST, has_started
+from towers.machine.tensorflow_internals import start_collectives
+from towers.workers.watch import START, watched
+from towers.workers.worker_collectives import WorkerCollectives
+
+_MOMENT = 0.5  # seconds, from one question whether the others have ended to the next
+_MOST_LISTED = 3
+
+
+@functools.cache
+def join_workers() -> Cluster:
+    """Joins the workers that TF_CONFIG or Slurm names; this process is one of them from then on.
+
+    A script calls it before anything uses TensorFlow, which listens at this worker's address once
+    it starts. `make_parallel`, `TowerStep`, `train` and `logical_cpus` call it too. A model's
+    variables start TensorFlow, so a script that makes its model first calls this function first.
+
+    Returns:
+        Its `num_workers`, this worker's `index` from 0, and `is_chief`, whether that is 0. Without
+        other workers 1, 0 and True.
+
+    Raises:
+        ValueError: the environment makes no sense, TensorFlow has started already, the port is
+            taken.
+    """
+    cluster = find_cluster()
+    if cluster is not ALONE:
+        if has_started():
+            raise ValueError(
+                f"the environment names {cluster.num_workers} workers, but TensorFlow has started "
+                "before this process joined them: a model's variables start it, too. Call "
+                "towers.join_workers() at the top of the script, right after `import towers`, or "
+                "unset TF_CONFIG."
+            )
+        _check_port(cluster.addresses[cluster.index])
+        start_collectives(cluster.addresses, cluster.index)
+    return cluster
+
+
+def _check_port(address: str) -> None:
+    """Raises ValueError where another process listens at this worker's port.
+
+    TensorFlow would end with "Could not start gRPC server" and no reason.
+    """
+    host, _, port = address.rpartition(":")
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise ValueError(
+                f"this worker's address is {address}, and port {port} cannot be used: "
+                f"{error.strerror}. Is another worker of this index running? Name another port "
+                f"for {host}."
+            ) from None
+
+
+class Workers:
+    """The collectives between steps, of bytes and of numbers. Every worker makes the same calls.
+
+    cluster: who they are.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._is_alone = cluster.num_workers == 1
+        if not self._is_alone:
+            self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
+            self._largest = tf.function(
+                lambda row: tf.reduce_max(self._collectives.all_gather(row), 0), autograph=False
+            )
+            self._partings = WorkerCollectives(cluster.num_workers, cluster.index)
+
+    def all_reduce_max(self, *values: int) -> tuple[int, ...]:
+        """The largest that any worker gives, of each value from 0 to 2^31 - 1."""
+        if self._is_alone:
+            return values
+        with watched(self.cluster, "the end of a step"), tf.device(HOST):
+            return tuple(self._largest(tf.constant(values)).numpy().tolist())
+
+    def check_same(self, what: Mapping[str, object]) -> None:
+        """Raises ValueError, in every worker, where one differs from the chief.
+
+        Args:
+            what: plain JSON values, by the names that the error tells.
+        """
+        if self._is_alone:
+            return
+        chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode()))
+        for worker, theirs in enumerate(others, start=1):
+            differ = [name for name in {**chiefs, **theirs} if chiefs.get(name) != theirs.get(name)]
+            if differ:
+                listed = ", ".join(
+                    f"{name} ({theirs.get(name)}, the chief's is {chiefs.get(name)})"
+                    for name in differ[:_MOST_LISTED]
+                )
+                more = f" and {len(differ) - _MOST_LISTED} more" if differ[_MOST_LISTED:] else ""
+                self.barrier()
+                raise ValueError(
+                    f"worker {worker} ({self.cluster.addresses[worker]}) differs from the chief in "
+                    f"{listed}{more}. All workers must be given the same."
+                )
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """The bytes of every worker, in order."""
+        if self._is_alone:
+            return [data]
+        with watched(self.cluster, START), tf.device(HOST):
+            sizes = self._collectives.all_gather(tf.constant(len(data), tf.int64)).numpy()
+            padded = np.zeros(max(1, *sizes), np.int32)  # TensorFlow dies of gathering nothing
+            padded[: len(data)] = np.frombuffer(data, np.uint8)
+            rows = self._collectives.all_gather(tf.constant(padded)).numpy().astype(np.uint8)
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """The chief's bytes, in every worker."""
+        if self._is_alone:
+            return data
+        with watched(self.cluster, START), tf.device(HOST):
+            size = int(self._collectives.broadcast(tf.constant(len(data), tf.int64)).numpy())
+            words = np.zeros(max(1, -(-size // 8)), np.int64)
+            if self.cluster.is_chief:
+                words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
+            return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
+
+    def barrier(self) -> None:
+        """Returns when this worker may end, or go on: the others have had all that it told them.
+
+        An operation is done when its last message is on its way, and a process that ends there may
+        take it along. So all meet twice: who comes to the second meeting has had the first, and
+        whether the second one succeeds matters to nobody.
+        """
+        if self._is_alone:
+            return
+        self.all_reduce_max(0)
+        second = threading.Thread(target=self._meet_again, daemon=True, name="towers-parting")
+        second.start()
+        until = time.monotonic() + watch.timeout()
+        while second.is_alive() and time.monotonic() < until and watch.gone(self.cluster) is None:
+            second.join(_MOMENT)
+
+    def _meet_again(self) -> None:
+        with suppress(tf.errors.OpError), tf.device(HOST):
+            self._partings.all_gather(tf.constant(0))
