@@ -147,7 +147,7 @@ def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
 def test_too_little_memory_on_two_devices_is_named_too(tmp_path):
     """TensorFlow often reports the cancelled transfer instead; its messages in the log tell."""
     code, stdout, stderr = train(
-        "--model=tests.process_test:greedy_model", "--dataset=tests.loop_test:small_data",
+        "--model=tests.process_test:greedy_model", "--dataset=tests.app.loop_test:small_data",
         "--num_gpus=2", "--batch_size=16", "--device=cpu", "--run_dir=run", cwd=tmp_path, anew=True,
     )
     assert code == 2, stdout + stderr

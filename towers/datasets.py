@@ -1,5 +1,6 @@
 """The built-in data sets, by their public name; the code is in towers/app/datasets."""
 
+from towers.app import datasets as _datasets
 from towers.app.datasets import (
     NAMES,
     Dataset,
@@ -17,3 +18,4 @@ from towers.app.datasets import (
 
 __all__ = ["NAMES", "Dataset", "check_arrays", "cifar10", "fashion_mnist", "image_folder", "load",
            "mnist", "music", "npz", "num_examples", "synthetic"]
+__path__ = _datasets.__path__  # so that towers.datasets.mnist can be imported

@@ -21,14 +21,14 @@ from towers.app.command_line import Terminated, exit_code, is_verbose
 ROOT = Path(__file__).parents[2]
 # Modules whose texts may hold --flags, each with the reason; no ValueError of theirs, though.
 SPEAK_OF_FLAGS = {
-    "loop.py": "says at the end of a run what the command has done",
-    "diagnosis/anatomy_report.py": "advice, printed by train.py --profile",
+    "app/loop.py": "says at the end of a run what the command has done",
+    "app/diagnosis/anatomy_report.py": "advice, printed by train.py --profile",
     "machine/nvidia.py": "a line of train.py --devices",
-    "reporting/outcome.py": "the command that goes on with a run",
-    "training/run_files.py": "names the commands that would refuse a file",
-    "sweep/cells.py": "makes command lines of train.py",
-    "sweep/child.py": "makes command lines of train.py",
-    "sweep/run_cells.py": "a line of sweep.py",
+    "app/reporting/outcome.py": "the command that goes on with a run",
+    "app/training/run_files.py": "names the commands that would refuse a file",
+    "app/sweep/cells.py": "makes command lines of train.py",
+    "app/sweep/child.py": "makes command lines of train.py",
+    "app/sweep/run_cells.py": "a line of sweep.py",
 }
 A_FLAG = re.compile(r"--[\w{]")
 

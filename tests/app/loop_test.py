@@ -53,8 +53,8 @@ def large_data():
 def config(**values):
     """4 steps an epoch: 50 = 3 x 16 + 2."""
     small = {
-        "model": "tests.loop_test:small_model",
-        "dataset": "tests.loop_test:small_data",
+        "model": "tests.app.loop_test:small_model",
+        "dataset": "tests.app.loop_test:small_data",
         "num_gpus": 2,
         "batch_size": 16,
         "epochs": 2,
@@ -177,8 +177,8 @@ def test_verifying_the_gradients_does_not_change_the_run(capsys):
 
 def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
     differing = {
-        "model": "tests.diagnosis.blame_test:centring",
-        "dataset": "tests.diagnosis.blame_test:data", "num_towers": 3, "run_dir": "run",
+        "model": "tests.app.diagnosis.blame_test:centring",
+        "dataset": "tests.app.diagnosis.blame_test:data", "num_towers": 3, "run_dir": "run",
     }
     with pytest.raises(ValueError, match="^`verify_gradients` has found .*'centred'"):
         towers.train(config(**differing, verify_gradients=True))
@@ -286,7 +286,7 @@ def test_a_model_with_nan_is_not_saved(capsys):
     with pytest.raises(NonFiniteError, match="final.keras is not written: the model holds NaN"):
         towers.train(
             config(
-                dataset="tests.loop_test:large_data", max_steps=1, optimizer="sgd",
+                dataset="tests.app.loop_test:large_data", max_steps=1, optimizer="sgd",
                 learning_rate=3e38, run_dir="run",
             )
         )
@@ -342,7 +342,7 @@ def test_a_file_to_begin_with_is_one_of_the_directory_where_the_run_began(capsys
     towers.train(config(run_dir="first", model="mlp", epochs=1))
     os.rename("first/final.keras", "mine.keras")
     keras.utils.clear_session()
-    moving = {"dataset": "tests.loop_test:data_that_move", "model": "mlp"}
+    moving = {"dataset": "tests.app.loop_test:data_that_move", "model": "mlp"}
     towers.train(config(**moving, run_dir="run", init_from="mine.keras", epochs=1))
     assert "variables begin with the values in mine.keras" in capsys.readouterr().out
 
@@ -353,7 +353,7 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_
         def on_epoch_begin(self, epoch, logs=None):
             os.chdir(tmp_path / "elsewhere")
 
-    moving = {"dataset": "tests.loop_test:data_that_move", "model": "mlp"}
+    moving = {"dataset": "tests.app.loop_test:data_that_move", "model": "mlp"}
     towers.train(config(**moving, run_dir=name, export="served", epochs=1), [Moves()])
     name = name or "runs/mlp-tests.loop_test_data_that_move-001"
     assert f"run: {name}\n" in capsys.readouterr().out

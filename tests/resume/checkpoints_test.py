@@ -239,7 +239,7 @@ def write_and_die(directory):
 
 
 def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoint(tmp_path):
-    code = "import pathlib; from tests.checkpointing.checkpoints_test import write_and_die as f; " \
+    code = "import pathlib; from tests.resume.checkpoints_test import write_and_die as f; " \
            f"f(pathlib.Path({str(tmp_path)!r}))"
     root = Path(checkpoints.__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)

@@ -52,7 +52,7 @@ def _file(model, tmp_path):
 
 def config(**values):
     """Batches of 7, 7 and 6 on 3 towers."""
-    made = {"dataset": "tests.after_training.predicting_test:data", "num_gpus": 2, "num_towers": 3,
+    made = {"dataset": "tests.app.after_training.predicting_test:data", "num_gpus": 2, "num_towers": 3,
             "batch_size": 7, "device": "cpu"}
     return TrainConfig(**{**made, **values})
 
@@ -166,7 +166,7 @@ def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, 
 
 def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path):
     pixels_test.model().save(tmp_path / "m.keras")
-    data = config(dataset="tests.datasets.pixels_test:splits")
+    data = config(dataset="tests.app.datasets.pixels_test:splits")
     found = evaluate_file(data, tmp_path / "m.keras", out)
     saved = keras.saving.load_model(tmp_path / "m.keras")
     expected = saved.evaluate(pixels_test.DIVIDED, pixels_test.LABELS, verbose=0)
@@ -182,7 +182,7 @@ def test_a_model_without_a_loss_predicts_and_is_not_evaluated(out, tmp_path):
 
 def test_data_of_another_shape_are_refused(file, out):
     with pytest.raises(ValueError, match=r"^evaluate \(.*\) takes inputs of shape \(3,\), and dat"):
-        evaluate_file(config(dataset="tests.after_training.predicting_test:numbers"), file, out)
+        evaluate_file(config(dataset="tests.app.after_training.predicting_test:numbers"), file, out)
 
 
 def test_several_workers_are_refused(file, out, monkeypatch):

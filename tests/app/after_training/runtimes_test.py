@@ -128,7 +128,7 @@ def unusual_model(input_shape, num_classes):
 
 @both
 def test_a_model_that_the_runtime_cannot_take_is_one_line_and_the_run_is_kept(suffix, tmp_path):
-    values = {"model": "tests.after_training.runtimes_test:unusual_model", "run_dir": "run"}
+    values = {"model": "tests.app.after_training.runtimes_test:unusual_model", "run_dir": "run"}
     with pytest.raises(ValueError) as refused:
         towers.train(config(**values, epochs=1, export=f"new/model.{suffix}"))
     name = {"onnx": "ONNX", "tflite": "LiteRT"}[suffix]

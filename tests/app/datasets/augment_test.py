@@ -17,7 +17,7 @@ from towers.app.datasets.keras_augment import of_layers
 from towers.resume.source import InputOptions
 
 COUNT, SHAPE = 19, (6, 5, 3)
-ME = "tests.datasets.augment_test"
+ME = "tests.app.datasets.augment_test"
 SPEC = tf.TensorSpec(SHAPE)
 
 

@@ -17,7 +17,7 @@ from towers.resume.source import InputOptions
 pytestmark = pytest.mark.light  # not about updates or curves
 
 CLASSES, COUNT = 4, 22
-ME = "tests.datasets.keras_augment_test"
+ME = "tests.app.datasets.keras_augment_test"
 SPEC = tf.TensorSpec(SHAPE)
 ALL_THREE = "RandomFlip('horizontal'),RandomTranslation(0.2,0.2),MixUp(alpha=0.8)"
 ARGUMENTS = {

@@ -1,4 +1,4 @@
-"""Iterables of examples that have a state: `--dataset=tests.datasets.loaders:load`."""
+"""Iterables of examples that have a state: `--dataset=tests.app.datasets.loaders:load`."""
 
 import numpy as np
 

@@ -108,14 +108,14 @@ def test_the_digest_is_of_shapes_and_size():
 
 
 def test_a_users_function_may_return_two_sources():
-    dataset = load("tests.datasets.sources:splits")
+    dataset = load("tests.app.datasets.sources:splits")
     assert isinstance(dataset.train, random_access.RandomAccess)
     assert (dataset.num_classes, dataset.input_shape) == (NUM_CLASSES, (2, 3, 1))
 
 
 def config(run_dir, **values):
-    small = {"model": "tests.datasets.random_access_test:model", "num_gpus": 2, "num_towers": 2,
-             "dataset": "tests.datasets.sources:splits", "batch_size": BATCH, "epochs": 2,
+    small = {"model": "tests.app.datasets.random_access_test:model", "num_gpus": 2, "num_towers": 2,
+             "dataset": "tests.app.datasets.sources:splits", "batch_size": BATCH, "epochs": 2,
              "run_dir": str(run_dir)}
     return TrainConfig(**{**small, **values})
 
@@ -138,7 +138,7 @@ def weights(directory):
 def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys):
     read = towers.train(config(tmp_path / "read", data_workers=1))
     expected = towers.train(
-        config(tmp_path / "arrays", dataset="tests.datasets.sources:in_memory")
+        config(tmp_path / "arrays", dataset="tests.app.datasets.sources:in_memory")
     )
     assert read == expected
     for a, b in zip(weights(tmp_path / "read"), weights(tmp_path / "arrays"), strict=True):
@@ -147,7 +147,7 @@ def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys)
 
 
 def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
-    fault = config(tmp_path / "run", dataset="tests.datasets.sources:altered")
+    fault = config(tmp_path / "run", dataset="tests.app.datasets.sources:altered")
     with pytest.raises(ValueError, match=r"sources:altered \(train\): example 17 holds x of flo"):
         towers.train(fault)
     x = [x.numpy() for x, _ in input_lib.shuffled_batches(in_memory(), BATCH, 0, 0)]
@@ -161,8 +161,8 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
     towers.train(config(tmp_path / "one", **flags))
     ended = workers.run_all(
-        2, "train.py", "--model=tests.datasets.random_access_test:model", "--num_towers=2",
-        "--dataset=tests.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
+        2, "train.py", "--model=tests.app.datasets.random_access_test:model", "--num_towers=2",
+        "--dataset=tests.app.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
         *[f"--{name}={value}" for name, value in flags.items()],
     )
     assert [code for code, _, _ in ended] == [0, 0], ended
@@ -172,13 +172,13 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
 
 def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
     done = forked.run(
-        "train.py", "--model=tests.datasets.random_access_test:model",
-        "--dataset=tests.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
+        "train.py", "--model=tests.app.datasets.random_access_test:model",
+        "--dataset=tests.app.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
         f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5",
         cwd=workers.ROOT, timeout=50,
     )
     assert done.returncode == 2
     error, = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert error.startswith("error: tests.datasets.sources:hanging (train): example 17 takes "
+    assert error.startswith("error: tests.app.datasets.sources:hanging (train): example 17 takes "
                             "longer than --data_timeout=0.5 seconds.")
     assert "saved at step " in done.stdout

@@ -38,7 +38,7 @@ def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):
 def test_what_parses_a_record_is_needed_and_its_number_of_classes_is_checked():
     features = record_files.import_features
     assert "needs features=package.module:function" in refusal(features, "tfrecord", None)
-    own = "tests.datasets.record_files_test:refusal"
+    own = "tests.app.datasets.record_files_test:refusal"
     assert "NUM_CLASSES (0) in its module must be a whole number" in refusal(features, "t", own)
-    parse, num_classes = features("tfrecord", "tests.datasets.sources:from_bytes")
+    parse, num_classes = features("tfrecord", "tests.app.datasets.sources:from_bytes")
     assert (parse.__name__, num_classes) == ("from_bytes", 10)

@@ -149,7 +149,7 @@ def test_ctrl_c_ends_the_count_of_what_has_no_end(load):
 def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(
     tmp_path, capsys
 ):
-    flags = {"dataset": "tests.datasets.tf_data_test:splits", "shuffle_buffer": BUFFER}
+    flags = {"dataset": "tests.app.datasets.tf_data_test:splits", "shuffle_buffer": BUFFER}
     towers.train(config(tmp_path / "whole", **flags))
     assert "streamed while training runs, shuffled among 6" in capsys.readouterr().out
     towers.train(config(tmp_path / "part", **flags, max_steps=7))

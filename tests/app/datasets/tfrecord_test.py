@@ -35,7 +35,7 @@ def _folder(tmp_path):
     return tmp_path
 
 
-def load(folder, features="tests.datasets.tfrecord_test:parse"):
+def load(folder, features="tests.app.datasets.tfrecord_test:parse"):
     return datasets.load(
         "tfrecord", str(folder), input_shape=(), num_classes=1, features=features
     )
@@ -106,8 +106,8 @@ def test_a_truncated_file_is_refused_with_its_name(folder, cut):
 
 @pytest.mark.parametrize(("features", "message"), [
     (None, "needs features="),
-    ("tests.datasets.tfrecord_test:shapeless", "x has an unknown shape"),
-    ("tests.datasets.tfrecord_test:load", "cannot parse a record into (x, y): "),
+    ("tests.app.datasets.tfrecord_test:shapeless", "x has an unknown shape"),
+    ("tests.app.datasets.tfrecord_test:load", "cannot parse a record into (x, y): "),
 ])
 def test_what_parses_no_record_is_refused(folder, features, message):
     assert message in refusal(load, folder, features)

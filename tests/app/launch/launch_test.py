@@ -74,7 +74,7 @@ def test_it_starts_fast_and_without_tensorflow(tmp_path):
     assert command(tmp_path, "--workers=1", "--", "fit.py") == (0, "", "")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
-    program = "import sys, towers.launch.__main__\n" \
+    program = "import sys, towers.app.launch.__main__\n" \
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], text=True, stdout=subprocess.PIPE,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

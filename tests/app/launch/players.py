@@ -50,7 +50,7 @@ def start_command(tmp_path, *arguments, inside=(), environment=()):
     program = ["-m", "towers.app.launch"]
     if inside:
         program = ["-c", "\n".join([
-            "import sys", *inside, "from towers.launch.__main__ import main",
+            "import sys", *inside, "from towers.app.launch.__main__ import main",
             "sys.exit(main(sys.argv))",
         ])]
     hidden = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")

@@ -149,7 +149,7 @@ if index == 0:
     time.sleep(60)
 sys.exit(143)
 """
-    short = ["from towers.launch import supervise", "supervise._SAVE = 0.5"]
+    short = ["from towers.app.launch import supervise", "supervise._SAVE = 0.5"]
     code, *_, seconds = timed(tmp_path, text, "--workers=2", inside=short)
     assert code == 143 and seconds < 25
 
@@ -165,7 +165,7 @@ except ZeroDivisionError:
 time.sleep(1)
 print("goes on")
 """
-    short = ["from towers.launch import screen", "screen.HELD_SECONDS = 0.3"]
+    short = ["from towers.app.launch import screen", "screen.HELD_SECONDS = 0.3"]
     code, lines, stderr = launch(tmp_path, text, "--workers=1", inside=short)
     assert (code, lines) == (0, ["goes on"])
     assert stderr.startswith("a warning\nTraceback") and stderr.endswith("by zero\n")
@@ -177,7 +177,7 @@ def test_a_worker_that_ends_well_has_all_its_words_shown(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_is_one_line(tmp_path):
-    few = ["import resource, os", "from towers.launch import supervise, worker",
+    few = ["import resource, os", "from towers.app.launch import supervise, worker",
            "start = supervise.Worker",
            "supervise.Worker = lambda i, *a: start(i, *a) if i < 2 else os.open('/none', 0)"]
     code, _, stderr = launch(tmp_path, "note('pid', os.getpid()); time.sleep(60)", "--workers=3",
@@ -345,7 +345,7 @@ def test_a_save_that_fails_is_told(tmp_path):
 
 
 def test_a_signal_before_the_workers_is_passed_on_to_them(tmp_path):
-    early = ["import os, signal", "from towers.launch import launcher",
+    early = ["import os, signal", "from towers.app.launch import launcher",
              "supervise = launcher.supervise",
              "launcher.supervise = lambda *a: "
              "(signal.raise_signal(signal.SIGTERM), supervise(*a))[1]"]

@@ -7,7 +7,7 @@ import pytest
 from tests.app.datasets.sources import Pixels, to_bytes
 from towers.app.reading.array_records import ArrayRecords
 
-FEATURES = "tests.datasets.sources:from_bytes"
+FEATURES = "tests.app.datasets.sources:from_bytes"
 
 
 def write(path, indices):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import has_ended
-from tests.app.sweep_test import environment, read
+from tests.sweep_test import environment, read
 from towers.app.config import TrainConfig
 from towers.app.sweep.cells import Cell
 from towers.app.sweep.run_cells import error_line, run_sweep

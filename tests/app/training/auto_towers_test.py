@@ -15,7 +15,7 @@ from towers.machine.devices import has_gpus
 from towers.app.training import auto_towers
 from towers.app.training.auto_towers import build_with_auto_towers
 
-MODEL = "tests.training.auto_towers_test:hungry_model"
+MODEL = "tests.app.training.auto_towers_test:hungry_model"
 pytestmark = [
     pytest.mark.light,
     pytest.mark.skipif(has_gpus(), reason="asks the CPU's allocator for too much"),
@@ -90,7 +90,7 @@ def test_where_it_fits_at_once_there_is_one_tower_a_device():
 def test_one_example_too_much_is_refused():
     with pytest.raises(ValueError, match="too little memory for 1 example a tower. Use a smaller"):
         build_with_auto_towers(config(
-            model="tests.training.auto_towers_test:insatiable_model", num_towers=AUTO, batch_size=2
+            model="tests.app.training.auto_towers_test:insatiable_model", num_towers=AUTO, batch_size=2
         ))
 
 

@@ -73,7 +73,7 @@ def classes():
 
 
 def test_a_users_function_brings_callbacks():
-    first, second = load("tests.training.callbacks_test:two_callbacks")
+    first, second = load("tests.app.training.callbacks_test:two_callbacks")
     assert isinstance(first, Recorder) and isinstance(second, keras.callbacks.TerminateOnNaN)
     assert load(None) == []
 
@@ -84,7 +84,7 @@ def test_a_users_function_brings_callbacks():
         (f"{__name__}:one_callback", r"returned Recorder; it must be a list of keras"),
         (f"{__name__}:classes", r"returned <class .*Recorder'>, which is no keras"),
         (f"{__name__}:backups", r"returned a BackupAndRestore, .*leave BackupAndRestore out"),
-        ("tests.training.callbacks_test:none", "has no function 'none'"),
+        ("tests.app.training.callbacks_test:none", "has no function 'none'"),
     ],
 )
 def test_what_brings_no_callbacks_is_refused(spec, message):

@@ -81,7 +81,7 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
 ])
 def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
     code, _, stderr = train(
-        *DATA, "--deterministic", f"--model=tests.training.deterministic_test:{model}",
+        *DATA, "--deterministic", f"--model=tests.app.training.deterministic_test:{model}",
         f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=True,
     )
     assert (code, stderr.count("\n")) == (2, 1), stderr
