@@ -101,7 +101,8 @@ def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
 @pytest.mark.matrix
 def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
     done = run_train(
-        "--model=tests.app.diagnosis.blame_test:centring", "--dataset=tests.app.diagnosis.blame_test:data",
+        "--model=tests.app.diagnosis.blame_test:centring",
+        "--dataset=tests.app.diagnosis.blame_test:data",
         "--num_towers=3", "--verify_gradients", cwd=tmp_path,
     )
     assert done.returncode == 2 and not list(tmp_path.iterdir())

@@ -52,7 +52,8 @@ def _file(model, tmp_path):
 
 def config(**values):
     """Batches of 7, 7 and 6 on 3 towers."""
-    made = {"dataset": "tests.app.after_training.predicting_test:data", "num_gpus": 2, "num_towers": 3,
+    made = {"dataset": "tests.app.after_training.predicting_test:data",
+            "num_gpus": 2, "num_towers": 3,
             "batch_size": 7, "device": "cpu"}
     return TrainConfig(**{**made, **values})
 

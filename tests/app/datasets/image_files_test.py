@@ -189,7 +189,8 @@ def model(input_shape, num_classes):
 def config(folder, directory):
     """5 steps an epoch: 23 = 4 x 5 + 3."""
     return TrainConfig(
-        model="tests.app.datasets.image_files_test:model", dataset="image_folder", data_dir=str(folder),
+        model="tests.app.datasets.image_files_test:model", dataset="image_folder",
+        data_dir=str(folder),
         num_gpus=2, batch_size=BATCH, epochs=2, run_dir=str(directory),
     )
 

@@ -162,7 +162,8 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     towers.train(config(tmp_path / "one", **flags))
     ended = workers.run_all(
         2, "train.py", "--model=tests.app.datasets.random_access_test:model", "--num_towers=2",
-        "--dataset=tests.app.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}", "--num_gpus=1",
+        "--dataset=tests.app.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}",
+        "--num_gpus=1",
         *[f"--{name}={value}" for name, value in flags.items()],
     )
     assert [code for code, _, _ in ended] == [0, 0], ended

@@ -90,7 +90,8 @@ def test_where_it_fits_at_once_there_is_one_tower_a_device():
 def test_one_example_too_much_is_refused():
     with pytest.raises(ValueError, match="too little memory for 1 example a tower. Use a smaller"):
         build_with_auto_towers(config(
-            model="tests.app.training.auto_towers_test:insatiable_model", num_towers=AUTO, batch_size=2
+            model="tests.app.training.auto_towers_test:insatiable_model", num_towers=AUTO,
+            batch_size=2
         ))
 
 

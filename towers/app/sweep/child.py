@@ -1,4 +1,4 @@
-"""python -m towers.app.sweep.child PARENT TRAIN RUN_DIR --flags: that run, then what memory it took.
+"""python -m towers.app.sweep.child PARENT TRAIN RUN_DIR --flags: a run, then its memory.
 
 The memory goes to cell.json in the run's directory; only the process itself can ask TensorFlow.
 """
