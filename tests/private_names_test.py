@@ -28,6 +28,8 @@ PUBLIC = {  # by documentation
 }
 # Tests may look into towers, and into these.
 OF_TESTS = {
+    ("tests/step/bias_gradients_test.py", "tensorflow.tsl.profiler.protobuf"):
+        "the kernels that ran: TensorFlow's profiler writes them in this format alone",
     ("tests/step/partitions.py", "tensorflow.python.eager"):
         "the graphs after all optimizations, which no part of towers needs",
     ("tests/parallel/parallel_model_callbacks_test.py", "tensorflow.core.util"):

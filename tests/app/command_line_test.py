@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # Modules whose texts may hold --flags, each with the reason; no ValueError of theirs, though.
 SPEAK_OF_FLAGS = {
     "app/loop.py": "says at the end of a run what the command has done",
-    "app/diagnosis/anatomy_report.py": "advice, printed by train.py --profile",
+    "app/diagnosis/profile.py": "advice, printed by train.py --profile",
     "machine/nvidia.py": "a line of train.py --devices",
     "app/reporting/outcome.py": "the command that goes on with a run",
     "app/training/run_files.py": "names the commands that would refuse a file",

@@ -7,69 +7,15 @@ import re
 import weakref
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.machine.canary import canary
 from tests.real_workers import run_all
 from towers.machine import tensorflow_internals
-from towers.machine.devices import has_gpus
 
 
 def keeps(part, what):
     return canary(f"TensorFlow {tf.__version__}", f"tensorflow_internals.py, {part}", what)
-
-
-@pytest.fixture(scope="module")
-def planes(tmp_path_factory):
-    """{plane: {line: [(event, details)]}} of a profile of one call, and one branch, on the CPU."""
-    @tf.function(autograph=False, experimental_attributes=tensorflow_internals.KEEP_WHOLE)
-    def called(x):
-        return tf.multiply(x, 2.0, name="inside")
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.name_scope("outside"):
-            y = called(x)
-        return tf.cond(tf.reduce_all(y > 0), lambda: tf.add(y, 1.0, name="taken"), lambda: y)
-
-    with tf.device("/cpu:0"):
-        step(tf.ones([3]))
-        directory = tmp_path_factory.mktemp("profile")
-        with tf.profiler.experimental.Profile(str(directory)):
-            step(tf.ones([3]))
-            if has_gpus():
-                with tf.device("/gpu:0"):
-                    step(tf.ones([3])).numpy()
-    with keeps("read_profile", "writes profiles as XSpaces that its own class reads"):
-        (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
-        space = tensorflow_internals.read_profile(path)
-        return {
-            plane.name: {
-                line.name: [
-                    (plane.event_metadata[event.metadata_id].name, _details(plane, event))
-                    for event in line.events
-                ]
-                for line in plane.lines
-            }
-            for plane in space.planes
-        }
-
-
-def _details(plane, event):
-    return {
-        plane.stat_metadata[stat.metadata_id].name: (
-            plane.stat_metadata[stat.ref_value].name
-            if stat.WhichOneof("value") == "ref_value"
-            else getattr(stat, stat.WhichOneof("value"))
-        )
-        for stat in event.stats if stat.WhichOneof("value")
-    }
-
-
-def host_events(planes):
-    lines = planes[tensorflow_internals.HOST_PLANE].values()
-    return [event for line in lines for event in line]
 
 
 def test_workers():
@@ -114,18 +60,6 @@ def test_colocation():
                 tf.identity(one, name="two")
         nodes = {node.name: node for node in graph.as_graph_def().node}
         assert nodes["two"].attr[tensorflow_internals.COLOCATION].list.s == [b"loc:@one"]
-
-
-def test_keep_whole_shows_in_what_runs(planes):
-    with keeps("KEEP_WHOLE", "runs functions marked so as calls"):
-        names = [name for name, _ in host_events(planes)]
-        assert "inside:Mul" in names and "outside/inside:Mul" not in names
-
-
-def test_true_branch(planes):
-    with keeps("TRUE_BRANCH", "names a true branch's operations so"):
-        pattern = re.compile(rf"{tensorflow_internals.TRUE_BRANCH}taken:AddV2")
-        assert any(pattern.fullmatch(name) for name, _ in host_events(planes))
 
 
 def test_variable_class():
@@ -207,71 +141,6 @@ def test_called_graph():
             ] if graph is not None
         }
         assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
-
-
-def test_function_pattern():
-    with keeps("function_pattern", "calls a compiled function after the Python function"):
-        @tf.function(autograph=False, jit_compile=True)
-        def add_all(x):
-            return x + x
-
-        name = add_all.get_concrete_function(tf.TensorSpec([2])).name.decode()
-        found = tensorflow_internals.function_pattern(["other", "add_all"]).search(name)
-        assert found and found[1] == "add_all"
-        compiled = add_all.experimental_get_compiler_ir(tf.ones([2]))(stage="optimized_hlo")
-        assert tensorflow_internals.function_pattern(["add_all"]).search(compiled)
-
-
-def test_onednn_is_on():
-    with keeps("onednn_is_on", "tells whether oneDNN's kernels are on"):
-        assert tensorflow_internals.onednn_is_on() in (True, False)
-
-
-def test_read_profile(planes):
-    with keeps("read_profile", "records what ran"):
-        assert "inside:Mul" in [name for name, _ in host_events(planes)]
-
-
-def test_host_plane(planes):
-    with keeps("HOST_PLANE", "calls the host's plane so"):
-        assert tensorflow_internals.HOST_PLANE in planes
-
-
-def test_async_start_and_end(planes):
-    events = host_events(planes)
-    with keeps("async_start", "notes the start of an asynchronous operation so"):
-        keys = [tensorflow_internals.async_start(*event) for event in events]
-        started = {key for key in keys if key is not None}
-        assert started
-    with keeps("async_end", "notes the end of an asynchronous operation so"):
-        ends = [tensorflow_internals.async_end(*event) for event in events]
-        (call,) = {end for end in ends if end is not None and end.node == "outside/PartitionedCall"
-                   and end.key in started and end.kind == "PartitionedCall"}
-
-
-def test_is_note(planes):
-    with keeps("is_note", "notes its own thread pools so"):
-        names = [name for name, _ in host_events(planes)]
-        assert any(tensorflow_internals.is_note(name) for name in names)
-        assert not tensorflow_internals.is_note("inside:Mul")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not has_gpus(), reason="a rehearsal has no GPU's events")
-def test_gpu_streams_and_copies(planes):
-    with keeps("is_gpu_stream", "records each stream of a GPU as a line"):
-        streams = {
-            line: [name for name, _ in events]
-            for plane, lines in planes.items() for line, events in lines.items()
-            if tensorflow_internals.is_gpu_stream(plane, line)
-        }
-        assert streams
-    with keeps("stream_number", "numbers a GPU's streams"):
-        assert all(tensorflow_internals.stream_number(line) > 0 for line in streams)
-    with keeps("copy_direction", "tells a GPU's copies apart"):
-        names = [name for events in streams.values() for name in events]
-        directions = {tensorflow_internals.copy_direction(name) for name in names}
-        assert {"H2D", "D2H", None} <= directions
 
 
 def test_custom_gradients_in_scope():

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from towers.machine import devices
 from towers.machine.policy import CPU
-from towers.step import TowerStep, scopes
+from towers.step import TowerStep
 
 L = keras.layers
 
@@ -186,7 +186,7 @@ def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
     """Nor, with it, parameters and slots: Keras' optimizers would keep them for ever."""
     def updates():
         gc.collect()
-        return sum(getattr(o, "name", "") == scopes.SUM_AND_UPDATE_PROGRAM
+        return sum(getattr(o, "name", "") == "sum_and_update_program"
                    for o in gc.get_objects() if isinstance(o, tf.Graph))
 
     before = updates()

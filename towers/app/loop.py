@@ -19,7 +19,7 @@ from towers.resume.remote_files import is_remote
 from towers.resume.train_state import TrainState
 from towers.app.config import AUTO, TrainConfig
 from towers.resume import source
-from towers.app.diagnosis.anatomy_report import show_anatomy
+from towers.app.diagnosis.profile import show_profile
 from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.app.diagnosis.verify import Verification
 from towers.machine import environment, hang, places, signals
@@ -180,7 +180,7 @@ def _run(
         if config.resume is not None or loaded is not None:
             outcome.describe_resumed(loaded, out)
         if config.profile:
-            show_anatomy(run, directory / run_dir.PROFILE, out)
+            show_profile(run, directory / run_dir.PROFILE, out)
             return {}
         if verification is not None:
             show_verified(verification, out)

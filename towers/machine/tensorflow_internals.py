@@ -9,8 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.util.structure import NoneTensorSpec
@@ -33,10 +32,6 @@ KEEP_WHOLE = {"_noinline": True}
 # The attribute of a graph's node that names the nodes it is to be placed with. A node that is
 # copied without them is refused; `tf.graph_util` removes no attributes.
 COLOCATION = "_class"
-
-# How an operation's name begins that `tf.cond` runs where its condition is true, a regular
-# expression: the branch is copied into the caller's graph under names that TensorFlow makes up.
-TRUE_BRANCH = r"cond/then/_\d+/cond/"
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
@@ -92,15 +87,6 @@ def called_graph(operation: tf.Operation, name: str) -> Any:
         return getattr(function, "graph", None)
     except ValueError:
         return None
-
-
-def function_pattern(names: Sequence[str]) -> re.Pattern:
-    """Finds which of these Python functions a compiled one is, as group 1 of its name.
-
-    TensorFlow's name is "__inference_NAME_1032", of which XLA makes "a_inference_NAME_1032__.1".
-    A function cannot be named in public.
-    """
-    return re.compile(rf"_({'|'.join(names)})_\d")
 
 
 @contextmanager
@@ -284,87 +270,3 @@ def task_name(index: int) -> str:
 
 
 _JOB = "worker"
-
-# Kernels.
-
-
-def onednn_is_on() -> bool | None:
-    """Whether the kernels are oneDNN's where it has some; None where TensorFlow does not say.
-
-    The environment variable tells what was asked for, not what the processor then allowed.
-    """
-    try:
-        from tensorflow.python.util import _pywrap_util_port
-
-        return bool(_pywrap_util_port.IsMklEnabled())
-    except (ImportError, AttributeError):
-        return None
-
-
-# Profiles. The profiler is public, and writes for TensorBoard's plugin alone: neither its file's
-# format nor its events' names are.
-
-HOST_PLANE = "/host:CPU"
-ASYNC_START = "ExecutorState::ProcessAsync::Start"
-ASYNC_DONE = "ExecutorState::ProcessAsync::Done"
-PRODUCER, CONSUMER = "_p", "_c"  # the details that join a start and its end
-
-# The profiler's notes on its own account: no work, and more of them than of anything else.
-_NOTES = ("ThreadpoolListener::", "MemoryAllocation", "MemoryDeallocation", "end: ")
-_STREAM = re.compile(r"#(\d+)")
-
-
-class AsyncEnd(NamedTuple):
-    """The end of an asynchronous operation.
-
-    key: of its start. node, kind: the operation's name and type.
-    """
-
-    key: Any
-    node: str
-    kind: str
-
-
-def read_profile(path: Path) -> Any:
-    """The XSpace in a profile's file: planes of lines of events.
-
-    The message's class is in every TensorFlow, but in no public module.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    return xplane_pb2.XSpace.FromString(path.read_bytes())
-
-
-def is_note(event: str) -> bool:
-    """Whether an event of this name is no work, but the profiler's own."""
-    return event.startswith(_NOTES)
-
-
-def async_start(event: str, details: Mapping[str, Any]) -> Any:
-    """The key of an asynchronous operation whose start an event is, else None."""
-    return details[PRODUCER] if event == ASYNC_START else None
-
-
-def async_end(event: str, details: Mapping[str, Any]) -> AsyncEnd | None:
-    """The asynchronous operation whose end an event is, else None."""
-    if event != ASYNC_DONE:
-        return None
-    return AsyncEnd(details[CONSUMER], details["name"], details["kernel_type"])
-
-
-def is_gpu_stream(plane: str, line: str) -> bool:
-    """Whether a line holds what a GPU did, and not what the profiler has derived from it."""
-    return "GPU" in plane and "Stream" in line
-
-
-def stream_number(line: str) -> int:
-    """The number of a GPU's stream, such as 13 of "Stream #13(Compute)"; 0 where it has none."""
-    found = _STREAM.search(line)
-    return int(found[1]) if found else 0
-
-
-def copy_direction(event: str) -> str | None:
-    """The direction of a GPU's copy: "H2D" to it, "D2H" from it, "P2P" between two; or None."""
-    if not event.startswith("Memcpy"):
-        return None
-    return next((kind for kind in ("H2D", "D2H", "P2P") if kind in event), None)

@@ -52,10 +52,8 @@ def update(
 def compiled(function: Callable, is_dense: bool) -> Callable:
     """The function compiled by XLA as one program; by plain TensorFlow where XLA cannot compile it.
 
-    It cannot compile IndexedSlices, nor variables on several devices. The program's name is one of
-    `scopes`: kernels on a GPU carry no other.
+    It cannot compile IndexedSlices, nor variables on several devices.
     """
-    assert scopes.program(f"_{function.__name__}_0") == function.__name__
     plain = tf.function(once(function), autograph=False)
     program = tf.function(once(function), autograph=False, jit_compile=True)
 
