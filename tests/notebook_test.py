@@ -108,7 +108,7 @@ def test_all_cells_run_and_the_model_learns(kernel):
     losses = [float(text) for text in re.findall(r" loss: ([\d.]+)", stdout(told["fit"]))]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
     assert "image/png" in told["plot"][-1].data
-    assert "phase of a step" in stdout(told["profile"])
+    assert "part of a step" in stdout(told["profile"])
     assert "Bottleneck" in stdout(told["profile"])
 
 

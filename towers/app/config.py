@@ -256,8 +256,8 @@ class TrainConfig:
         "or, with =warn, train all the same. Off by default: it takes the memory of a whole global "
         "batch on one device.", Role.ONCE, word=WARN)
     profile: bool = switch(
-        False, "Measure the phases of a step, name what bounds it and what to change; train "
-        "nothing.", Role.ONCE)
+        False, "Time a step and its parts, name what bounds it and what to change, and leave a "
+        "trace for TensorBoard; train nothing.", Role.ONCE)
     plan: bool = switch(
         False, "Print devices, towers, shard sizes, the bytes and sends of each step; train "
         "nothing.", Role.ONCE)
