@@ -28,7 +28,8 @@ def device_report(config: TrainConfig) -> list[Text]:
     versions = f" | TensorFlow {tf.__version__}, Keras {keras.__version__}"
     towers = _towers(config)  # before TensorFlow starts: it sets threads and logical devices
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cpu = f"{counted(count_cores(), 'core')}; {counted(intra_op_threads(), 'thread')} in each operation"
+    threads = counted(intra_op_threads(), "thread")
+    cpu = f"{counted(count_cores(), 'core')}; {threads} in each operation"
     return [
         Text.assemble((f"towers {__version__}", "bold"), versions),
         labelled("Python", f"{platform.python_version()} in {sys.prefix}"),
