@@ -27,8 +27,6 @@ from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 # TowerStep, one tower a device, the parameters on /cpu:0; and one option changed at a time.
 TOWERS: dict[str, dict[str, Any]] = {
     "towers": {},
-    "inlined": {"inline_towers": True},
-    "unpacked": {"pack_transfers": False},
     "compiled": {"jit_compile": True},
     "checked": {"nonfinite": "stop"},
     "unplaced": {},  # shards go to GPUs in the step, not ahead of it

@@ -28,8 +28,6 @@ PEERS = {
 SWITCHES = {
     "compiled": "towers compiled by XLA",
     "on_gpu": "parameters on the first GPU",
-    "inlined": "towers inlined",
-    "unpacked": "transfers not packed",
     "unplaced": "no prefetching to GPUs",
 }
 _BAR, _BLOCK, _GAP = 0.17, 0.62, 0.16  # inches: a bar; a block, for its label; between blocks

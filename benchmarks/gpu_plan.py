@@ -12,7 +12,7 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 TRIP = "trip"  # no contender: the transfers alone
 CONTENDERS = (
     "towers", "fit", "mirrored", "compiled", "fit_no_jit", TRIP, "limit",
-    "on_gpu", "unplaced", "inlined", "unpacked", "mirrored_one",
+    "on_gpu", "unplaced", "mirrored_one",
 )
 
 
@@ -59,12 +59,9 @@ WORKLOADS = tuple(_EXAMPLES)
 _SMALL_SHARE = 32  # of these examples
 _PRECISIONS = {"resnet50": ("mixed_bfloat16", "float32", "mixed_float16")}  # the first counts most
 
-# A switch, where it can matter, and whether one GPU shows it. Inlining lets gradients leave a GPU
-# early: with one GPU there is nothing to overlap with. cuDNN's GRU takes no part in XLA.
+# A switch, where it can matter, and whether one GPU shows it. cuDNN's GRU takes no part in XLA.
 _SWITCHES: dict[str, tuple[tuple[str, ...], bool]] = {
     "on_gpu": (("mlp41m", "gru", "resnet50", "cnn"), True),
-    "inlined": (("mlp41m", "gru", "resnet50", "cnn"), False),
-    "unpacked": (("resnet50", "gru", "mlp41m"), True),
     "unplaced": (("resnet50", "mlp41m", "cnn"), True),
     "compiled": (("cnn", "mlp41m", "resnet50", "notebook_cnn"), True),
 }

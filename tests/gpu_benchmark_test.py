@@ -91,7 +91,7 @@ def test_the_plan_begins_with_towers_against_their_peers_on_every_workload():
     assert {case.contender for case in cases[:first]} == {"towers", "fit", "mirrored"}
     assert {case.workload for case in cases[:first]} == set(gpu_plan.WORKLOADS)
     assert len(cases) == len(set(cases))
-    switches = [i for i, case in enumerate(cases) if case.contender in ("unpacked", "inlined")]
+    switches = [i for i, case in enumerate(cases) if case.contender in ("unplaced", "on_gpu")]
     assert min(switches) > max(i for i, case in enumerate(cases) if case.contender == "fit")
 
 
@@ -377,11 +377,11 @@ def test_devices_are_said_to_be_what_they_are(monkeypatch):
 def test_a_block_holds_each_peer_at_the_same_global_batch_and_each_switch():
     table = make_table({
         TOWERS: 900.0, Case(*ONE, "fit"): 300.0, Case(*MANY, "mirrored"): 450.0,
-        Case(*MANY, "unpacked"): 1800.0,
+        Case(*MANY, "on_gpu"): 1800.0,
     })
     (block,) = gpu_chart.make_blocks(table)
     assert block.peers == {"fit": 3.0, "mirrored": 2.0}
-    assert block.switches == {"unpacked": 2.0}
+    assert block.switches == {"on_gpu": 2.0}
     assert block.label.splitlines()[0] == "mlp41m, 1,024 on 8 devices"
 
 

@@ -18,7 +18,7 @@ import towers
 from tests.conformance.cases import BUILT_IN, ODD, Case
 from tests.conformance.gradients_test import keras_gradients, relative_difference
 from tests.resuming import FLAGS, ROOT, outcome, train
-from tests.step.policy_test import calls, pauses, trace
+from tests.step.policy_test import pauses, tower_calls
 from towers.machine.devices import has_gpus
 from towers.machine.policy import GPU
 from towers.step.prefetch import place
@@ -74,7 +74,8 @@ def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devic
 def test_towers_run_on_their_gpus_and_the_parameters_stay_on_the_cpu():
     step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES, num_towers=6)
     assert step.policy is GPU and step.home == "/cpu:0"
-    placed = [operation.device for operation in calls(trace(step, image_batch(16)))]
+    step(*image_batch(16))
+    placed = [call.device for call in tower_calls(step.traces[-1].graph)]
     wanted = [f"{KIND.upper()}:{t * 8 // 6}" for t in range(6)]
     assert [name[-5:] for name in placed] == wanted
     for variable in [*step.model.variables, *step.optimizer.variables]:
@@ -116,7 +117,7 @@ def test_eight_towers_on_one_gpu_need_the_memory_of_about_one():
 
 @pytest.mark.parametrize("switches", [
     ("--precision=mixed_float16",), ("--precision=mixed_bfloat16",), ("--jit_compile",),
-    ("--inline_towers", "--pack_transfers"), ("--variable_device=gpu",),
+    ("--variable_device=gpu",),
 ])
 def test_a_run_with_each_switch_has_the_large_batchs_gradient(switches, tmp_path):
     if "--variable_device=gpu" in switches and not has_gpus():

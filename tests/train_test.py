@@ -66,7 +66,7 @@ def eight(tmp_path_factory):
         (["--batch_size=8", "--batch_size_per_gpu=8"], "give only one of them"),
         (["--learning_rate=-1"], "--learning_rate (-1.0) must be above 0"),
         (["--learning_rate=nan"], "--learning_rate (nan) must be above 0"),
-        (["--num_towers=many"], "flag --num_towers=many: it must be a whole number, or auto"),
+        (["--num_towers=many"], "flag --num_towers=many: invalid literal for int()"),
         (["--predict=x.keras"], "--predict (x.keras) needs --out, a new file"),
         (["--evaluate=x.keras", "--resume=run"], "--evaluate and --resume: give only one of them."),
         (["--evaluate=x.keras"], "--evaluate (x.keras) is neither a .keras file nor the directory"),

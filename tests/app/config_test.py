@@ -41,7 +41,6 @@ from towers.app.config import TrainConfig, step_epochs
         ({"batch_norm": "sum"}, r"batch_norm \('sum'\) must be one of average, "),
         ({"num_towers": "many"}, r"num_towers \('many'\) must be a whole number\."),
         ({"accumulate": 0}, r"accumulate \(0\) must be at least 1\."),
-        ({"accumulate": 2, "num_towers": "auto"}, r"accumulate \(2\) .* num_towers=auto finds"),
         ({"schedule": "cosin"}, r"schedule \('cosin'\) must be one of constant, cosine, "),
         ({"schedule": "step:"}, r"schedule \('step:'\) must be one of "),
         ({"schedule": "step:6,3"}, r"schedule \('step:6,3'\) .* in ascending order"),
@@ -97,9 +96,8 @@ def test_the_global_batch_is_the_batch_size_or_the_devices_share_times_their_num
 
 
 def test_the_towers_of_a_number_of_devices():
-    configs = [{}, {"num_towers": "auto"}, {"num_towers": 7}, {"accumulate": 3}]
-    assert [TrainConfig(**values).num_towers_on(2) for values in configs] == [2, 2, 7, 6]
-    assert [TrainConfig(**values).fixed_towers for values in configs] == [None, None, 7, None]
+    configs = [{}, {"num_towers": 7}, {"accumulate": 3}]
+    assert [TrainConfig(**values).num_towers_on(2) for values in configs] == [2, 7, 6]
 
 
 def test_the_epochs_of_a_schedule():
@@ -115,6 +113,19 @@ def test_json_brings_back_the_same_configuration():
     config = TrainConfig(model="a.b:c", num_gpus=2, learning_rate=0.1, run_dir="x y", plan=True)
     assert TrainConfig.from_json(config.to_json()) == config
     assert json.loads(config.to_json())["max_steps"] is None
+
+
+@pytest.mark.parametrize(("entry", "warnings"), [
+    ({"inline_towers": False, "pack_transfers": "auto", "prefetch_to_devices": None}, 0),
+    ({"pack_transfers": False}, 1),
+])
+def test_what_an_older_config_chose_and_the_device_policy_decides_now_is_dropped(
+    entry, warnings, recwarn
+):
+    assert TrainConfig.from_json(json.dumps({"epochs": 3, **entry})) == TrainConfig(epochs=3)
+    assert [str(w.message).startswith("config.json: pack_transfers") for w in recwarn] == (
+        [True] * warnings
+    )
 
 
 @pytest.mark.parametrize(

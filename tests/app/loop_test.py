@@ -381,7 +381,7 @@ def test_what_does_not_fit_the_machine_is_refused_before_there_is_a_directory(va
 
 
 def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
-    monkeypatch.setattr(loop, "build_with_auto_towers", lambda config: pytest.fail("built"))
+    monkeypatch.setattr(loop, "build", lambda config: pytest.fail("built"))
     run_dir.create("run", "n", "{}")
     with pytest.raises(ValueError, match="continue it: resume=run"):
         towers.train(config(run_dir="run"))

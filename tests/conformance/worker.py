@@ -51,7 +51,7 @@ def kinds(num_towers):
     found["synchronized"] = partial(found["resnet20"], batch_norm="synchronized")
     found["tower0"] = partial(found["resnet20"], batch_norm="tower0")
     found["skip"] = partial(found["cnn"], nonfinite="skip", poisoned=1)
-    found["packed"] = partial(found["cnn"], pack_transfers=True)
+    found["as_gpus"] = partial(found["cnn"], policy=GPU)
     found["mirrored"] = partial(found["resnet20"], strategy="mirrored", policy=GPU)
     found["stages"] = partial(found["resnet20"], gpus_per_tower=2, policy=GPU)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 10)

@@ -13,7 +13,7 @@ import pytest
 from tests.real_workers import run_all
 
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
-REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "packed",
+REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "as_gpus",
         "schedule", "ragged_output")
 FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
 SMALL = tuple(f"small_{name}" for name in FAR)

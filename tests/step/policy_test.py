@@ -1,6 +1,7 @@
-"""What depends on the kind of device: read from the traced graph, from TensorFlow's partitions of
-it, and timed. No tower waits for one on another device, whatever the switches."""
+"""What each policy makes of a step: read from the traced graph, from TensorFlow's partitions of it,
+and timed. No tower waits for one on another device, whatever the options."""
 
+import dataclasses
 import functools
 import re
 import time
@@ -22,14 +23,15 @@ HOME, DEVICES = "/cpu:0", ["/cpu:1", "/cpu:2", "/cpu:3"]  # no tower at home: it
 NUM_TOWERS = 6
 PLAIN = ()
 SUMS = 9  # of the loss, six gradients and two statistics
-SWITCHES = [
-    PLAIN, (("inline_towers", True),), (("pack_transfers", True),), (("jit_compile", True),),
-    (("inline_towers", True), ("pack_transfers", True)), (("nonfinite", "stop"),),
-    (("nonfinite", "skip"),), (("batch_norm", "tower0"),),
+TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
+OPTIONS = [
+    PLAIN, (("jit_compile", True),), (("nonfinite", "stop"),), (("nonfinite", "skip"),),
+    (("batch_norm", "tower0"),),
 ]
+UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
 
 
-def make_step(chosen, **switches):
+def make_step(policy, **options):
     keras.utils.set_random_seed(0)
     with tf.device(HOME):
         model = keras.Sequential([
@@ -38,29 +40,13 @@ def make_step(chosen, **switches):
         ])
         return towers.TowerStep(
             model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
-            devices=DEVICES, num_towers=NUM_TOWERS, policy=chosen, **switches,
-        )
-
-
-def make_masked_step(chosen):
-    keras.utils.set_random_seed(0)
-    with tf.device(HOME):
-        x = keras.Input((None,), dtype="int32")
-        y = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
-        return towers.TowerStep(
-            keras.Model(x, L.Dense(3)(y)), "adam", "mse", devices=DEVICES,
-            num_towers=NUM_TOWERS, policy=chosen,
+            devices=DEVICES, num_towers=NUM_TOWERS, policy=policy, **options,
         )
 
 
 def batch(count=24):
     generator = np.random.default_rng(0)
     return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
-
-
-def masked_batch():
-    generator = np.random.default_rng(0)
-    return generator.integers(0, 20, (24, 7)), generator.normal(size=(24, 7, 3)).astype("float32")
 
 
 class Graphs(NamedTuple):
@@ -70,69 +56,56 @@ class Graphs(NamedTuple):
     partitions: list[tf.compat.v1.GraphDef]
 
 
-def traced(step):
-    return step.traces[-1].graph
-
-
-def trace(step, data):
-    step(*data)
-    return traced(step)
-
-
 @functools.cache
-def graphs_of(chosen, switches):
-    """Several tests look at the same ones."""
-    step = make_step(chosen, **dict(switches))
+def graphs_of(policy, options=PLAIN):
+    step = make_step(policy, **dict(options))
     partitions = partition_graphs(lambda: step(*batch()))
-    return Graphs(traced(step), partitions)
+    return Graphs(step.traces[-1].graph, partitions)
 
 
-def calls(graph, scope=""):
-    """The towers' calls in the traced graph, in order."""
+def tower_calls(graph, scope=""):
+    """The calls of towers 0, 1, ... in a traced graph."""
     found = {}
     for operation in graph.get_operations():
         match = re.match(rf"{scope}tower_(\d+)/", operation.name)
         if match and "PartitionedCall" in operation.type:
             found[int(match[1])] = operation
-    return [found[index] for index in range(NUM_TOWERS)]
+    return [found[tower] for tower in range(len(found))]
 
 
-def waits_for(operation):
-    """All that an operation needs before it: over data and control edges."""
-    found, left = set(), [operation]
-    while left:
-        last = left.pop()
-        for other in [*last.control_inputs, *(tensor.op for tensor in last.inputs)]:
-            if other not in found:
-                found.add(other)
-                left.append(other)
+def turns(graph, scope=""):
+    """{(t, s)}: the call of tower t waits, over data or control edges, for that of tower s."""
+    calls, found = tower_calls(graph, scope), set()
+    for t, call in enumerate(calls):
+        needed, left = set(), [call]
+        while left:
+            last = left.pop()
+            left += {*last.control_inputs, *(tensor.op for tensor in last.inputs)} - needed
+            needed.update(left)
+        found |= {(t, s) for s, other in enumerate(calls) if other in needed}
     return found
 
 
-def waiting(operations):
-    """{(t, s)}: tower t waits for tower s."""
-    return {
-        (t, s) for t, one in enumerate(operations) for s, other in enumerate(operations)
-        if other in waits_for(one)
-    }
-
-
-TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
-
-
 @pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*")
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
-@pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
-def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(chosen, expected, switches):
-    assert waiting(calls(graphs_of(chosen, switches).traced)) == expected
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
+def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(policy, expected, options):
+    assert turns(graphs_of(policy, options).traced) == expected
 
 
 @pytest.mark.telling("cpu")
-@pytest.mark.parametrize(("chosen", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
-def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(chosen, expected):
-    graph = trace(make_masked_step(chosen), masked_batch())
-    assert waiting(calls(graph)) == expected
-    assert waiting(calls(graph, scope="weights/")) == expected
+@pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
+def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(policy, expected):
+    with tf.device(HOME):
+        x = keras.Input((None,), dtype="int32")
+        y = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
+        step = towers.TowerStep(
+            keras.Model(x, L.Dense(3)(y)), "adam", "mse", devices=DEVICES,
+            num_towers=NUM_TOWERS, policy=policy,
+        )
+    step(np.arange(24 * 7).reshape(24, 7) % 20, np.ones((24, 7, 3), "float32"))
+    graph = step.traces[-1].graph
+    assert turns(graph) == turns(graph, scope="weights/") == expected
 
 
 def test_towers_of_evaluation_and_prediction_take_turns_too():
@@ -141,135 +114,93 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
     for method in (lambda: step.test_batch(x, y), lambda: step.predict_batch(x),
                    lambda: step.gradients(x, y)):
         method()
-        assert waiting(calls(traced(step))) == TURNS
-
-
-def transfers(partitions):
-    """{(from, to)} of all that is sent."""
-    ends = [
-        (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
-        for graph in partitions for node in graph.node
-        if node.op in ("_Recv", "_HostRecv")
-    ]
-    return {(source, target) for source, target in ends if source != target}
+        assert turns(step.traces[-1].graph) == TURNS
 
 
 @pytest.mark.telling("()-*", "*stop*-True")
 @pytest.mark.parametrize("placed", [False, True])
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
-def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(switches, placed):
-    """Inlined and optimized, as it runs: control edges between devices are transfers there."""
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, placed):
+    """Optimized, as it runs: control edges between devices are transfers there."""
+    partitions = graphs_of(GPU, options).partitions
     if placed:
-        step = make_step(GPU, **dict(switches))
+        step = make_step(GPU, **dict(options))
         x, y = (tf.constant(part) for part in batch())
         shards = place(step, (x, y, None))
-        found = transfers(partition_graphs(lambda: step.train_batch(x, y, placed=shards)))
-    else:
-        found = transfers(graphs_of(GPU, switches).partitions)
-    assert {(HOME[1:].upper(), device[1:].upper()) for device in DEVICES} <= found
-    assert {ends for ends in found if HOME[1:].upper() not in ends} == {
+        partitions = partition_graphs(lambda: step.train_batch(x, y, placed=shards))
+    sent = {
+        (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
+        for graph in partitions for node in graph.node if node.op in ("_Recv", "_HostRecv")
+    }
+    assert {("CPU:0", f"CPU:{i}") for i in (1, 2, 3)} <= sent
+    assert {(a, b) for a, b in sent if a != b and "CPU:0" not in (a, b)} == {
         ("CPU:2", "CPU:1"), ("CPU:3", "CPU:2")  # to the device of the left child
     }
 
 
-@pytest.mark.parametrize("switches", [PLAIN, (("inline_towers", True),)], ids=str)
-def test_turns_are_kept_by_all_that_tensorflow_makes_of_the_graph(switches):
-    """Of towers 0 and 1, on one device: no product of one begins before the other's last one."""
-    for graph in graphs_of(GPU, switches).partitions:
-        nodes = {node.name: node for node in graph.node}
-        first, second = (
-            {name for name, node in nodes.items()
-             if name.startswith(f"tower_{index}/") and re.search("MatMul|PartitionedCall", node.op)}
-            for index in (0, 1)
-        )
-        if first:
-            break
-    assert len(first) == len(second) == (5 if switches else 1)
-    for name in second:
-        assert first <= needed_by(name, nodes)
-
-
-def needed_by(name, nodes):
-    """The names of all that a node needs before it, in its own graph."""
-    found, left = set(), [name]
-    while left:
-        for source in nodes[left.pop()].input:
-            source = source.lstrip("^").split(":")[0]
-            if source not in found:
-                found.add(source)
-                left.append(source)
-    return found
-
-
 @pytest.mark.telling("()", "*stop*")
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
-def test_no_operation_is_left_without_a_device(switches):
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_no_operation_is_left_without_a_device(options):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
-    graph = graphs_of(GPU, switches).traced
+    graph = graphs_of(GPU, options).traced
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
-    left = [
+    assert not [
         operation.name for operation in graph.get_operations()
         if not operation.device and operation.type not in follows_its_input
         and operation not in returned
     ]
-    assert not left
 
 
 def additions(graph):
     """The devices of the sum's additions outside of its compiled programs."""
-    return [op.device[-5:] for op in graph.get_operations()
-            if re.match(r"sum(_\d+)?/", op.name) and op.type == "AddV2"]
+    return Counter(op.device[-5:] for op in graph.get_operations()
+                   if re.match(r"sum(_\d+)?/", op.name) and op.type == "AddV2")
 
 
 def test_each_addition_is_made_on_the_device_of_its_left_child_or_all_of_them_at_home():
     """((0 1) 2) ((3 4) 5), two towers a device: 0 + 1, + 2, + (3 4 5) on the first; 3 + 4, + 5."""
-    made = Counter(additions(graphs_of(GPU, PLAIN).traced))
-    assert made == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
-    assert additions(graphs_of(CPU, PLAIN).traced) == []
+    assert additions(graphs_of(GPU).traced) == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
+    assert additions(graphs_of(CPU).traced) == {}
 
 
-@pytest.mark.parametrize("switches, sends", [((("pack_transfers", False),), SUMS), (PLAIN, 1)])
-def test_one_sum_of_each_value_reaches_the_parameters_device(switches, sends):
+@pytest.mark.parametrize("policy, sends", [(UNPACKED, SUMS), (GPU, 1)], ids=["unpacked", "packed"])
+def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     senders = [
         node.attr["send_device"].s.decode()[-5:]
-        for graph in graphs_of(GPU, switches).partitions for node in graph.node
+        for graph in graphs_of(policy).partitions for node in graph.node
         if node.op == "_Recv" and node.device.endswith("CPU:0")
         and "_sum/" in node.attr["tensor_name"].s.decode()
     ]
     assert senders == ["CPU:1"] * sends
 
 
-@pytest.mark.parametrize(("chosen", "programs"), [(GPU, ["update_program"]),
+@pytest.mark.parametrize(("policy", "programs"), [(GPU, ["update_program"]),
                                                   (CPU, ["sum_and_update_program"])], ids=str)
-def test_the_update_is_one_program_with_the_sum_where_that_is_made_at_home(chosen, programs):
-    graph = graphs_of(chosen, PLAIN).traced
-    names = [op.get_attr("f").name.decode() if isinstance(op.get_attr("f").name, bytes)
-             else op.get_attr("f").name
+def test_the_update_is_one_program_with_the_sum_where_that_is_made_at_home(policy, programs):
+    graph = graphs_of(policy).traced
+    found = [re.search(r"_((sum_and_)?update_program)_", str(op.get_attr("f").name))
              for op in graph.get_operations() if "PartitionedCall" in op.type]
-    found = [re.search(r"_((sum_and_)?update_program)_", name) for name in names]
     assert [match[1] for match in found if match] == programs
 
 
-@pytest.mark.parametrize("chosen", [GPU, CPU], ids=["gpu", "cpu"])
-def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(chosen):
-    make_step(chosen)
+@pytest.mark.parametrize("policy", [GPU, CPU], ids=["gpu", "cpu"])
+def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(policy):
+    make_step(policy)
     options = tf.config.optimizer.get_experimental_options()
     assert options["arithmetic_optimization"] is False
-    assert options["disable_meta_optimizer"] is not chosen.optimize_graphs
+    assert options["disable_meta_optimizer"] is not policy.optimize_graphs
 
 
 def test_one_policy_gives_the_same_values_as_the_other_to_float_rounding():
     """Not the same bits: sums are compiled with the update there, and made before it here."""
-    steps = [make_step(chosen) for chosen in (CPU, GPU)]
+    steps = [make_step(policy) for policy in (CPU, GPU)]
     for count in (24, 7, 3):
         first, second = (step.train_batch(*batch(count)) for step in steps)
         np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-5)
     for a, b in zip(*(step.model.variables for step in steps), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
 
-
-# Timed
 
 SPANS = {}  # of the pauses: {first number of the tower's shard: (begin, end)}
 
@@ -293,12 +224,12 @@ class Pauses(L.Layer):
         )
 
 
-def pauses(devices, num_towers, chosen=None):
+def pauses(devices, num_towers, policy=None):
     """When each tower pauses, in a step after the first: (begin, end)."""
     with tf.device(HOME):
         model = keras.Sequential([keras.Input((1,)), Pauses(), L.Dense(1)])
     step = towers.TowerStep(
-        model, "sgd", "mse", devices=devices, num_towers=num_towers, policy=chosen,
+        model, "sgd", "mse", devices=devices, num_towers=num_towers, policy=policy,
         jit_compile=False,
     )
     x = np.arange(num_towers, dtype="float32")[:, None]
@@ -307,11 +238,11 @@ def pauses(devices, num_towers, chosen=None):
     return [SPANS[tower] for tower in range(num_towers)]
 
 
-@pytest.mark.telling("chosen2-4")
-@pytest.mark.parametrize(("chosen", "num_towers"), [(CPU, 2), (GPU, 2), (GPU, 4)])
-def test_towers_of_different_devices_run_at_once(chosen, num_towers):
+@pytest.mark.telling("policy2-4")
+@pytest.mark.parametrize(("policy", "num_towers"), [(CPU, 2), (GPU, 2), (GPU, 4)])
+def test_towers_of_different_devices_run_at_once(policy, num_towers):
     """And, where towers take turns, those of one device never do."""
-    found = pauses(["/cpu:1", "/cpu:2"], num_towers, chosen)
+    found = pauses(["/cpu:1", "/cpu:2"], num_towers, policy)
     here, there = found[:num_towers // 2], found[num_towers // 2:]
     assert max(here[0][0], there[0][0]) < min(here[0][1], there[0][1])
     if num_towers == 4:

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
-from tests.app.loop_test import config, rows
 from tests.step.partitions import partition_graphs
 from tests.step.switches_test import make_step
 from towers.machine.policy import CPU, GPU
@@ -114,25 +112,3 @@ def test_an_error_of_the_input_comes_after_the_batches_before_it():
     assert [next(ahead).x.shape[0] for _ in range(2)] == [8, 8]
     with pytest.raises(tf.errors.DataLossError, match="the disk is broken"):
         next(ahead)
-
-
-def test_a_run_leaves_the_same_results(tmp_path):
-    found = []
-    for to_devices in (True, False):
-        directory = tmp_path / str(to_devices)
-        towers.train(config(
-            model="tests.step.prefetch_test:dropout_model", prefetch_to_devices=to_devices,
-            run_dir=str(directory),
-        ))
-        found.append([
-            {k: v for k, v in row.items() if k not in ("seconds", "examples_per_second")}
-            for row in rows(directory)
-        ])
-    assert found[0] == found[1] and len(found[0]) == 2
-
-
-def dropout_model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), L.Dense(8, activation="relu"), L.Dropout(0.3),
-        L.Dense(num_classes, activation="softmax"),
-    ])

@@ -1,5 +1,6 @@
 """Which stage each layer is in, and which stages are refused."""
 
+import dataclasses
 import itertools
 
 import keras
@@ -161,7 +162,7 @@ def test_each_device_receives_and_adds_its_own_stages_parameters_alone():
     """The graph: of each variable's gradient, the additions are on its stage's device."""
     step = towers.TowerStep(
         chain(5, 6, 7), "sgd", "mse", devices=devices(4), gpus_per_tower=2, num_towers=4,
-        policy=GPU, stages=["dense_1"], pack_transfers=False,
+        policy=dataclasses.replace(GPU, pack_transfers=False), stages=["dense_1"],
     )
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
     nodes = [n for n in step.update_graph().node if n.op == "AddV2" and n.name.startswith("sum")]

@@ -1,5 +1,6 @@
 """A copy of the parameters on every device: the bits of one set of them, and never a stale one."""
 
+import dataclasses
 import json
 from functools import partial
 
@@ -73,7 +74,7 @@ OPTIONS = {
     "skip": {"nonfinite": "skip"},
     "synchronized": {"batch_norm": "synchronized"},
     "embedded": {"layers": embedded},
-    "unpacked": {"pack_transfers": False},
+    "unpacked": {"policy": dataclasses.replace(GPU, pack_transfers=False)},
     "on 8 devices": {"num_devices": 8},
     "with idle devices": {"num_towers": 2},
 }

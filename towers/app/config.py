@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import warnings
 from typing import Any, ClassVar
 
 from towers.app import fields
@@ -17,6 +18,8 @@ _MOST_DEVICES, _MOST_TOWERS, _MOST_EXAMPLES = 1024, 65_536, 2**31 - 1
 _LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
 AUTO = "auto"
 WARN = "warn"
+# Fields of older config.json files, with their defaults: the device policy decides these now.
+_RETIRED = {"inline_towers": False, "pack_transfers": AUTO, "prefetch_to_devices": None}
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
@@ -82,11 +85,10 @@ class TrainConfig:
         None, "Divide the GPUs into so many, of equal memory, to rehearse a run with fewer: real "
         "kernels and copies, not their speed. Default: each is one.",
         Role.FREE | Role.LOCAL | Role.BEGINNING, at_most=_MOST_DEVICES)
-    num_towers: int | str | None = count(
+    num_towers: int | None = count(
         None, "Towers, over all devices. They define the run: give their number to get the same "
-        "bits on any number of devices. auto: one for each device, or 2, 4 ..., until a step fits "
-        "into its memory. Default: one for each device.", Role.BEGINNING, at_most=_MOST_TOWERS,
-        word=AUTO)
+        "bits on any number of devices. Default: one for each device.", Role.BEGINNING,
+        at_most=_MOST_TOWERS)
     accumulate: int | None = count(
         None, "Towers on each device, computed one after the other, in place of `num_towers`: the "
         "gradient of a batch that needs so many times the memory. Default: one.",
@@ -98,11 +100,10 @@ class TrainConfig:
         "cpu", ("cpu", "gpu"), "Where the parameters live and are updated, /cpu:0 or /gpu:0. "
         "Default: the CPU, which is as near to each GPU as to any other.")
     strategy: str = choice(
-        "parameter_server", (*choices.STRATEGIES, AUTO, choices.ASYNC), "parameter_server: the "
+        "parameter_server", (*choices.STRATEGIES, choices.ASYNC), "parameter_server: the "
         "parameters are on `variable_device` alone; mirrored: each GPU has a copy of them and of "
         "the optimizer's, and all make the same update, with the bits of `variable_device`=gpu; "
-        "auto: of these two the one whose first steps are faster; async is refused. Default: the "
-        "CPU is as near to each GPU as to any other.", Role.FREE)
+        "async is refused. Default: the CPU is as near to each GPU as to any other.", Role.FREE)
     gpus_per_tower: int = count(
         1, "GPUs that share the layers of each tower, in as many stages: for a model that is too "
         "large for one. With `accumulate`=8 they work on 8 towers in a pipeline. Default: one GPU "
@@ -118,15 +119,6 @@ class TrainConfig:
     batch_size_per_gpu: int | None = count(
         None, "Examples of one update on each device, instead of `batch_size`. Default: "
         "`batch_size` divided among the towers.", at_most=_MOST_EXAMPLES)
-    prefetch_to_devices: bool | None = switch(
-        None, "Copy each tower's next shard to its device while a step runs. Default: on GPUs; a "
-        "CPU's towers share its memory.", Role.FREE | Role.LOCAL)
-    pack_transfers: bool | str = switch(
-        AUTO, "Move what is below 2 MB between devices as one tensor a dtype; it copies each of "
-        "its bytes once more at both ends. auto: on GPUs.", word=AUTO)
-    inline_towers: bool = switch(
-        False, "Optimize all towers as one graph: on GPUs, gradients may leave while the backward "
-        "pass goes on. Off by default: it starts slower.")
     jit_compile: bool | str = switch(
         AUTO, "Compile each tower with XLA: it takes long to start, and mostly pays on GPUs. auto: "
         "as Keras decides, on GPUs where every layer supports it, or as a compiled model says; on "
@@ -312,14 +304,9 @@ class TrainConfig:
         """`stages`, apart."""
         return None if self.stages is None else [name.strip() for name in self.stages.split(",")]
 
-    @property
-    def fixed_towers(self) -> int | None:
-        """`num_towers`, where it is a number."""
-        return self.num_towers if isinstance(self.num_towers, int) else None
-
     def num_towers_on(self, num_devices: int) -> int:
-        """The towers, given how many devices run them; of "auto" the fewest."""
-        return self.fixed_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
+        """The towers, given how many devices run them."""
+        return self.num_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:
@@ -353,6 +340,12 @@ class TrainConfig:
             raise ValueError("config.json is not JSON: it nests too deeply.") from None
         if not isinstance(values, dict):
             raise ValueError("config.json must hold an object, one entry for each field.")
+        for name, default in _RETIRED.items():
+            if values.pop(name, default) != default:
+                warnings.warn(
+                    f"config.json: {name} is no longer an option, and is ignored. The results stay "
+                    "the same, bit for bit.", stacklevel=2,
+                )
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             names = ", ".join(name[:40] for name in unknown[:8])
@@ -376,18 +369,8 @@ class TrainConfig:
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: "
                 "give only one of them."
             )
-        if self.accumulate is not None and self.num_towers == AUTO:
-            raise ValueError(
-                f"accumulate ({self.accumulate}) is a number of towers a device, and "
-                f"num_towers={AUTO} finds one: give only one of them."
-            )
         if self.strategy == choices.ASYNC:
             raise ValueError(choices.ASYNC_REFUSED)
-        if self.strategy == AUTO and self.num_towers == AUTO:
-            raise ValueError(
-                f"num_towers={AUTO} and strategy={AUTO} are both found with first steps: let only "
-                "one of them be."
-            )
         if self.histograms and not self.tensorboard:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")
 

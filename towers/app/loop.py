@@ -34,10 +34,8 @@ from towers.app.reporting.progress import ProgressLines, SkippedLine
 from towers.app.reporting.report import Report
 from towers.step.nonfinite import NonFiniteError
 from towers.app.training import deterministic, several_workers
-from towers.app.training.auto_strategy import with_faster_strategy
-from towers.app.training.auto_towers import build_with_auto_towers
 from towers.app.training.autosave import Autosave
-from towers.app.training.build import Run
+from towers.app.training.build import Run, build
 from towers.app.training.callbacks import Callbacks, check, load
 from towers.app.training.epochs import Epochs, evaluate, num_steps
 from towers.app.training.listener import Listener, Listeners
@@ -114,7 +112,7 @@ def train(
         ) as mirror,
     ):
         with deterministic.refusals_explained(config.deterministic):
-            run = with_faster_strategy(build_with_auto_towers(config, objects))
+            run = build(config, objects)
             callbacks = [*load(config.callbacks), *callbacks]
         if config.plan:
             describe(run, out, "plan")

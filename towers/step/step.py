@@ -85,8 +85,6 @@ class TowerStep:
         batch_norm: str | None = None,
         nonfinite: str = "apply",
         jit_compile: bool | str = "auto",
-        inline_towers: bool = False,
-        pack_transfers: bool | str = "auto",
         strategy: str = "parameter_server",
         gpus_per_tower: int = 1,
         stages: Sequence[str] | None = None,
@@ -112,8 +110,6 @@ class TowerStep:
                 last two changes anything but counts no update in `optimizer.iterations` either.
                 With `LossScaleOptimizer` gradients are its own to check.
             jit_compile: compile each tower with XLA; "auto": see `towers.step.xla.compiles`.
-            inline_towers: optimize towers as one graph: it starts later, gradients leave earlier.
-            pack_transfers: small values travel as one tensor a dtype; "auto": on GPUs.
             strategy: the parameters are on their device alone, "parameter_server", or on every
                 one, "mirrored", see `strategies`: same bits.
             gpus_per_tower: S: the layers are in stages on S devices, see `stages`: same bits.
@@ -157,19 +153,16 @@ class TowerStep:
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
         self._nonfinite = nonfinite
-        of_policy = self.policy.pack_transfers
-        self.packs_transfers = of_policy if pack_transfers == "auto" else bool(pack_transfers)
-        self._move = partial(move, packed=self.packs_transfers and not self.stages)
+        self._move = partial(move, packed=self.policy.pack_transfers and not self.stages)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.home, self.tower_devices,
-            self.policy, self.stages, packed=self.packs_transfers,
-            is_alone=self.cluster.num_workers == 1,
+            self.policy, self.stages, is_alone=self.cluster.num_workers == 1,
         )
         make_tower = partial(TowerInStages, self.stages) if self.stages else Tower
         self.tower = make_tower(
             model, loss, loss_weights, synchronized_layers=synchronized, batch_norm=batch_norm,
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
-            jit_compile=self.compiles, inline=inline_towers,
+            jit_compile=self.compiles,
         )
         self._graphs = TracedGraphs(self.cluster, self.check_agreement, partial(run_in_turn, self))
         self.traces = self._graphs.traces  # concrete functions, for batches of any number of rows

@@ -353,7 +353,8 @@ def make_strategy(
     devices: Sequence[str],
     policy: Policy,
     stages: Stages | None = None,
-    **options: bool,
+    *,
+    is_alone: bool,
 ) -> ParameterServer:
     """The strategy of a step.
 
@@ -363,7 +364,7 @@ def make_strategy(
         devices: of each of this worker's towers.
         policy: how they are used.
         stages: of the layers; None: each device computes them all.
-        options: packed, is_alone, as of `Mirrored`.
+        is_alone: as of `Mirrored`.
 
     Raises:
         ValueError: there is no such strategy, or the parameters are not on the first device.
@@ -372,7 +373,7 @@ def make_strategy(
     places = list(dict.fromkeys(devices))
     if name == "mirrored" and policy.shares_memory:
         warnings.warn(_ONE_MEMORY, stacklevel=3)
-    packed = options["packed"]
+    packed = policy.pack_transfers
     if stages is not None:
         return StageServer(optimizer, parameters, home, stages=stages, packed=packed)
     server = ParameterServer(optimizer, parameters, home, packed=packed)
@@ -386,4 +387,6 @@ def make_strategy(
             f"the copy of the first device, {places[0]}. Make the model under "
             f"tf.device({places[0]!r}), or use strategy=parameter_server."
         )
-    return Mirrored(optimizer, parameters, places, **options) if len(places) > 1 else server
+    if len(places) < 2:
+        return server
+    return Mirrored(optimizer, parameters, places, packed=packed, is_alone=is_alone)

@@ -98,7 +98,6 @@ class Tower:
         is_alone: bool = False,
         checked: Sequence[str] = (),
         jit_compile: bool = False,
-        inline: bool = False,
     ) -> None:
         """
         Args:
@@ -110,7 +109,6 @@ class Tower:
             is_alone: whether there is one tower: then all that it assigns is the global batch's.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
-            inline: let the graph optimizer work on all towers and their sum at once.
         """
         self._model = model
         self.trainable = list(model.trainable_variables)
@@ -126,7 +124,7 @@ class Tower:
         self._checked = checked
         self.options = {
             "jit_compile": jit_compile or None,
-            "experimental_attributes": None if inline else KEEP_WHOLE,
+            "experimental_attributes": KEEP_WHOLE,
         }
         self._traced: dict[str, TracedTower] = {}
         self.losses = Losses(

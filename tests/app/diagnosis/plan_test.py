@@ -1,5 +1,7 @@
 """The transfers of a step, counted by hand."""
 
+import dataclasses
+
 import keras
 import pytest
 import tensorflow as tf
@@ -97,7 +99,8 @@ def crossings(step, batch_size, x, y):
 @pytest.mark.parametrize("packs", [True, False])
 def test_the_sends_are_those_of_the_graph(packs):
     devices = ["/cpu:1", "/cpu:2", "/cpu:3"]
-    step = make_step(6, devices, with_state=True, policy=GPU, pack_transfers=packs)
+    policy = dataclasses.replace(GPU, pack_transfers=packs)
+    step = make_step(6, devices, with_state=True, policy=policy)
     rows = plan.traffic(step, 12, X, Y5)
     assert {row.device: [row.sends_in, row.sends_out] for row in rows} == crossings(step, 12, X, Y5)
 
@@ -107,7 +110,7 @@ def test_the_sends_are_those_of_the_graph(packs):
 def test_with_copies_the_sends_are_those_of_slices(num_towers, count, packs):
     """Into each of 4 devices: state, and 1.5 models, 3 slices of gradients and 3 of sums."""
     devices = [f"/cpu:{i}" for i in range(count)]
-    options = {"policy": GPU, "pack_transfers": packs, "strategy": "mirrored"}
+    options = {"policy": dataclasses.replace(GPU, pack_transfers=packs), "strategy": "mirrored"}
     step = make_step(num_towers, devices, with_state=True, **options)
     rows = plan.traffic(step, 24, X, Y5)
     found = crossings(step, 24, X, Y5)

@@ -210,7 +210,7 @@ def test_sample_weights_count_in_the_loss_and_in_weighted_metrics(float64):
     (x, y), _ = regression_data()
     weight = np.linspace(0.0, 2.0, NUM_TRAIN)
     expected = _seeded(weighted_model).fit(x, y, NUM_TRAIN, 2, 0, sample_weight=weight).history
-    given = config(batch_size=NUM_TRAIN, prefetch_to_devices=True, verify_gradients=True)
+    given = config(batch_size=NUM_TRAIN, verify_gradients=True)
     history = towers.train(given, model=_seeded(weighted_model), train=(x, y, weight))
     for name in ("loss", "mae"):
         assert history[name] == pytest.approx(expected[name], rel=1e-9)

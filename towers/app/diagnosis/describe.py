@@ -88,7 +88,7 @@ def verified(run: Run) -> Verification:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     loss, loss_weights = training_loss(run.step.model, run.config)
     # The run's own step would train on with the graph of this check, which has no noise.
-    step = run.make_step(run.step.num_towers, run.step.policy.take_turns, "parameter_server")
+    step = run.make_step("parameter_server")
     found = verify_gradients(step, loss, x, y, sample_weight, loss_weights)
     if found.error is not None and run.config.verify_gradients != WARN:
         raise ValueError(found.error)

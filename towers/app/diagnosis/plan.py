@@ -225,5 +225,5 @@ def _num_bytes(specs: Sequence[tf.TensorSpec]) -> int:
 
 
 def _num_sends(step: TowerStep, specs: Sequence[tf.TensorSpec]) -> int:
-    as_gpus_do = step.packs_transfers or step.policy.shares_memory
+    as_gpus_do = step.policy.pack_transfers or step.policy.shares_memory
     return sum(1 for _ in packages(specs)) if as_gpus_do else len(specs)

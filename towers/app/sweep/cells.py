@@ -74,7 +74,7 @@ def check_cells(cells: Sequence[Cell], shared: TrainConfig) -> None:
     if shared.epochs < 1:
         raise ValueError(f"epochs ({shared.epochs}) must be at least 1: a sweep times training.")
     most = max(cell.num_gpus for cell in cells)
-    if shared.fixed_towers is not None and shared.fixed_towers < most:
+    if shared.num_towers is not None and shared.num_towers < most:
         raise ValueError(
             f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
             f"whose devices would have no tower. Use num_towers={most} or more."

@@ -100,7 +100,7 @@ def run_cell(cell: Cell, shared: TrainConfig, path: Path, train: Path | str) -> 
         train: the module, or the path, of train.py.
     """
     shutil.rmtree(path, ignore_errors=True)
-    row = table.empty_row(cell, shared.fixed_towers)
+    row = table.empty_row(cell, shared.num_towers)
     root = str(Path(__file__).parents[3])  # where `towers` is, installed or not
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     flags = train_flags(cell.config(shared))

@@ -51,8 +51,7 @@ class Run(NamedTuple):
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
-    make_step: of a number of towers, whether those of one device take turns in any case, and a
-        strategy, makes the same step of these.
+    make_step(strategy): builds an equivalent `TowerStep` with this strategy.
     metrics: "loss" and the names of the metrics.
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
@@ -70,7 +69,7 @@ class Run(NamedTuple):
     batch_size: int
     steps_an_epoch: int
     workers: Workers
-    make_step: Callable[..., TowerStep]
+    make_step: Callable[[str], TowerStep]
     metrics: Sequence[str]
     monitor: Monitor
     own_task: bool
@@ -130,8 +129,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
         if is_auto and small_loops(model, num_towers, LOSS, config.batch_norm):
             config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
-        make_step = _step_maker(config, model, metrics, devices)
-        step = make_step(num_towers, config.accumulate is not None)
+        make_step = _step_maker(config, model, metrics, devices, num_towers)
+        step = make_step(config.strategy)
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
         build_metrics(step, train_examples)
@@ -235,15 +234,16 @@ def _give_optimizer(
 
 
 def _step_maker(
-    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str]
-) -> Callable[..., TowerStep]:
+    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str],
+    num_towers: int,
+) -> Callable[[str], TowerStep]:
     """Makes `Run.make_step`."""
     loss, loss_weights = training_loss(model, config)
+    policy = policy_of(devices)
+    if config.accumulate is not None:  # towers of one device take turns, on a CPU too
+        policy = dataclasses.replace(policy, take_turns=True)
 
-    def make_step(
-        num_towers: int, take_turns: bool, strategy: str = config.strategy
-    ) -> TowerStep:
-        policy = policy_of(devices)
+    def make_step(strategy: str) -> TowerStep:
         return TowerStep(
             model,
             model.optimizer,
@@ -255,12 +255,10 @@ def _step_maker(
             batch_norm=config.batch_norm,
             nonfinite=config.nonfinite,
             jit_compile=config.jit_compile,
-            inline_towers=config.inline_towers,
-            pack_transfers=config.pack_transfers,
-            strategy="mirrored" if strategy == AUTO else strategy,
+            strategy=strategy,
             gpus_per_tower=config.gpus_per_tower,
             stages=config.stage_names,
-            policy=dataclasses.replace(policy, take_turns=policy.take_turns or take_turns),
+            policy=policy,
         )
 
     return make_step
@@ -288,9 +286,9 @@ def find_devices(config: TrainConfig) -> list[str]:
         use_only(range(config.num_gpus))
     devices = devices_lib.tower_devices(config.num_gpus, config.device)
     check_groups(len(devices), config.gpus_per_tower)
-    if config.fixed_towers is None:
+    if config.num_towers is None:
         return devices
-    return devices[: join_workers().most_towers(config.fixed_towers) * config.gpus_per_tower]
+    return devices[: join_workers().most_towers(config.num_towers) * config.gpus_per_tower]
 
 
 def _split_cpu(config: TrainConfig) -> None:
@@ -299,7 +297,7 @@ def _split_cpu(config: TrainConfig) -> None:
     Raises:
         ValueError: TensorFlow has started with other threads than asked for.
     """
-    num_towers, threads, each = config.fixed_towers, config.cpu_threads, config.gpus_per_tower
+    num_towers, threads, each = config.num_towers, config.cpu_threads, config.gpus_per_tower
     cpu = tf.config.list_physical_devices("CPU")[0]
     if not has_started():  # else tower_devices knows whether its devices suffice
         if threads is not None:

@@ -93,7 +93,7 @@ class Epochs:
         # After a stop in mid-epoch the validation is left; before an epoch, as in Keras, a step.
         is_over = run.step.model.stop_training and train_state.epoch_step > 0
         left = 0 if is_over else count - train_state.epoch_step
-        ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
+        ahead = prefetched(run.step, batches)
         for _, batch in zip(range(left), ahead, strict=False):
             self._listener.begin_step()
             self._train_step(batch)
@@ -154,7 +154,7 @@ def evaluate(
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
     batches = ordered_batches(run.test, run.batch_size)
-    ahead = prefetched(run.step, batches, to_devices=run.config.prefetch_to_devices)
+    ahead = prefetched(run.step, batches)
     for i, batch in enumerate(ahead):
         if check is not None:
             check()

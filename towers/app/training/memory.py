@@ -23,18 +23,12 @@ def out_of_memory_explained(run: Run, log: Path) -> Iterator[None]:
     except (tf.errors.ResourceExhaustedError, tf.errors.CancelledError) as error:
         if isinstance(error, tf.errors.CancelledError) and not _tells_of_no_memory(log):
             raise
+        per_tower = math.ceil(run.batch_size / run.step.num_towers)
         raise ValueError(
-            f"{too_little(run)}. Use a smaller `batch_size` than {run.batch_size:,}, or more "
-            f"towers than devices, which take turns: num_towers={2 * run.step.num_towers}."
+            f"a device has too little memory for {per_tower:,} {plural('example', per_tower)} a "
+            f"tower. Use a smaller `batch_size` than {run.batch_size:,}, or more towers than "
+            f"devices, which take turns: num_towers={2 * run.step.num_towers}."
         ) from error
-
-
-def too_little(run: Run) -> str:
-    """A sentence on what a device has too little memory for."""
-    per_tower = math.ceil(run.batch_size / run.step.num_towers)
-    return (
-        f"a device has too little memory for {per_tower:,} {plural('example', per_tower)} a tower"
-    )
 
 
 def _tells_of_no_memory(log: Path) -> bool:
