@@ -7,7 +7,7 @@ import keras
 
 from benchmarks.workloads import WORKLOADS, Workload, built_in, momentum
 from towers.app.models import recurrent
-from towers.app.models.resnet50 import build_bottlenecks
+from towers.app.models.residual import build_bottlenecks
 
 _LARGEST_PASS = 10  # distinct batches; more steps repeat them
 _PASS_BYTES = 512 * 2**20  # of inputs, at most, but for two batches
@@ -79,7 +79,7 @@ _FULL: dict[str, Callable[[], Workload]] = {
     "notebook_cnn": WORKLOADS["notebook_cnn"],
     "mlp41m": WORKLOADS["mlp41m"],
     "resnet50": lambda: built_in("resnet50", momentum, 256, 0),
-    "gru": lambda: built_in("towers.app.models.gru:build_large", keras.optimizers.Adam, 512, 0),
+    "gru": lambda: built_in("gru_large", keras.optimizers.Adam, 512, 0),
 }
 _SMALL: dict[str, Callable[[], Workload]] = {
     "cnn": WORKLOADS["cnn"],

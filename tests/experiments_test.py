@@ -105,4 +105,4 @@ def test_the_full_size_models_have_the_parameters_they_are_known_for(name, size,
 
 
 def test_the_sweep_spans_five_batches_on_one_and_two_gpus():
-    assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["towers.app.models.gru:build_large"], "music", 15]]
+    assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["gru_large"], "music", 15]]

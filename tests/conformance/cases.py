@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app import models
-from towers.app.models import recurrent, resnet, resnet50
+from towers.app.models import recurrent, residual
 
 L = keras.layers
 FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx
@@ -53,8 +53,8 @@ BUILDERS: dict[str, Callable[[tuple[int, ...], int], keras.Model]] = {
     "mlp": models.load("mlp").build,
     "gru": partial(recurrent.build, "gru", L.GRU, num_layers=2, units=6, dense_units=8),
     "lstm": partial(recurrent.build, "lstm", L.LSTM, num_layers=2, units=6, dense_units=8),
-    "resnet20": partial(resnet.build_small, "resnet20", num_blocks=1),
-    "resnet50": partial(resnet50.build_bottlenecks, "resnet50", num_blocks=(2, 1), filters=4),
+    "resnet20": partial(residual.build_small, "resnet20", num_blocks=1),
+    "resnet50": partial(residual.build_bottlenecks, "resnet50", num_blocks=(2, 1), filters=4),
 }
 
 

@@ -42,10 +42,10 @@ class TrainConfig:
 
     # What is trained, and on what.
     model: str = text(
-        "cnn", "cnn, notebook_cnn, mlp, gru, lstm, resnet, resnet20, resnet56, resnet50; "
-        "package.module:function (input_shape, num_classes), or without arguments, -> a Keras "
-        "model; or FILE.keras, which is trained further. A compiled one brings its own loss, "
-        "metrics and optimizer. The default trains in minutes.", is_path=True)
+        "cnn", "cnn, notebook_cnn, mlp, gru, gru_large, lstm, lstm_large, resnet, resnet20, "
+        "resnet56, resnet50; package.module:function (input_shape, num_classes), or without "
+        "arguments, -> a Keras model; or FILE.keras, which is trained further. A compiled one "
+        "brings its own loss, metrics and optimizer. The default trains in minutes.", is_path=True)
     dataset: str = text(
         "mnist", "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, "
         "array_record, tfrecord; tfds:NAME, of TensorFlow Datasets; or package.module:function -> "

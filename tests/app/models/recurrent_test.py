@@ -7,8 +7,14 @@ import pytest
 from towers.app import models
 
 
+def recurrent_layers(name, shape):
+    kinds = keras.layers.GRU, keras.layers.LSTM
+    return [layer for layer in models.load(name).build(shape, 20).layers
+            if isinstance(layer, kinds)]
+
+
 @pytest.mark.parametrize("name", ["gru", "lstm"])
-def test_recurrent_model_encodes_notes_one_hot_itself(name):
+def test_a_model_encodes_notes_one_hot_itself(name):
     notes = np.random.default_rng(0).integers(0, 20, (3, 7))
     from_notes = models.load(name).build((7,), 20)
     from_vectors = models.load(name).build((7, 20), 20)
@@ -17,14 +23,20 @@ def test_recurrent_model_encodes_notes_one_hot_itself(name):
     np.testing.assert_array_equal(
         from_notes(notes), from_vectors(np.eye(20, dtype=np.float32)[notes])
     )
+    assert models.load(name).build((1,), 20)(np.ones((3, 1), np.int32)).shape == (3, 20)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_recurrent_model_reads_a_melody_of_a_single_note(steps):
-    assert models.load("gru").build((steps,), 20)(np.ones((3, steps), np.int32)).shape == (3, 20)
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_layers_are_configured_as_cudnn_computes_them(name):
+    layers = recurrent_layers(name, (7,))
+    assert [layer.units for layer in layers] == [256, 256]
+    for layer in layers:
+        assert layer.activation is keras.activations.tanh
+        assert layer.recurrent_activation is keras.activations.sigmoid
+        assert layer.use_bias and not layer.unroll and layer.recurrent_dropout == 0
+        assert getattr(layer, "reset_after", True) and layer.use_cudnn == "auto"
+        assert layer.kernel_regularizer.l2 == pytest.approx(1e-6)
 
 
 def test_images_are_read_row_by_row():
-    layers = models.load("gru").build((12, 14, 3), 10).layers
-    first = next(layer for layer in layers if isinstance(layer, keras.layers.GRU))
-    assert first.input.shape == (None, 12, 42)
+    assert recurrent_layers("gru", (12, 14, 3))[0].input.shape == (None, 12, 42)

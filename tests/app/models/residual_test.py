@@ -1,4 +1,4 @@
-"""What the residual networks share."""
+"""The residual networks: their convolutions, shortcuts and ends, and the choice by image size."""
 
 import keras
 import numpy as np
@@ -8,10 +8,55 @@ from towers.app import models
 from towers.app.models import residual
 
 
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
 @pytest.mark.parametrize("name", ["resnet", "resnet20", "resnet56", "resnet50"])
-def test_residual_network_refuses_what_is_no_image(name):
-    with pytest.raises(ValueError, match=rf"model={name} needs images .*\(49,\)"):
+def test_what_is_no_image_is_refused(name):
+    with pytest.raises(ValueError, match=rf"model={name}\w* needs images .*\(49,\)"):
         models.load(name).build((49,), 10)
+
+
+def test_resnet_is_resnet20_below_64_pixels_and_resnet50_from_there_on():
+    build = models.load("resnet").build
+    names = [build(shape, 3).name for shape in ((64, 63, 1), (64, 64, 1))]
+    assert names == ["resnet20", "resnet50"]
+
+
+def test_resnet50_has_its_strides_in_the_3x3_convolutions():
+    layers = layers_of(models.load("resnet50").build((224, 224, 3), 1000), keras.layers.Conv2D)
+    assert len(layers) == 53  # 49, and 4 shortcuts'
+    strided = [(layer.kernel_size[0], layer.output.shape[1:]) for layer in layers
+               if layer.strides == (2, 2)]
+    assert strided == [
+        (7, (112, 112, 64)),
+        (3, (28, 28, 128)), (1, (28, 28, 512)),  # a block, and its shortcut
+        (3, (14, 14, 256)), (1, (14, 14, 1024)),
+        (3, (7, 7, 512)), (1, (7, 7, 2048)),
+    ]
+
+
+def test_blocks_of_resnet50_begin_as_their_shortcuts():
+    model = residual.build_bottlenecks("small", (64, 64, 3), 10, num_blocks=(2, 1), filters=4)
+    zeros = [not np.any(layer.gamma) for layer in layers_of(model, keras.layers.BatchNormalization)]
+    # first convolution | block: 3, then its shortcut | block | block with its shortcut
+    assert zeros == [False, *(False, False, True, False), *(False, False, True),
+                     *(False, False, True, False)]
+
+
+def test_a_shortcut_takes_every_second_pixel_and_adds_zeros():
+    """Traced by hand: with its convolutions at zero, a network is its shortcuts."""
+    model = residual.build_small("small", (4, 6, 1), 2, num_blocks=1)
+    for layer in layers_of(model, keras.layers.Conv2D)[1:]:
+        layer.kernel.assign(keras.ops.zeros_like(layer.kernel))
+    x = np.random.default_rng(0).random((2, 4, 6, 1), np.float32)
+    outputs = [layer.output for layer in layers_of(model, keras.layers.ReLU)]
+    first, last = keras.Model(model.input, [outputs[0], outputs[-1]])(x)
+    expected = np.zeros((2, 1, 2, 64), np.float32)
+    expected[..., :16] = np.asarray(first)[:, ::4, ::4]
+    np.testing.assert_array_equal(last, expected)
+    assert expected.any()
 
 
 @pytest.mark.parametrize("size, strides", [(3, 1), (3, 2), (1, 2), (7, 2)])
@@ -19,24 +64,12 @@ def test_a_convolutions_windows_are_centred_on_the_pixels_that_a_shortcut_takes(
     """A window that is 1 at its centre alone hands these pixels on."""
     x = keras.Input((6, 8, 1))
     model = keras.Model(x, residual.convolve(x, 1, size, strides, relu=False))
-    (kernel,) = [layer.kernel for layer in model.layers if isinstance(layer, keras.layers.Conv2D)]
     window = np.zeros((size, size, 1, 1), np.float32)
     window[size // 2, size // 2] = 1
-    kernel.assign(window)
+    layers_of(model, keras.layers.Conv2D)[0].kernel.assign(window)
     image = np.random.default_rng(0).normal(size=(2, 6, 8, 1)).astype(np.float32)
     scale = 1 / np.sqrt(1 + residual.BATCH_NORM_EPSILON)  # of statistics as they begin
     np.testing.assert_allclose(model(image), scale * image[:, ::strides, ::strides], rtol=1e-6)
-
-
-def test_the_ends_are_sums_and_means_as_computed_by_hand():
-    a, b = np.float32([[-3.0, 1.0]]), np.float32([[1.0, 1.0]])
-    np.testing.assert_array_equal(residual.add_shortcut(a, b), [[0.0, 2.0]])
-    x = keras.Input((2, 2, 3))
-    model = keras.Model(x, residual.classify(x, 3))
-    model.layers[-1].kernel.assign(np.eye(3))
-    image = np.zeros((1, 2, 2, 3), np.float32)
-    image[0, 0, 0] = 4 * np.log([1.0, 2.0, 5.0])  # its mean over 4 pixels is the logarithm
-    np.testing.assert_allclose(model(image), [[0.125, 0.25, 0.625]], rtol=1e-6)
 
 
 def test_kernels_decay_and_nothing_else_does():

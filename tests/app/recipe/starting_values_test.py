@@ -6,7 +6,7 @@ import pytest
 
 from tests.everyday import named_model
 from towers.app.config import TrainConfig
-from towers.app.recipe.starting_values import check_file, load, take_values
+from towers.app.recipe.starting_values import check_file, take_values
 
 
 @pytest.fixture(name="file", scope="module")
@@ -59,10 +59,3 @@ def test_a_missing_file_is_refused_but_for_a_run_that_goes_on(tmp_path):
     assert take_values(model, resumed) is None
     with pytest.raises(ValueError, match="is no file"):
         check_file(resumed)
-
-
-def test_what_is_no_keras_file_is_one_line(tmp_path):
-    path = tmp_path / "x.keras"
-    path.write_text("not a model")
-    with pytest.raises(ValueError, match=r"^init_from \(.*\) cannot be loaded by Keras: [^\n]*$"):
-        load(path, "init_from")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from towers.app.after_training import runtimes
 from towers.app.named import one_line
-from towers.app.recipe.starting_values import load
+from towers.app.models import load_file
 from towers.app.reporting.report import labelled
 
 _CLASSES = "classes.json"
@@ -82,7 +82,7 @@ def export_model(
     """
     check(path)
     if isinstance(model, Path):
-        model = _called(load(model, "export"))
+        model = _called(load_file(model, "export", compile=False))
     if takes_pixels:
         check_pixels(model, divided)
         model = _of_pixels(model, divided)

@@ -22,7 +22,7 @@ from towers.machine.devices import place_towers
 from towers.machine.words import counted
 from towers.workers.workers import join_workers
 from towers.parallel.parallel_model import parallel_on
-from towers.app.recipe.starting_values import load
+from towers.app.models import load_file
 from towers.app.reporting.formats import format_loss, format_seconds
 from towers.app.reporting.report import Report, devices_line, labelled, share_line
 from towers.app.training.build import find_devices
@@ -118,7 +118,7 @@ def _prepare(
     if ":" in config.model:  # its module may register layers
         named.import_module(config.model, "model")
     with tf.device(_HOME):
-        model = load(file, argument, compile)
+        model = load_file(file, argument, compile=compile)
     examples, dataset = _test_examples(config, model, file, argument)
     if config.export_pixels:
         export.check_pixels(model, dataset.divided_for_model)

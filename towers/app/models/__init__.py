@@ -1,46 +1,26 @@
-"""Models by name: the built-in ones, one file each, `package.module:function`, and FILE.keras."""
+"""Models by name: the built-in ones, `package.module:function`, and FILE.keras."""
 
-import functools
-import importlib
 import inspect
-import os
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 
 from towers.app import named
+from towers.app.models import feed_forward, recurrent, residual
 
-# To add a model: a file in this folder, and a line here: its name, "module:function".
-_BUILDERS = {
-    "cnn": "cnn:build",
-    "notebook_cnn": "notebook_cnn:build",
-    "mlp": "mlp:build",
-    "gru": "gru:build",
-    "lstm": "lstm:build",
-    "resnet": "resnet:build",
-    "resnet20": "resnet:build_20",
-    "resnet56": "resnet:build_56",
-    "resnet50": "resnet50:build",
-}
-NAMES = tuple(_BUILDERS)
 RECURRENT = ("gru", "lstm")  # whose towers get the threads on a CPU that XLA needs
 
 
 class ModelSource(NamedTuple):
-    """The origin of a model.
+    """The origin of a model, with its original task.
 
-    Attributes:
-        name: a built-in name, "package.module:function", or FILE.keras.
-        build: (input_shape, num_classes) -> a model; one that is not compiled is built, with
-            softmax output.
-        input_shape: the shape of one example in the model's original task; what the synthetic data
-            set takes its shape from.
-        num_classes: the number of classes in that task.
-        optimizer: the Keras name of the optimizer that the model's source uses.
-        knows_shapes: the model is made without a look at the data: `build` passes over its
-            arguments.
+    build: (input_shape, num_classes) -> a model; one that is not compiled is built, with softmax
+        output. knows_shapes: it ignores its arguments.
+    input_shape, num_classes: of the original task; synthetic data have them.
+    optimizer: the Keras name of the optimizer that the model's source uses.
     """
 
     name: str
@@ -49,6 +29,29 @@ class ModelSource(NamedTuple):
     num_classes: int = 10
     optimizer: str = "adam"
     knows_shapes: bool = False
+
+
+_GRU, _LSTM, _NOTES = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128)
+_SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
+_LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
+_RESNET, _RESNET_LARGE, _CIFAR = residual.build_small, residual.build_bottlenecks, (32, 32, 3)
+# To add a model: a function (input_shape, num_classes) in a file of this folder, and a line here.
+_BUILT_IN = {source.name: source for source in (
+    ModelSource("cnn", feed_forward.cnn),
+    ModelSource("notebook_cnn", feed_forward.notebook_cnn, optimizer="rmsprop"),
+    ModelSource("mlp", feed_forward.mlp),
+    ModelSource("gru", partial(recurrent.build, "gru", _GRU, **_SMALL), *_NOTES),
+    ModelSource("gru_large", partial(recurrent.build, "gru_large", _GRU, **_LARGE), *_NOTES),
+    ModelSource("lstm", partial(recurrent.build, "lstm", _LSTM, **_SMALL), *_NOTES),
+    ModelSource("lstm_large", partial(recurrent.build, "lstm_large", _LSTM, **_LARGE), *_NOTES),
+    ModelSource("resnet", residual.resnet, _CIFAR),
+    ModelSource("resnet20", partial(_RESNET, "resnet20", num_blocks=3), _CIFAR),
+    ModelSource("resnet56", partial(_RESNET, "resnet56", num_blocks=9), _CIFAR),
+    ModelSource("resnet50", partial(_RESNET_LARGE, "resnet50", num_blocks=(3, 4, 6, 3)),
+                (224, 224, 3), 1000),
+)}
+NAMES = tuple(_BUILT_IN)
+_OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in RECURRENT}
 
 
 def load(name: str) -> ModelSource:
@@ -64,76 +67,58 @@ def load(name: str) -> ModelSource:
         ValueError: the name is unknown, the module cannot be imported, the function is missing,
             or a constant is of another kind.
     """
-    if name in _BUILDERS:
-        module_name, _, function_name = _BUILDERS[name].partition(":")
-        module = importlib.import_module(f"{__name__}.{module_name}")
-        return _source(name, _channels_last(getattr(module, function_name)), module)
+    known = _BUILT_IN.get(_OLDER_NAMES.get(name, name))
+    if known is not None:
+        return known._replace(build=partial(_channels_last, known.build))
     if ":" in name:
-        function = named.import_function(name, "model")
-        return _source(name, function, named.import_module(name, "model"))
+        return _custom(name)
     if name.endswith(".keras"):
         return ModelSource(name, lambda *_: load_file(name), knows_shapes=True)
     raise named.unknown_name(name, "model", NAMES)
 
 
-def load_file(path: str) -> keras.Model:
-    """The model in a file that Keras has saved, compiled as it was.
+def load_file(path: str | Path, argument: str = "model", *, compile: bool = True) -> keras.Model:
+    """The model in a file that Keras has saved.
+
+    Args:
+        path: the file.
+        argument: the name of the argument that `path` is, for the error.
+        compile: with its loss, metrics and optimizer.
 
     Raises:
         ValueError: there is no such file, or Keras cannot read it.
     """
-    if not os.path.isfile(path):
-        raise ValueError(f"model ({path}) does not exist; name a file that model.save has written.")
     try:
-        return keras.saving.load_model(path)
-    except Exception as error:  # Keras raises many kinds, for layers of one's own, too
+        return keras.saving.load_model(path, compile=compile)
+    except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
         raise ValueError(
-            f"model ({path}) cannot be loaded: {named.loading_failed(error)}. Layers of one's own "
-            "must be registered: load it in a function of yours, and name that: "
-            "model=package.module:function."
+            f"{argument} ({path}) cannot be loaded by Keras: {named.loading_failed(error)}. Custom "
+            "layers need keras.saving.register_keras_serializable, in the module that `model` "
+            "names: model=package.module:function."
         ) from error
 
 
-def _source(name: str, build: Callable[..., keras.Model], module: ModuleType) -> ModelSource:
-    input_shape = getattr(module, "INPUT_SHAPE", (28, 28, 1))
+def _custom(name: str) -> ModelSource:
+    build, module = named.import_function(name, "model"), named.import_module(name, "model")
+    shape = getattr(module, "INPUT_SHAPE", (28, 28, 1))
     num_classes = getattr(module, "NUM_CLASSES", 10)
     optimizer = getattr(module, "OPTIMIZER", "adam")
-    if not isinstance(input_shape, list | tuple) or not all(map(_is_count, input_shape)):
-        raise _bad_constant(name, "INPUT_SHAPE", input_shape, "a tuple such as (28, 28, 1)")
-    if not _is_count(num_classes):
-        raise _bad_constant(name, "NUM_CLASSES", num_classes, "a whole number, at least 1")
-    if not isinstance(optimizer, str):
-        raise _bad_constant(name, "OPTIMIZER", optimizer, "a Keras name such as 'adam'")
-    knows_shapes = not _takes_arguments(build)
-    make = (lambda *_: build()) if knows_shapes else build
-    return ModelSource(name, make, tuple(input_shape), num_classes, optimizer, knows_shapes)
+    sizes = [num_classes, *shape] if isinstance(shape, list | tuple) else [None]
+    if not all(type(n) is int and n > 0 for n in sizes) or not isinstance(optimizer, str):
+        raise ValueError(
+            f"model ({name!r}): its module must hold INPUT_SHAPE ({shape!r}) such as (28, 28, 1), "
+            f"NUM_CLASSES ({num_classes!r}) such as 10 and OPTIMIZER ({optimizer!r}) such as 'adam'."
+        )
+    if inspect.signature(build).parameters:
+        return ModelSource(name, build, tuple(shape), num_classes, optimizer)
+    return ModelSource(name, lambda *_: build(), tuple(shape), num_classes, optimizer, True)
 
 
-def _takes_arguments(function: Callable[..., Any]) -> bool:
+def _channels_last(build: Callable[[Any, Any], keras.Model], *arguments: Any) -> keras.Model:
+    """Builds a model of [n, height, width, channels], whatever keras.json asks for."""
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_last")
     try:
-        return bool(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a function that is not Python's
-        return True
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _bad_constant(name: str, constant: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"model ({name!r}): {constant} ({value!r}) in its module must be {wanted}.")
-
-
-def _channels_last(build: Callable) -> Callable:
-    """A builder of models of [n, height, width, channels], whatever keras.json asks for."""
-
-    @functools.wraps(build)
-    def built(*arguments: Any) -> keras.Model:
-        before = keras.config.image_data_format()
-        keras.config.set_image_data_format("channels_last")
-        try:
-            return build(*arguments)
-        finally:
-            keras.config.set_image_data_format(before)
-
-    return built
+        return build(*arguments)
+    finally:
+        keras.config.set_image_data_format(before)

@@ -21,45 +21,27 @@ def set_dropout(model: keras.Model, rate: float) -> None:
         rate: of the units that are dropped, 0 (none) to below 1.
 
     Raises:
-        ValueError: the rate is out of range, or the model drops nothing that could be set.
+        ValueError: the model drops nothing that could be set.
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout ({rate}) must be a number from 0 to below 1, such as 0.25.")
     layers = all_layers(model)
-    # An attention layer makes a Dropout layer of its own, which it leaves out at a rate of 0.
+    # At a rate of 0, an attention layer does not call the Dropout layer that it has made.
     unused = {
-        id(inner)
-        for layer in layers
-        if isinstance(layer, _ATTENTION_LAYERS) and not layer.dropout
+        id(inner) for layer in layers if isinstance(layer, _ATTENTION_LAYERS) and not layer.dropout
         for inner in all_layers(layer)
-        if isinstance(inner, keras.layers.Dropout) and not inner.rate
     }
-    dropouts = [
-        layer
-        for layer in layers
-        if isinstance(layer, _DROPOUT_LAYERS) and id(layer) not in unused
-    ]
-    # What Keras' cells inherit is not public; its methods tell it.
-    cells = [
-        cell
-        for cell in layers
-        if hasattr(cell, "get_dropout_mask") and (cell.dropout or cell.recurrent_dropout)
-    ]
-    if not dropouts and not cells:
+    is_found = False
+    for layer in layers:
+        if isinstance(layer, _DROPOUT_LAYERS) and id(layer) not in unused:
+            is_found, layer.rate = True, rate
+            if rate > 0 and not hasattr(layer, "seed_generator"):  # it was made with a rate of 0
+                give_seed_generator(layer, layer.seed)
+        elif hasattr(layer, "get_dropout_mask"):  # a recurrent cell: its base class is not public
+            for name in ("dropout", "recurrent_dropout"):
+                if getattr(layer, name):
+                    is_found = True
+                    setattr(layer, name, rate)
+    if not is_found:
         raise ValueError(
             f"dropout ({rate}) has no effect: model {model.name!r} has no Dropout layer. Leave "
             "it out, or choose another `model`."
         )
-    for layer in dropouts:
-        _set_rate(layer, rate)
-    for cell in cells:
-        if cell.dropout:
-            cell.dropout = rate
-        if cell.recurrent_dropout:
-            cell.recurrent_dropout = rate
-
-
-def _set_rate(layer: keras.layers.Layer, rate: float) -> None:
-    layer.rate = rate
-    if rate > 0 and not hasattr(layer, "seed_generator"):  # it was made with a rate of 0
-        give_seed_generator(layer, layer.seed)

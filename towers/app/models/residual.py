@@ -1,30 +1,94 @@
-"""The parts of the residual networks: convolutions with BatchNormalization, and the two ends."""
+"""Residual networks: ResNet-20 and ResNet-56 for small images, ResNet-50 for large ones.
+
+K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", 2015 (He et al.);
+P. Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017 (Goyal et al.).
+Both use SGD with momentum 0.9 and a schedule. A Keras name alone means no momentum, so that the
+default is Adam.
+"""
+
+from collections.abc import Sequence
 
 import keras
 
-# On kernels alone. He et al. and Goyal et al. decay weights by 1e-4 * w in each update: the
-# gradient of 1e-4 / 2 * sum(w^2).
-L2 = 1e-4 / 2
+SMALL = 64  # pixels; ResNet-50 begins with two strides of 2, which leave nothing of less
+# On kernels alone. Both papers decay weights by 1e-4 * w in each update: the gradient of
+# 1e-4 / 2 * sum(w^2).
+L2 = keras.regularizers.L2(1e-4 / 2)
 # Goyal et al., section 5.1; epsilon: the TensorFlow model garden's resnet_model.py.
 BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.9, 1e-5
 
 
-def check_is_image(input_shape: tuple[int, ...], name: str) -> None:
-    """Raises ValueError for examples that are no images."""
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"model={name} needs images (height, width, channels), but the examples have shape "
-            f"{tuple(input_shape)}; choose another model or data set."
-        )
+def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
+    if min(input_shape[:2], default=0) < SMALL:
+        return build_small("resnet20", input_shape, num_classes, num_blocks=3)
+    return build_bottlenecks("resnet50", input_shape, num_classes, num_blocks=(3, 4, 6, 3))
+
+
+def build_small(
+    name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: int
+) -> keras.Model:
+    """A residual network of 6 * num_blocks + 2 layers.
+
+    He et al., section 4.2: three stages of 16, 32 and 64 filters, the image halved between them.
+    Shortcuts have no parameters (section 3.3, option A): every second pixel, and zeros as further
+    channels. CIFAR-10's test error after 64,000 steps at a global batch of 128, with images padded,
+    cropped and flipped at random (table 6): 0.0875 with 3 blocks, 269,722 trainable parameters;
+    0.0697 with 9 blocks, 853,018 of them.
+    """
+    inputs = _image(name, input_shape)
+    x = convolve(inputs, 16, 3)
+    for stage, filters in enumerate((16, 32, 64)):
+        for block in range(num_blocks):
+            strides = 2 if stage > 0 and block == 0 else 1
+            residual = convolve(x, filters, 3, strides)
+            residual = convolve(residual, filters, 3, relu=False)
+            if strides > 1:
+                x = x[:, ::strides, ::strides]
+            if missing := filters - x.shape[-1]:
+                x = keras.ops.pad(x, [[0, 0], [0, 0], [0, 0], [0, missing]])
+            x = keras.layers.ReLU()(keras.layers.Add()([residual, x]))
+    return keras.Model(inputs, classify(x, num_classes), name=name)
+
+
+def build_bottlenecks(
+    name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: Sequence[int],
+    filters: int = 64,
+) -> keras.Model:
+    """A residual network of 3 * sum(num_blocks) + 2 layers, the image halved between stages.
+
+    ResNet-50 has 25,557,032 trainable parameters at (224, 224, 3) and 1,000 classes. He et al.,
+    table 1, changed twice as in Goyal et al., section 5.1:
+
+    - the 3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it. That is
+      NVIDIA's "v1.5", 0.5 points more accurate and 5% slower (catalog.ngc.nvidia.com, ResNet v1.5);
+    - the scale of each block's last BatchNormalization begins at 0, so that a block begins as
+      its shortcut.
+
+    Args:
+        name, input_shape, num_classes: as for `build_small`.
+        num_blocks: the blocks of each stage.
+        filters: of the first stage's 3x3 convolutions; doubled from stage to stage.
+    """
+    inputs = _image(name, input_shape)
+    x = convolve(inputs, filters, 7, strides=2)
+    # After a ReLU, zeros around the image never win.
+    x = keras.layers.MaxPooling2D(3, strides=2)(keras.layers.ZeroPadding2D(1)(x))
+    for stage, count in enumerate(num_blocks):
+        width = filters * 2**stage
+        for block in range(count):
+            strides = 2 if stage > 0 and block == 0 else 1
+            residual = convolve(x, width, 1)
+            residual = convolve(residual, width, 3, strides)
+            residual = convolve(residual, 4 * width, 1, relu=False, gamma="zeros")
+            if x.shape[-1] != 4 * width:  # the first block of each stage
+                x = convolve(x, 4 * width, 1, strides, relu=False)
+            x = keras.layers.ReLU()(keras.layers.Add()([residual, x]))
+    return keras.Model(inputs, classify(x, num_classes), name=name)
 
 
 def convolve(
-    x: keras.KerasTensor,
-    filters: int,
-    size: int,
-    strides: int = 1,
-    *,
-    relu: bool = True,
+    x: keras.KerasTensor, filters: int, size: int, strides: int = 1, *, relu: bool = True,
     gamma: str = "ones",
 ) -> keras.KerasTensor:
     """Convolution without bias, BatchNormalization, ReLU; [N, ceil(h / strides), ..., filters].
@@ -34,22 +98,16 @@ def convolve(
 
     Args:
         x: [N, h, w, channels], symbolic.
-        filters: of the convolution.
-        size: of its window, odd.
-        strides: in both directions.
+        filters, size, strides: of the convolution; its window's size is odd.
         relu: whether a ReLU follows.
         gamma: the initializer of the BatchNormalization's scale.
     """
     if strides > 1 and size > 1:
         x = keras.layers.ZeroPadding2D(size // 2)(x)
     x = keras.layers.Conv2D(
-        filters,
-        size,
-        strides=strides,
-        padding="same" if strides == 1 else "valid",
-        use_bias=False,
+        filters, size, strides, padding="same" if strides == 1 else "valid", use_bias=False,
         kernel_initializer="he_normal",  # He et al., "Delving Deep into Rectifiers", 2015
-        kernel_regularizer=keras.regularizers.L2(L2),
+        kernel_regularizer=L2,
     )(x)
     x = keras.layers.BatchNormalization(
         momentum=BATCH_NORM_MOMENTUM, epsilon=BATCH_NORM_EPSILON, gamma_initializer=gamma
@@ -57,17 +115,19 @@ def convolve(
     return keras.layers.ReLU()(x) if relu else x
 
 
-def add_shortcut(x: keras.KerasTensor, shortcut: keras.KerasTensor) -> keras.KerasTensor:
-    """ReLU(x + shortcut), the end of a block."""
-    return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
-
-
 def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
     """Global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.layers.Dense(
-        num_classes,
-        activation="softmax",
+        num_classes, activation="softmax", kernel_regularizer=L2,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),  # Goyal et al., 5.1
-        kernel_regularizer=keras.regularizers.L2(L2),
     )(x)
+
+
+def _image(name: str, input_shape: tuple[int, ...]) -> keras.KerasTensor:
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"model={name} needs images (height, width, channels), but the examples have shape "
+            f"{tuple(input_shape)}; choose another model or data set."
+        )
+    return keras.Input(input_shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 
 from towers.app.config import TrainConfig
-from towers.app.named import loading_failed
+from towers.app.models import load_file
 
 _LISTED = 6  # variables that a line names; the rest are counted
 
@@ -31,7 +31,7 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
     if path is None or config.resume is not None and not (begun / path).exists():
         return None
     check_file(config, begun)
-    saved = load(begun / path, "init_from")
+    saved = load_file(begun / path, "init_from", compile=False)
     sources = list(zip(_names(saved), saved.weights, strict=True))
     missing = []
     for variable, name in zip(model.weights, _names(model), strict=True):
@@ -55,27 +55,6 @@ def check_file(config: TrainConfig, begun: Path = Path()) -> None:
     """Raises ValueError where a run begins with the values of a file, and there is none."""
     if config.init_from is not None and not (begun / config.init_from).is_file():
         raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
-
-
-def load(path: str | Path, argument: str, compile: bool = False) -> keras.Model:
-    """The model in a .keras file.
-
-    Args:
-        path: the file.
-        argument: the name of the argument that `path` is, for the error.
-        compile: with its loss, metrics and optimizer.
-
-    Raises:
-        ValueError: it is no such file, or holds what Keras does not know.
-    """
-    try:
-        return keras.saving.load_model(path, compile=compile)
-    except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
-        raise ValueError(
-            f"{argument} ({path}) cannot be loaded by Keras: {loading_failed(error)}. Layers of "
-            "your own need keras.saving.register_keras_serializable, in the module that `model` "
-            "names."
-        ) from error
 
 
 def _names(model: keras.Model) -> list[str]:
