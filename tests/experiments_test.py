@@ -13,7 +13,7 @@ from towers import TrainConfig
 from towers.app import datasets, models
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "towers" / "experiments").glob("*.flags"))
+FILES = sorted((ROOT / "towers" / "app" / "experiments").glob("*.flags"))
 SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]
 RUNS = [path for path in FILES if path not in SWEEPS]
 

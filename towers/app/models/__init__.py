@@ -107,7 +107,7 @@ def _custom(name: str) -> ModelSource:
     if not all(type(n) is int and n > 0 for n in sizes) or not isinstance(optimizer, str):
         raise ValueError(
             f"model ({name!r}): its module must hold INPUT_SHAPE ({shape!r}) such as (28, 28, 1), "
-            f"NUM_CLASSES ({num_classes!r}) such as 10 and OPTIMIZER ({optimizer!r}) such as 'adam'."
+            f"NUM_CLASSES ({num_classes!r}) such as 10, OPTIMIZER ({optimizer!r}) such as 'adam'."
         )
     if inspect.signature(build).parameters:
         return ModelSource(name, build, tuple(shape), num_classes, optimizer)
