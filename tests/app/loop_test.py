@@ -69,7 +69,7 @@ def rows(directory):
 
 def test_a_run_learns_and_leaves_its_files():
     history = towers.train(config(epochs=6, optimizer="adam", learning_rate=0.05))
-    directory = run_dir.RUNS / "tests.loop_test_small_model-tests.loop_test_small_data-001"
+    directory = run_dir.RUNS / "tests.app.loop_test_small_model-tests.app.loop_test_small_data-001"
     assert history["val_accuracy"][-1] > 0.9
     assert sorted(path.name for path in directory.iterdir()) == [
         "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
@@ -355,7 +355,7 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_
 
     moving = {"dataset": "tests.app.loop_test:data_that_move", "model": "mlp"}
     towers.train(config(**moving, run_dir=name, export="served", epochs=1), [Moves()])
-    name = name or "runs/mlp-tests.loop_test_data_that_move-001"
+    name = name or "runs/mlp-tests.app.loop_test_data_that_move-001"
     assert f"run: {name}\n" in capsys.readouterr().out
     left = {path.name for path in (tmp_path / name).iterdir()}
     assert {"final.keras", "results.csv", "log.txt", "checkpoints", "config.json"} <= left

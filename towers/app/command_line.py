@@ -248,7 +248,7 @@ def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
 def train_command() -> str:
     """The words that start train.py as this process was started, for a text to be typed."""
     started = Path(sys.argv[0])
-    if started == Path(__file__).with_name("__main__.py"):
+    if started == Path(__file__).parents[1] / "__main__.py":
         return "python -m towers"
     return started.name if started.name == "towers-train" else "python train.py"
 

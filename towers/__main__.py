@@ -1,0 +1,8 @@
+"""`python -m towers`: the command of towers/app."""
+
+import sys
+
+from towers.app.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
