@@ -185,8 +185,9 @@ class TrainConfig:
         None, ("average", "synchronized", "tower0"), "How the towers' BatchNormalization "
         "statistics become one. Default: average, with a warning where such a layer is trained.")
     freeze: str | None = text(
-        None, "A regular expression: variables in whose path it is found stay as they are; a "
-        "layer, all of whose are, is frozen as in Keras. Default: none.", Role.BEGINNING,
+        None, "A regular expression, such as ^(conv1|bn)/: layers stay as they are, frozen as in "
+        "Keras, where it is found in the paths of all their variables. Default: none.",
+        Role.BEGINNING,
         check=fields.regular_expression)
     init_from: str | None = text(
         None, "A .keras file, whose values the variables of the same names and shapes begin with. "

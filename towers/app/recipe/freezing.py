@@ -1,4 +1,4 @@
-"""Variables that stay as they are while the others are trained."""
+"""Layers that stay as they are while the others are trained."""
 
 import re
 
@@ -8,42 +8,39 @@ from towers.machine.keras_internals import all_layers
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
-    """Takes the variables in whose path `pattern` is found out of the training.
+    """Freezes the layers in all of whose variables' paths `pattern` is found, as Keras does.
 
-    A layer all of whose variables are found is frozen as Keras freezes layers: BatchNormalization
-    then normalizes by its statistics, and keeps them.
+    A frozen BatchNormalization layer normalizes by its statistics, and keeps them.
 
     Args:
         model: a built model, before anything is made for its trainable variables.
-        pattern: a regular expression.
+        pattern: a regular expression, such as ^(conv1|bn)/.
 
     Returns:
         What was frozen, in words.
 
     Raises:
-        ValueError: no variable, or every one, is found.
+        ValueError: no layer, every one, or a part of one is found.
     """
     before = model.trainable_variables
+    found = {id(v) for v in model.weights if re.search(pattern, v.path)}
     for layer in all_layers(model):
-        own = layer.weights
-        if own and layer is not model and all(_is_found(pattern, v) for v in own):
+        if layer is not model and layer.weights and found >= set(map(id, layer.weights)):
             layer.trainable = False
-    for variable in model.trainable_variables:
-        if _is_found(pattern, variable):
-            variable.trainable = False
-    left = model.trainable_variables
-    frozen = [v for v in before if not any(v is other for other in left)]
+    left = {id(v): v.path for v in model.trainable_variables}
+    parts = [path for key, path in left.items() if key in found]
+    if parts:
+        raise ValueError(
+            f"freeze ({pattern!r}) is found in {parts[0]}, and not in every variable of its layer. "
+            "Name whole layers, such as ^conv1/."
+        )
+    frozen = [v for v in before if id(v) not in left]
     if not frozen:
-        examples = ", ".join(v.path for v in before[:3])
         raise ValueError(
             f"freeze ({pattern!r}) is found in no trainable variable's path. There are "
-            f"{len(before)}, such as {examples}."
+            f"{len(before)}, such as {', '.join(v.path for v in before[:3])}."
         )
     if not left:
         raise ValueError(f"freeze ({pattern!r}) leaves no variable to train.")
     count = sum(v.value.shape.num_elements() for v in frozen)
     return f"{len(frozen)} of {len(before)} trainable variables frozen, {count:,} parameters"
-
-
-def _is_found(pattern: str, variable: keras.Variable) -> bool:
-    return re.search(pattern, variable.path) is not None

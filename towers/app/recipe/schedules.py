@@ -23,11 +23,7 @@ _PACKAGE = "towers"
 
 
 class Length(NamedTuple):
-    """The length of a run.
-
-    num_steps: updates of the whole run, the limit of max_steps included.
-    steps_an_epoch: the last one may be a partial batch.
-    """
+    """The length of a run, in updates: all of them, up to `max_steps`, and those of an epoch."""
 
     num_steps: int
     steps_an_epoch: int
@@ -41,12 +37,7 @@ class WarmUp(LearningRateSchedule):
     """
 
     def __init__(self, rate: float, warmup_steps: int, after: LearningRateSchedule) -> None:
-        """
-        Args:
-            rate: where the warm-up ends.
-            warmup_steps: how many updates it takes.
-            after: a schedule that counts from the run's first update, too.
-        """
+        """Args: rate: at the end of the warm-up; after: it counts from the first update, too."""
         self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -68,29 +59,31 @@ class WarmUp(LearningRateSchedule):
 
 
 def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | LearningRateSchedule:
-    """The learning rate of a run: a number where it stays the same.
+    """The learning rate of a run, `rate` at most: a number where it stays the same.
 
-    Args:
-        config: its `schedule` and `warmup_steps`.
-        rate: the largest learning rate.
-        length: of the run; another `epochs` or `max_steps` stretches a cosine or a line.
+    Another `epochs` or `max_steps`, the run's length, stretches a cosine or a line.
 
     Raises:
         ValueError: the warm-up takes the whole run.
     """
-    kind, warm, steps = config.schedule.partition(":")[0], config.warmup_steps, length.num_steps
+    schedules, warm, steps = keras.optimizers.schedules, config.warmup_steps, length.num_steps
     if warm >= max(1, steps):
         raise ValueError(
             f"warmup_steps ({warm}) must be fewer than the run's updates: {steps:,}, "
             f"{length.steps_an_epoch:,} an epoch."
         )
-    schedules, steps = keras.optimizers.schedules, max(1, steps)
-    if kind == "constant":  # a cosine that stays where it begins
-        return _cosine(rate, steps, warm, alpha=1.0) if warm else rate
-    if kind == "cosine":
-        return _cosine(rate, steps, warm, alpha=0.0)
+    steps = max(1, steps)
+    if config.schedule == "constant" and not warm:
+        return rate
+    if config.schedule in ("constant", "cosine"):  # constant: a cosine that stays at `rate`
+        alpha = 1.0 if config.schedule == "constant" else 0.0
+        if not warm:
+            return schedules.CosineDecay(rate, steps, alpha)
+        return schedules.CosineDecay(
+            0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm
+        )
     after: LearningRateSchedule
-    if kind == "linear":  # the line through `rate` at the end of the warm-up, and 0 at the end
+    if config.schedule == "linear":  # through `rate` at the warm-up's end, and 0 at the run's
         after = schedules.PolynomialDecay(rate * steps / (steps - warm), steps, 0.0)
     else:
         epochs = step_epochs(config.schedule)
@@ -103,11 +96,8 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
 
 def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
     """Notes for the user on what becomes of the learning rate."""
-    texts = []
-    if config.warmup_steps:
-        texts.append(f"from 0 up over {config.warmup_steps:,} updates")
-    epochs = step_epochs(config.schedule)
-    if epochs:
+    texts = [f"from 0 up over {config.warmup_steps:,} updates"] if config.warmup_steps else []
+    if epochs := step_epochs(config.schedule):
         texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
     elif config.schedule != "constant":
         texts.append(f"{config.schedule} to 0 at update {length.num_steps:,}")
@@ -131,11 +121,3 @@ def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[Non
         yield
     finally:
         inner.learning_rate = warm_up
-
-
-def _cosine(rate: float, steps: int, warm: int, alpha: float) -> LearningRateSchedule:
-    """Keras' CosineDecay, from `rate` or from its warm-up on, to alpha * rate at the last step."""
-    decay = keras.optimizers.schedules.CosineDecay
-    if not warm:
-        return decay(rate, steps, alpha)
-    return decay(0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm)

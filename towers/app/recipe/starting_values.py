@@ -12,14 +12,14 @@ _LISTED = 6  # variables that a line names; the rest are counted
 
 
 def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
-    """Gives a model's variables the values of those of the same name and shape in a file.
+    """Gives a model's variables the values of those of the same name and shape in `init_from`.
 
     A run that goes on has its values in its checkpoint: then the file may be gone.
 
     Args:
         model: a built model.
-        config: its `init_from`, the file; None: nothing is done.
-        begun: the directory that a relative path is of.
+        config: names the file.
+        begun: the directory in which a relative path begins.
 
     Returns:
         How many were found and which were not, in words; None where nothing was done.
@@ -63,10 +63,7 @@ def _names(model: keras.Model) -> list[str]:
 
 
 def _is_same(name: str, other: str) -> bool:
-    """Whether one name ends with the other: how much of the way Keras records differs.
-
-    A layer and its variable must be part of both: "dense/kernel", not "kernel".
-    """
+    """Whether one name ends with the other, from a layer's name on: "dense/kernel"."""
     shorter, longer = sorted((name, other), key=len)
     return name == other or "/" in shorter and longer.endswith(f"/{shorter}")
 
