@@ -16,7 +16,7 @@ APP = (
     "datasets", "recipe", "training", "reporting", "diagnosis", "after_training", "loop",
     "__main__", "sweep", "launch",
 )
-DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # public names and commands, nothing else
+DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # public names, commands
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
