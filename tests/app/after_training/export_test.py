@@ -1,12 +1,16 @@
-"""A SavedModel that serves without towers, and where it may be written."""
+"""Exported models, each read by its own runtime, beside Keras' own outputs."""
 
 import json
+import sys
 from pathlib import Path
 
 import keras
 import numpy as np
+import onnxruntime
 import pytest
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+from keras import layers
 
 import towers
 from tests.app.loop_test import config, small_data
@@ -24,19 +28,84 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def by_tensorflow(path, inputs):
+    """The outputs in the order of their names, for inputs by name or for one array."""
+    served = tf.saved_model.load(path)  # a name: its variables live as long as it does
+    outputs = served.serve(inputs)
+    return [outputs[name] for name in sorted(outputs)] if isinstance(outputs, dict) else [outputs]
+
+
+def by_onnx(path, inputs):
+    session = onnxruntime.InferenceSession(path)
+    if not isinstance(inputs, dict):
+        inputs = {session.get_inputs()[0].name: inputs}
+    return session.run(None, inputs)
+
+
+def by_litert(path, inputs):
+    interpreter = Interpreter(model_path=path, num_threads=1)
+    runner = interpreter.get_signature_runner("serving_default")
+    if not isinstance(inputs, dict):
+        inputs = {next(iter(runner.get_input_details())): inputs}
+    outputs = runner(**inputs)
+    return [outputs[name] for name in sorted(outputs)]
+
+
+READERS = {"": by_tensorflow, ".onnx": by_onnx, ".tflite": by_litert}
+all_three = pytest.mark.parametrize("suffix", READERS)
+files = pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
+
+
+def examples(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
 def test_a_run_exports_its_final_model_and_a_complete_one_does_later(capsys):
-    """The averages of --ema are in both: it is not the last checkpoint that is exported."""
+    """The averages of --ema are in all: it is not the last checkpoint that is exported."""
     towers.train(config(run_dir="run", epochs=1, ema=0.9, learning_rate=0.1, export="first"))
     assert "\nExport    first holds the model as a SavedModel\n" in capsys.readouterr().out
-    assert TrainConfig.from_json(open("run/config.json", encoding="utf-8").read()).export == "first"
-    towers.train(TrainConfig(resume="run", export="second"))
+    for name in ("second.onnx", "second.TFLITE"):
+        towers.train(TrainConfig(resume="run", export=name))
+    towers.train(TrainConfig(resume="run"))  # nothing is exported anew
     x = small_data()[1][0]
     expected = keras.saving.load_model("run/final.keras").predict(x, verbose=0)
-    for directory in ("first", "second"):
-        served = tf.saved_model.load(directory)
-        np.testing.assert_allclose(served.serve(x).numpy(), expected, rtol=1e-6)
-        np.testing.assert_allclose(served.serve(x[:3]).numpy(), expected[:3], rtol=1e-6)
-    towers.train(TrainConfig(resume="run"))  # nothing is exported anew
+    for name in ("first", "second.onnx", "second.TFLITE"):
+        for n in (5, 1):
+            (found,) = READERS[Path(name).suffix.lower()](name, x[:n])
+            np.testing.assert_allclose(found, expected[:n], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@all_three
+def test_inputs_and_outputs_keep_their_names(suffix):
+    left, right = keras.Input((4,), name="left"), keras.Input((5,), name="right")
+    both = layers.Concatenate()([left, right])
+    model = keras.Model({"left": left, "right": right},
+                        {"wide": layers.Dense(3)(both), "narrow": layers.Dense(2)(both)})
+    inputs = {"right": examples(3, 5), "left": examples(3, 4)}
+    export_model(model, f"new/model{suffix}")
+    expected, found = model(inputs), READERS[suffix](f"new/model{suffix}", inputs)
+    for name, values in zip(("narrow", "wide"), found, strict=True):
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@files
+def test_a_recurrent_model_of_mixed_precision_computes_in_float32(suffix):
+    """LiteRT takes its loop for one example at a time; cuDNN, which has no such file, is left."""
+    model = keras.Sequential([
+        keras.Input((7, 3)), layers.LSTM(5, dtype="mixed_bfloat16"),
+        layers.Dense(2, dtype="mixed_bfloat16"),
+    ])
+    recurrent = model.layers[0]
+    recurrent.use_cudnn = True  # as on a GPU: without one it would be an error
+    line = export_model(model, f"model{suffix}")[0].plain
+    assert (recurrent.use_cudnn, recurrent.dtype_policy.name) == (True, "mixed_bfloat16")
+    exact = keras.Sequential([keras.Input((7, 3)), layers.LSTM(5), layers.Dense(2)])
+    exact.set_weights(model.get_weights())
+    n = 1 if suffix == ".tflite" else 3
+    assert line.endswith(", for one example at a time") == (n == 1)
+    x = examples(n, 7, 3)
+    (found,) = READERS[suffix](f"model{suffix}", x)
+    np.testing.assert_allclose(found, exact(x), rtol=1e-5, atol=1e-6)
 
 
 @keras.saving.register_keras_serializable("export_test")
@@ -51,26 +120,55 @@ class Subclass(keras.Model):
         return self.dense(x)
 
 
-def test_a_model_of_a_subclass_is_exported_from_its_file():
+def test_a_subclass_is_exported_from_its_file():
     model, x = Subclass(), np.ones((3, 4), np.float32)
     expected = model(x)
     model.save("model.keras")
     export_model(Path("model.keras"), "served")
-    served = tf.saved_model.load("served")
-    np.testing.assert_allclose(served.serve(x), expected, rtol=1e-6)
+    np.testing.assert_allclose(by_tensorflow("served", x)[0], expected, rtol=1e-6)
     with pytest.raises(ValueError, match=r"^export \(new\): Keras cannot export it: .* built"):
         export_model(Subclass(), "new")
     assert not Path("new").exists()
 
 
-def test_a_directory_that_exists_or_cannot_be_made_is_refused(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match=r"^export \(.\) exists already"):
-        export_model(model, ".")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"^export \(file/sm\) cannot be written: "):
-        export_model(model, "file/sm")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def unusual_model(input_shape, num_classes):
+    """No runtime beside TensorFlow has the inverse of the error function."""
+    x = inputs = keras.Input(input_shape)
+    x = keras.ops.erfinv(layers.Dense(8, activation="sigmoid")(x) / 2)
+    return keras.Model(inputs, layers.Dense(num_classes, activation="softmax")(x))
+
+
+@files
+def test_a_model_that_the_runtime_cannot_take_is_one_line_and_the_run_is_kept(suffix, tmp_path):
+    values = {"model": f"{__name__}:unusual_model", "run_dir": "run"}
+    message = r"^export \(.*/new/model.*\): .* not among its operations: Erfinv. Export a SavedModel"
+    with pytest.raises(ValueError, match=message):
+        towers.train(config(**values, epochs=1, export=f"new/model{suffix}"))
+    assert list((tmp_path / "new").iterdir()) == []
+    before = Path("run/final.keras").read_bytes()
+    towers.train(TrainConfig(resume="run", export="served"))
+    assert Path("run/final.keras").read_bytes() == before and Path("served").is_dir()
+
+
+def test_what_prevents_an_export_is_said_before_there_is_a_run(tmp_path, monkeypatch):
+    def refused(path, message, **values):
+        with pytest.raises(ValueError, match=message):
+            towers.train(config(run_dir="run", export=path, **values))
+        assert not Path("run").exists()
+
+    (tmp_path / "mine.onnx").write_text("mine")
+    refused("mine.onnx", r"^export \(mine.onnx\) exists already; name a new file")
+    refused(".", r"^export \(.\) exists already")
+    pixels = {"export_pixels": True}
+    refused("new", "towers divided no images by 255 for this model. Leave it out", **pixels)
+    refused(None, "export_pixels=True needs `export`", **pixels)
+    for name in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
+    refused("m.onnx", r"^export \(m.onnx\) needs onnx, onnxruntime. .* 'tf-towers\[onnx\]'$")
+    monkeypatch.setattr(keras, "__version__", "3.14.1")
+    refused("m.tflite", r"^export \(m.tflite\) needs Keras 3.15, not 3.14.1. .*\[litert\]'$")
+    with pytest.raises(ValueError, match=r"^export \(mine.onnx/sm\) cannot be written: "):
+        export_model(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), "mine.onnx/sm")
 
 
 def write_images(directory):
@@ -86,48 +184,31 @@ def write_images(directory):
 def test_an_export_says_what_it_takes_and_may_divide_pixels_itself(tmp_path, capsys):
     """At a run's end, of a complete run, and of a file that is evaluated; with class names."""
     write_images(tmp_path / "images")
-    run = config(
+    towers.train(config(
         model="mlp", dataset="image_folder", data_dir="images", run_dir="run", epochs=1,
         export="plain",
-    )
-    towers.train(run)
-    assert (
-        "plain holds the model as a SavedModel\n"
-        "          it takes images divided by 255; with export_pixels, 0 to 255\n"
-        "          class names: plain/classes.json\n"
-    ) in capsys.readouterr().out
+    ))
+    said = capsys.readouterr().out
+    assert "it takes images divided by 255" in said and "names: plain/classes.json\n" in said
     towers.train(TrainConfig(resume="run", export="pixels", export_pixels=True))
     file = Path("run/final.keras")
     evaluated = file_config(file, {"export": "model.tflite", "export_pixels": True})
     evaluate_file(evaluated, file, Report())
-    said = capsys.readouterr().out
-    assert said.count("          it takes uint8 images, 0 to 255, and divides them by 255\n") == 2
-    assert "          class names: model.classes.json\n" in said
+    assert capsys.readouterr().out.count("it takes uint8 images, 0 to 255, and divides them") == 2
     for name in ("plain/classes.json", "pixels/classes.json", "model.classes.json"):
         assert json.loads(Path(name).read_text()) == ["dark", "light"]
     x = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
     expected = keras.saving.load_model(file)(x / np.float32(255))
     for name, given in (("plain", x / np.float32(255)), ("pixels", x)):
-        served = tf.saved_model.load(name)
-        np.testing.assert_allclose(served.serve(given), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("values", "message"), [
-    ({"export": "served"}, "towers divided no images by 255 for this model. Leave it out"),
-    ({}, "export_pixels=True needs `export`"),
-])
-def test_an_export_divides_no_pixels_where_the_run_did_not(values, message):
-    with pytest.raises(ValueError, match=message):
-        towers.train(config(run_dir="run", export_pixels=True, **values))
-    assert not Path("run").exists()
+        np.testing.assert_allclose(by_tensorflow(name, given)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_each_image_among_several_inputs_is_divided():
     parts = {"a": keras.Input((2, 2, 1), name="a"), "b": keras.Input((3,), name="b")}
-    x = keras.layers.Concatenate()([keras.layers.Flatten()(parts["a"]), parts["b"]])
-    model = keras.Model(parts, keras.layers.Dense(2)(x))
+    x = layers.Concatenate()([layers.Flatten()(parts["a"]), parts["b"]])
+    model = keras.Model(parts, layers.Dense(2)(x))
     export_model(model, "served", divided=[True, False], takes_pixels=True)
     pixels, numbers = np.full((5, 2, 2, 1), 51, np.uint8), np.ones((5, 3), np.float32)
-    served = tf.saved_model.load("served")
     expected = model({"a": np.full(pixels.shape, 0.2, np.float32), "b": numbers})
-    np.testing.assert_allclose(served.serve({"a": pixels, "b": numbers}), expected, rtol=1e-6)
+    (found,) = by_tensorflow("served", {"a": pixels, "b": numbers})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

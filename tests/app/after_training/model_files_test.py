@@ -25,21 +25,18 @@ def test_a_directory_stands_for_its_best_model_or_else_its_final_one(run):
     assert find_file(str(run / "final.keras"), "predict") == run / "final.keras"
 
 
-@pytest.mark.parametrize("name", ["missing.keras", "checkpoints"])
-def test_what_is_neither_is_refused(name, run):
-    (run / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=rf"^predict \(.*{name}\) is neither a .keras file nor"):
-        find_file(str(run / name), "predict")
+def test_what_is_neither_is_refused(run):
+    with pytest.raises(ValueError, match=r"^predict \(.*missing\) is neither a .keras file nor"):
+        find_file(str(run / "missing"), "predict")
 
 
-def test_the_runs_data_and_batch_are_brought_and_not_its_machine(run):
+def test_the_runs_data_and_batch_are_brought_unless_others_are_given(run):
     config = file_config(run / "final.keras", {"num_gpus": 2})
     assert config == TrainConfig(dataset="npz", data_dir="x.npz", batch_size=32, num_gpus=2)
-
-
-def test_what_is_given_wins(run):
     config = file_config(run / "final.keras", {"dataset": "mnist", "batch_size_per_gpu": 4})
     assert config == TrainConfig(dataset="mnist", batch_size_per_gpu=4)
+    alone = file_config(run / "elsewhere" / "m.keras", {"batch_size": 4})
+    assert alone == TrainConfig(batch_size=4)
 
 
 def test_the_names_of_the_runs_classes_are_found_beside_the_file(run):
@@ -59,7 +56,3 @@ def test_the_size_of_a_runs_images_is_that_of_other_folders_too_and_of_no_other_
     assert file_config(tmp_path / "m.keras", other) == TrainConfig(**other, image_size="4x5x3")
     mnist = {"dataset": "mnist"}
     assert file_config(tmp_path / "m.keras", mnist) == TrainConfig(**mnist)
-
-
-def test_a_file_without_a_run_beside_it_has_what_is_given(tmp_path):
-    assert file_config(tmp_path / "m.keras", {"batch_size": 4}) == TrainConfig(batch_size=4)

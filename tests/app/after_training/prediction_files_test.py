@@ -3,65 +3,56 @@
 import numpy as np
 import pytest
 
-from towers.app.after_training.prediction_files import check, prediction_file
+from towers.app.after_training.prediction_files import check, write
 
 
 def test_npz_holds_each_output_in_the_order_of_the_examples(tmp_path):
     a, b = np.arange(10.0).reshape(5, 2), np.arange(5, dtype="int32")
     path = tmp_path / "new" / "p.npz"
-    with prediction_file(str(path), ["a", "b"], 5) as file:
+
+    def batches():
         for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
-            file.add([a[rows], b[rows]])
-        assert not path.exists()
+            yield a[rows], b[rows]
+            assert not path.exists()
+
+    write(str(path), batches(), ["a", "b"], 5)
     with np.load(path) as saved:
-        assert sorted(saved) == ["a", "b"]
+        assert sorted(saved) == ["a", "b"] and saved["b"].dtype == b.dtype
         np.testing.assert_array_equal(saved["a"], a)
         np.testing.assert_array_equal(saved["b"], b)
-        assert saved["b"].dtype == b.dtype
     assert [p.name for p in path.parent.iterdir()] == ["p.npz"]
 
 
-def test_csv_holds_the_most_probable_label_and_its_probability(tmp_path):
-    path = tmp_path / "p.csv"
-    with prediction_file(str(path), ["predictions"], 3) as file:
-        file.add([np.array([[0.1, 0.9], [0.75, 0.25]])])
-        file.add([np.array([[0.5, 0.5]])])
-    assert path.read_text() == "label,probability\n1,0.9\n0,0.75\n0,0.5\n"
-
-
 @pytest.mark.parametrize("files, classes, rows", [
+    ([], [], ["label,probability", "1,0.9", "0,0.75"]),
     (["a.png", 'b,"c.png'], [], ["file,label,probability", "a.png,1,0.9", '"b,""c.png",0,0.75']),
     ([], ["cat"], ["label,class,probability", "1,,0.9", "0,cat,0.75"]),  # two outputs, one class
     (["a", "\udcff"], ["cat", "dog"], ["file,label,class,probability", "a,1,dog,0.9",
                                        "\udcff,0,cat,0.75"]),  # a name that is no UTF-8
 ])
-def test_csv_names_files_and_classes_where_they_are_known(files, classes, rows, tmp_path):
+def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
+    files, classes, rows, tmp_path
+):
     path = tmp_path / "p.csv"
-    with prediction_file(str(path), ["predictions"], 2, files, classes) as file:
-        for row in ([0.1, 0.9], [0.75, 0.25]):
-            file.add([np.array([row])])
+    batches = [[np.array([row])] for row in ([0.1, 0.9], [0.75, 0.25])]
+    write(str(path), batches, ["predictions"], 2, files, classes)
     assert path.read_text(errors="surrogateescape").splitlines() == rows
 
 
 @pytest.mark.parametrize("outputs", [
-    [np.array([[2.0, -1.0]])],
-    [np.array([[0.3, 0.3]])],
-    [np.array([0.5])],
+    [np.array([[2.0, -1.0]])], [np.array([[0.3, 0.3]])], [np.array([0.5])],
     [np.array([[1.0, 0.0]])] * 2,
 ], ids=["logits", "sums", "rank", "two outputs"])
-def test_csv_refuses_what_are_no_probabilities_and_leaves_nothing(outputs, tmp_path):
+def test_csv_refuses_other_than_probabilities_and_leaves_nothing(outputs, tmp_path):
     with pytest.raises(ValueError, match="a .csv file takes .* Use a file that ends in .npz"):
-        with prediction_file(str(tmp_path / "p.csv"), ["x"] * len(outputs), 1) as file:
-            file.add(outputs)
+        write(str(tmp_path / "p.csv"), [outputs], ["x"] * len(outputs), 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "p.npz").write_text("mine")
-    with pytest.raises(ValueError, match=r"^out \(.*p.npz\) exists already"):
-        check(str(tmp_path / "p.npz"))
-    with pytest.raises(ValueError, match=r"^out \(p.txt\) must end in .npz or .csv"):
-        check("p.txt")
+    for path, words in ((tmp_path / "p.npz", "exists already"), ("p.txt", "must end in .npz or")):
+        with pytest.raises(ValueError, match=rf"^out \(.*\) {words}"):
+            check(str(path))
     with pytest.raises(ValueError, match=r"^out \(.*\) cannot be written: File exists"):
-        with prediction_file(str(tmp_path / "p.npz" / "q.csv"), ["x"], 1):
-            pass
+        write(str(tmp_path / "p.npz" / "q.csv"), [], ["x"], 1)

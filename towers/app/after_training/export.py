@@ -1,42 +1,64 @@
-"""A trained model for those that have no towers: a SavedModel, or one file of another runtime."""
+"""A trained model for those without towers: a SavedModel, or one file for another runtime.
 
+    path            written              read by
+    NAME.onnx       ONNX                 ONNX Runtime
+    NAME.tflite     LiteRT               the LiteRT interpreter
+    anything else   a SavedModel         served = tf.saved_model.load(path); served.serve(x)
+"""
+
+import importlib.util
 import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 from rich.text import Text
 
-from towers.app.after_training import runtimes
 from towers.app.named import one_line
 from towers.app.models import load_file
 from towers.app.reporting.report import labelled
+from towers.machine.keras_internals import all_layers
 
 _CLASSES = "classes.json"
+_RUNTIMES = {".onnx": "ONNX", ".tflite": "LiteRT"}
+_LITERT_NEEDS_KERAS = (3, 15)
+_LONGEST_REASON = 300  # characters
+# How the runtimes name the operations that they lack.
+_LACKED = re.compile(r"(?:TF Select|Custom) ops: ([\w, ]+)|No Op registered for (\w+)")
 
 
 def check(path: str | None, takes_pixels: bool = False) -> None:
-    """Before any time is spent.
+    """Checks an export's path and packages before any time is spent.
 
     Raises:
-        ValueError: the path is not a new one, or a package is missing that its suffix needs; or
-            there is no path, and so no model that could take pixels.
+        ValueError: the path is not new, a package is missing that its suffix needs, or pixels are
+            to be taken and there is no path.
     """
     if path is None:
         if takes_pixels:
             raise ValueError("export_pixels=True needs `export`, what is to take pixels.")
         return
-    runtime = runtimes.runtime_of(path)
-    for found in (Path(path), _names_file(path)):
-        if found.exists():
-            kind = "directory" if runtime is None else "file"
-            raise ValueError(f"export ({found}) exists already; name a new {kind}.")
-    if runtime is not None:
-        runtime.check(path)
+    for file in (Path(path), _names_file(path)):
+        if file.exists():
+            raise ValueError(f"export ({file}) exists already; name a new file or directory.")
+    runtime, needs = _runtime(path), ""
+    if runtime == "ONNX":
+        packages = ("tf2onnx", "onnx", "onnxruntime")
+        needs = ", ".join(name for name in packages if importlib.util.find_spec(name) is None)
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if runtime == "LiteRT" and version < _LITERT_NEEDS_KERAS:
+        needs = f"Keras {'.'.join(map(str, _LITERT_NEEDS_KERAS))}, not {keras.__version__}"
+    if needs:
+        raise ValueError(
+            f"export ({path}) needs {needs}. Install with: "
+            f"pip install 'tf-towers[{str(runtime).lower()}]'"
+        )
 
 
 def check_pixels(model: keras.Model, divided: Sequence[bool]) -> None:
@@ -60,10 +82,7 @@ def export_model(
     divided: Sequence[bool] = (),
     takes_pixels: bool = False,
 ) -> list[Text]:
-    """Writes a model with Keras' `export`, for any number of examples at once where that can be.
-
-    The suffix decides: .onnx is ONNX, .tflite is LiteRT, and all else the directory of a
-    SavedModel, whose endpoint is `serve`. What is written is there when it is complete.
+    """Writes a model with Keras' `export`; the file or directory appears when it is complete.
 
     Args:
         model: a model, or its .keras file.
@@ -86,29 +105,31 @@ def export_model(
     if takes_pixels:
         check_pixels(model, divided)
         model = _of_pixels(model, divided)
-    target, runtime = Path(path), runtimes.runtime_of(path)
+    target, runtime = Path(path), _runtime(path)
     # Keras' LiteRT wants the suffix in small letters.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix.lower()}")
-    kind, limit = "a SavedModel", ""
+    limit = ""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if runtime is None:
-            model.export(temporary, format="tf_saved_model", verbose=False)
+        if runtime == "ONNX":
+            _write_onnx(model, temporary)
+        elif runtime == "LiteRT":
+            limit = _write_litert(model, temporary)
         else:
-            kind, limit = runtime.name, runtime.write(model, temporary)
+            model.export(temporary, format="tf_saved_model", verbose=False)
         if class_names:
-            names = temporary / _CLASSES if runtime is None else _names_file(path)
+            names = _names_file(path) if runtime else temporary / _CLASSES
             names.write_text(json.dumps(list(class_names), indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, target)
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
-    except Exception as error:
-        if runtime is not None:
-            raise runtimes.refused(runtime, path, error) from error
-        raise ValueError(f"export ({path}): Keras cannot export it: {one_line(error)}.") from error
+    except Exception as error:  # a converter's error has no public type
+        raise _refused(path, error) from error
     finally:
-        _remove(temporary)
-    lines = [labelled("Export", f"{path} holds the model as {kind}{limit}")]
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            temporary.unlink()
+    lines = [labelled("Export", f"{path} holds the model as {runtime or 'a SavedModel'}{limit}")]
     if takes_pixels:
         lines.append(labelled("", "it takes uint8 images, 0 to 255, and divides them by 255"))
     elif any(divided):
@@ -118,31 +139,44 @@ def export_model(
     return lines
 
 
+def _runtime(path: str) -> str | None:
+    """The runtime that a path's suffix names; None for a SavedModel."""
+    return _RUNTIMES.get(Path(path).suffix.lower())
+
+
 def _names_file(path: str) -> Path:
     """The file of an export's class names."""
-    is_directory = runtimes.runtime_of(path) is None
-    return Path(path) / _CLASSES if is_directory else Path(path).with_suffix(f".{_CLASSES}")
+    return Path(path).with_suffix(f".{_CLASSES}") if _runtime(path) else Path(path) / _CLASSES
+
+
+def _refused(path: str, error: Exception) -> ValueError:
+    """The error for a model that cannot be exported so: the operations that lack, or the cause."""
+    runtime, lacked = _runtime(path), _LACKED.search(str(error))
+    reason = one_line(error)[:_LONGEST_REASON]
+    if lacked:
+        reason = f"not among its operations: {(lacked[1] or lacked[2]).strip()}"
+    if runtime is None:
+        return ValueError(f"export ({path}): Keras cannot export it: {reason}.")
+    return ValueError(
+        f"export ({path}): {runtime} cannot take this model: {reason}. Export a SavedModel, a path "
+        f"without {Path(path).suffix}; what was trained is as it was."
+    )
 
 
 def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
     """The model behind a division by 255 of those parts of its input that are images."""
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    parts = list(zip(keras.tree.flatten(given), divided, strict=True))
-    inputs = [
-        keras.Input(batch_shape=part.shape, dtype="uint8" if is_image else part.dtype,
-                    name=part.name)
-        for part, is_image in parts
-    ]
-    x = [
-        keras.ops.cast(part, "float32") / 255 if is_image else part
-        for part, (_, is_image) in zip(inputs, parts, strict=True)
-    ]
+    inputs, x = [], []
+    for part, is_image in zip(keras.tree.flatten(given), divided, strict=True):
+        dtype = "uint8" if is_image else part.dtype
+        inputs.append(keras.Input(batch_shape=part.shape, dtype=dtype, name=part.name))
+        x.append(keras.ops.cast(inputs[-1], "float32") / 255 if is_image else inputs[-1])
     outputs = model(keras.tree.pack_sequence_as(given, x), training=False)
     return keras.Model(keras.tree.pack_sequence_as(given, inputs), outputs, name=model.name)
 
 
 def _called(model: keras.Model) -> keras.Model:
-    """The model; that of a subclass with one input is called, which Keras' `export` asks for."""
+    """The model; a subclass with one input is called first, as Keras' `export` requires."""
     shape = (model.get_build_config() or {}).get("input_shape")
     if not getattr(model, "inputs", None) and isinstance(shape, list | tuple):
         with suppress(Exception):  # the model's own code; Keras then says that it was not called
@@ -150,10 +184,70 @@ def _called(model: keras.Model) -> keras.Model:
     return model
 
 
-def _remove(path: Path) -> None:
-    """Removes what there may be of a file or directory."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+def _write_onnx(model: keras.Model, path: Path) -> None:
+    """tf2onnx writes operations that ONNX lacks as well, so the runtime has to load the file."""
+    import onnxruntime
+
+    with _convertible(model):
+        # Without a signature, Keras refuses a model that comes from a file.
+        signature = _signature(model, None)
+        model.export(str(path), format="onnx", verbose=False, input_signature=signature)
+    onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def _write_litert(model: keras.Model, path: Path) -> str:
+    """Writes LiteRT's own operations alone: the interpreters of Python run no others.
+
+    The loop of an RNN is one of them only if the number of examples is fixed.
+
+    Returns:
+        What is fixed of the model's batch, in words; or "".
+    """
+    options: dict[str, Any] = {
+        "format": "litert", "verbose": False,
+        "target_spec": {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
+    }
+    with _convertible(model):
+        try:
+            model.export(str(path), **options)
+            return ""
+        except Exception:  # the converter's error has no public type
+            one_example = _signature(model, 1)
+            if one_example is None:
+                raise
+        model.export(str(path), input_signature=one_example, **options)
+        return ", for one example at a time"
+
+
+def _signature(model: keras.Model, num_examples: int | None) -> list[Any] | None:
+    """Keras' specification of the model's inputs, [n, ...] each; None for a subclass."""
+    if not getattr(model, "inputs", None):
+        return None
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return [keras.tree.map_structure(
+        lambda given: keras.InputSpec(given.dtype, (num_examples, *given.shape[1:]),
+                                      name=given.name),
+        inputs,
+    )]
+
+
+@contextmanager
+def _convertible(model: keras.Model) -> Iterator[None]:
+    """Within, layers compute in their variables' dtype, and RNNs do without cuDNN.
+
+    Both runtimes lack the operations of bfloat16 and cuDNN, and LiteRT those of float16.
+    """
+    before = []
+    for layer in all_layers(model):
+        policy = layer.dtype_policy
+        if policy.name.startswith("mixed_"):
+            before.append((layer, "dtype_policy", policy))
+            layer.dtype_policy = keras.DTypePolicy(policy.variable_dtype)
+        if hasattr(layer, "use_cudnn"):
+            before.append((layer, "use_cudnn", layer.use_cudnn))
+            layer.use_cudnn = False
+    try:
+        yield
+    finally:
+        for layer, name, value in before:
+            setattr(layer, name, value)

@@ -346,24 +346,6 @@ def moving_line(progress: Progress, width: int) -> Text:
     return line
 
 
-def share_line(
-    label: str,
-    done: int,
-    total: int,
-    examples_per_second: float,
-    seconds_left: float | None,
-    with_bar: bool = False,
-) -> Text:
-    """"Predict   3,456/10,000  [====        ] | 3,912 examples/s | 0:02 left"."""
-    line = labelled(label, f"{done:,}/{total:,}")
-    if with_bar:
-        line.append(_bar(done, total))
-    line.append(f" | {examples_per_second:,.0f} examples/s")
-    if seconds_left is not None:
-        line.append(f" | {format_seconds(seconds_left)} left")
-    return line
-
-
 def validation_line(values: Mapping[str, float], is_best: bool, indent: int = 0) -> Text:
     """"val_loss 0.0460  val_accuracy 0.985  (best)"."""
     best = ("  (best)" if values else "(best)", "green")
