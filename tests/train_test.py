@@ -101,14 +101,14 @@ def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
 @pytest.mark.matrix
 def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
     done = run_train(
-        "--model=tests.app.diagnosis.blame_test:centring",
-        "--dataset=tests.app.diagnosis.blame_test:data",
+        "--model=tests.app.diagnosis.verify_test:centring",
+        "--dataset=tests.app.diagnosis.verify_test:data",
         "--num_towers=3", "--verify_gradients", cwd=tmp_path,
     )
     assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert "computes across the rows of a batch" in done.stdout
+    assert "Each tower has only its own rows" in done.stdout
     assert done.stderr.startswith("error: --verify_gradients has found")
-    assert "layer 'centred'" in done.stderr
+    assert "gives each row a value that is made of all rows" in done.stderr
     assert done.stderr.endswith(" --verify_gradients=warn trains all the same.\n")
 
 

@@ -177,10 +177,10 @@ def test_verifying_the_gradients_does_not_change_the_run(capsys):
 
 def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
     differing = {
-        "model": "tests.app.diagnosis.blame_test:centring",
-        "dataset": "tests.app.diagnosis.blame_test:data", "num_towers": 3, "run_dir": "run",
+        "model": "tests.app.diagnosis.verify_test:centring",
+        "dataset": "tests.app.diagnosis.verify_test:data", "num_towers": 3, "run_dir": "run",
     }
-    with pytest.raises(ValueError, match="^`verify_gradients` has found .*'centred'"):
+    with pytest.raises(ValueError, match="^`verify_gradients` has found .*gives each row a value"):
         towers.train(config(**differing, verify_gradients=True))
     assert list(run_dir.Path(".").iterdir()) == []
     towers.train(config(**differing, verify_gradients="warn"))

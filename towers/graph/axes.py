@@ -29,6 +29,11 @@ def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | N
     return after[index]
 
 
+def has_open_rows(tensor: tf.Tensor) -> bool:
+    """Whether rows may be of any length: an axis is open beside the batch's."""
+    return tensor.dtype == tf.variant or tensor.shape.rank is None or len(_open(tensor)) > 1
+
+
 def _open(tensor: tf.Tensor) -> list[int]:
     return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
 
@@ -104,6 +109,14 @@ def takes_all(operation: tf.Operation, axis: int, facts: Sequence[Fact]) -> bool
         operation.inputs[1], spec) == 0
     to_end = operation.get_attr("end_mask") >> spec & 1 or _is_count(facts[2], spec)
     return bool(from_start and to_end and _element(operation.inputs[3], spec) == 1)
+
+
+def takes_the_last(operation: tf.Operation) -> bool:
+    """Whether a StridedSlice takes elements by their place from the end: x[:, -1]."""
+    if operation.type != "StridedSlice":
+        return False
+    begin = tf.get_static_value(operation.inputs[1])
+    return begin is not None and bool((begin < 0).any())
 
 
 def begins_and_ends_at_counts(operation: tf.Operation, axis: int, facts: Sequence[Fact]) -> bool:

@@ -21,6 +21,10 @@ MASKED = (
     "For a mean over a mask or over weights: tf.reduce_sum(towers.gather(values * mask)) / "
     "tf.reduce_sum(towers.gather(mask))."
 )
+ONE_LENGTH = (
+    "Give all rows one length, with TextVectorization(output_sequence_length=N) or "
+    "ragged.to_tensor(shape=[None, N]); or mask the padding, as Embedding(mask_zero=True) does."
+)
 SAME_KIND = f"Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]. {GATHER}"
 
 
@@ -46,6 +50,8 @@ class Fact:
     parts: the elements of a vector of sizes, one by one.
     zero: whether it is the constant 0, or of the size of a rounding.
     more: a ragged tensor's row_splits are one more than its rows; so is the number of them.
+    padded: whether its rows are as long as the longest of the shard, and nothing has masked that.
+    masks: whether it may tell which of such elements are padding.
     """
 
     axis: int | None = None
@@ -55,6 +61,8 @@ class Fact:
     parts: "tuple[Fact, ...]" = ()
     zero: bool = False
     more: int = 0
+    padded: bool = False
+    masks: bool = False
     fault: Fault | None = None
 
     @property

@@ -16,7 +16,18 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graph
 from towers.machine.user_lines import line_of
-from towers.graph.facts import COUNT, ROWS, SHARED, UNKNOWN, Fact, Fault, first_fault, sizes, uneven
+from towers.graph.facts import (
+    COUNT,
+    ONE_LENGTH,
+    ROWS,
+    SHARED,
+    UNKNOWN,
+    Fact,
+    Fault,
+    first_fault,
+    sizes,
+    uneven,
+)
 from towers.graph.rules import infer
 
 
@@ -72,6 +83,10 @@ class Rows:
         fact = self.fact(tensor)
         if fact.fault:
             return Kind("other", fact.fault)
+        if fact.padded:
+            return Kind("other", Fault(
+                tensor.op, "has rows as long as the longest row of the batch", ONE_LENGTH
+            ))
         degree = None if fact.degree is None else fact.degree + fact.has_rows
         if degree not in (0, 1):
             return Kind("other", uneven(tensor.op))
@@ -93,10 +108,11 @@ class Rows:
             ))
         return kind
 
-    def warn(self) -> None:
-        """Warns of all that `check` has noted."""
+    def warn(self) -> list[str]:
+        """Warns of all that `check` has noted, and returns it."""
         for message in self._found.values():
             warnings.warn(message, stacklevel=2)
+        return [*self._found.values()]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
         """A tensor's fact, by those of all before it: a stack, as graphs are deep."""

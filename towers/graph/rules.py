@@ -14,8 +14,8 @@ import tensorflow as tf
 from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
 from towers.graph import pieces, reductions
 from towers.graph import row_by_row as by_row
-from towers.graph.axes import open_axis
-from towers.graph.facts import SHARED, Fact
+from towers.graph.axes import has_open_rows, open_axis, takes_the_last
+from towers.graph.facts import ONE_LENGTH, SHARED, Fact
 from towers.graph.inner_functions import CALLS, Call, called
 from towers.graph.row_by_row import Inputs
 
@@ -38,11 +38,38 @@ def infer(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
             results = [by_row.row_by_row(operation, facts, output) for output in operation.outputs]
         else:
             results = [rule(operation, facts)] * len(operation.outputs)
-    return [_forgiven(operation, fact, facts) if fact.fault else fact for fact in results]
+    results = [_forgiven(operation, fact, facts) if fact.fault else fact for fact in results]
+    return [
+        _with_padding(operation, output, fact, facts)
+        for output, fact in zip(operation.outputs, results, strict=True)
+    ]
+
+
+_BATCH_NORM = "layers/normalization/batch_normalization"
+_MASKS = ("NotEqual", "Equal", "Greater")  # of elements and what padding holds
+# Their value for a row depends on the number of elements of padding behind it.
+_OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
+
+
+def _with_padding(operation: tf.Operation, output: tf.Tensor, fact: Fact, facts: Inputs) -> Fact:
+    """The fact of an output, with what is known of padding to the shard's longest row."""
+    if operation.type == "RaggedTensorToTensor":
+        return replace(fact, padded=has_open_rows(output))
+    if not any(f.padded or f.masks for f in facts):
+        return fact
+    if any(f.masks for f in facts) or operation.type in _MASKS:
+        return replace(fact, masks=True)
+    depends = operation.type in _OF_LENGTHS or takes_the_last(operation)
+    if depends and not fact.fault and not fact.is_value:
+        return by_row.faulty(
+            operation, fact, "computes with padding, as long as the longest row of the batch",
+            ONE_LENGTH,
+        )
+    return replace(fact, padded=fact.has_rows and has_open_rows(output))
 
 
 def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
-    """A fault that begins in a layer of Keras' own is by nature."""
+    """A fault that begins in BatchNormalization is by nature; what it means says `batch_norm`."""
     assert fact.fault is not None
     if fact.fault.operation is not operation:
         return fact
@@ -55,7 +82,7 @@ def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
     if (is_condition or is_index) and is_of_ragged_operations(operation):
         return replace(fact, fault=None)
     begins = all(f.fault is None for f in inputs)
-    if begins and is_of_keras(operation, "layers"):
+    if begins and is_of_keras(operation, _BATCH_NORM):
         return Fact(axis=fact.axis, local=True, each=fact.each) if fact.has_rows else SHARED
     return fact
 

@@ -1,13 +1,12 @@
 """Refuses a batch size that is written into the code: towers have smaller batches of their own."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from towers.graph.dependence import Dependence
 from towers.machine.user_lines import line_of
-from towers.step.structures import any_rows, components, map_tensors
 from towers.step.tensor_rows import is_composite
 
 _CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
@@ -23,21 +22,18 @@ class BatchInCode(ValueError):
     """A number of rows that is written into the code."""
 
 
-def check_open_batch(function: Callable, *rows: Any) -> None:
-    """Raises BatchInCode where a function of rows is one of a fixed number of rows alone.
+def check_open_batch(outputs: Sequence[Any], dependence: Dependence) -> None:
+    """Raises BatchInCode where a model computes a fixed number of rows, of whatever batch.
 
     Args:
-        function: from a batch to tensors with a row for each example.
-        rows: structures of symbolic tensors [n, ...], or their specs.
+        outputs: the model's, flattened symbolic tensors [n, ...].
+        dependence: of the tensors of their graph.
     """
-    specs = map_tensors(any_rows, rows)
-    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-    dependence = Dependence()
-    for tensor, _ in zip(traced.inputs, components(specs)):  # before what it captures
-        dependence.feed(tensor, local=True, level=0)
-    check_no_fixed_batch(traced.graph, dependence)
-    for output in tf.nest.flatten(traced.structured_outputs):
-        operation = None if is_composite(output) else _fixing(output, dependence)
+    for output in outputs:
+        if is_composite(output):
+            continue
+        check_no_fixed_batch(output.graph, dependence)
+        operation = _fixing(output, dependence)
         if operation is not None:
             raise BatchInCode(
                 f"{line_of(operation)} makes {output.shape[0]} rows of any batch: the batch size "

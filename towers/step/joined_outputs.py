@@ -39,6 +39,8 @@ def without_rows(
     whole = Assigned({}, {})
     for i, value in enumerate(predictions):
         if facts.has_rows(value):
+            if not is_alone:
+                facts.rows.check(value, "an output of the model")
             continue
         if is_alone or not facts.dependence.local(value):
             whole.same[i] = value

@@ -17,6 +17,7 @@ from towers.step import state as state_lib
 from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
 from towers.step.averaging import Values
 from towers.step.bias_gradients import keep_biases_apart
+from towers.step.fixed_batch import check_open_batch
 from towers.step.gathering import gathered_by, refuse
 from towers.step.joined_outputs import as_tensors, without_rows
 from towers.step.lookups import apart
@@ -30,7 +31,6 @@ from towers.step.sharding import BatchValues
 from towers.step.structures import Structure, any_rows, map_tensors
 from towers.step.synchronized import Sum, synchronized, warn_of_averages
 from towers.step.traced_tower import TracedTower, trace_tower
-from towers.step.trials import Trials
 
 
 class TowerInput(NamedTuple):
@@ -82,6 +82,7 @@ class Tower:
     """The computation that every tower repeats on its own shard.
 
     losses: of the model's outputs, known once a method has been traced. options: of `tf.function`.
+    faults: warnings of what towers do not compute as one device would, of the latest trace.
     trainable, state: the V trainable variables and the others, as they were when this was made:
         what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
         such as a tf.Variable that a layer keeps, joins the state.
@@ -127,10 +128,10 @@ class Tower:
             "experimental_attributes": KEEP_WHOLE,
         }
         self._traced: dict[str, TracedTower] = {}
+        self.faults: list[str] = []
         self.losses = Losses(
             loss, loss_weights, getattr(model, "output_names", None), is_alone=is_alone
         )
-        self._trials = Trials(model)
 
     def train(
         self,
@@ -196,8 +197,6 @@ class Tower:
             ValueError: the model uses a variable in a way that towers cannot follow, assigns what
                 each tower has another value of, or gathers rows.
         """
-        if not self._is_alone:
-            self._trials.run(batch[0])
         known = -1
         while known < len(self.state):
             known, weigh = len(self.state), None
@@ -281,12 +280,13 @@ class Tower:
             assigned = what_becomes_of(changed, scope, facts, self._averaged)
             if training and not self._is_average_chosen:
                 warn_of_averages(v for _, v, _, _ in changed if id(v) in self._averaged.means)
-            if shares is not None:
-                facts.rows.warn()
         predictions = tf.nest.flatten(outputs)
         whole = NOTHING
         if facts:
+            if not self._is_alone:
+                check_open_batch(predictions, facts.dependence)
             whole = without_rows(predictions, facts, is_alone=self._is_alone)
+            self.faults = facts.rows.warn()
         return _Forward(predictions, assigned, loss, whole)
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:

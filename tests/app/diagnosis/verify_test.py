@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.app.diagnosis.verify import multiplied_in, verify_gradients
 from towers.step import TowerStep
+from towers.step.compiled import losses
 
 LOSS = "sparse_categorical_crossentropy"
 
@@ -182,3 +183,61 @@ def test_gradients_of_embeddings_are_compared_as_dense_ones():
     generator = np.random.default_rng(3)
     x, y = generator.integers(0, 7, (9, 5)), generator.integers(0, 4, 9)
     assert verify_gradients(step, LOSS, tf.constant(x), tf.constant(y)).difference < 1e-5
+
+
+class Centred(keras.layers.Layer):
+    def call(self, x):
+        return x - tf.reduce_mean(x, axis=0)
+
+
+class AddsARoot(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.sqrt(tf.reduce_mean(tf.square(x))))
+        return x
+
+
+class RootLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
+
+
+def compiled(*layers, loss="mse", kind=keras.Sequential):
+    keras.utils.set_random_seed(1)
+    with tf.device("/cpu:0"):
+        model = kind([keras.Input((3,)), keras.layers.Dense(4), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", loss)
+    return model
+
+
+def centring():
+    return compiled(Centred(name="centred"))
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    split = x, x.sum(axis=1, keepdims=True) + 20
+    return split, split
+
+
+def verified(model, num_towers=3):
+    loss, loss_weights = losses(model)
+    step = TowerStep(
+        model, "sgd", loss, loss_weights=loss_weights, devices=["/cpu:0"], num_towers=num_towers
+    )
+    return verify_gradients(step, loss, *data()[0], loss_weights=loss_weights)
+
+
+@pytest.mark.parametrize(("model", "words"), [
+    (centring, ["verify_test.py:", "gives each row a value"]),
+    (lambda: compiled(keras.layers.Dropout(0.5), Centred()), ["gives each row a value"]),
+    (lambda: compiled(AddsARoot()), ["takes Sqrt", "a loss that a layer"]),
+    (lambda: compiled(kind=RootLoss), ["takes Sqrt", "a loss that a layer, compute_loss"]),
+])
+def test_what_makes_the_gradients_differ_is_named_with_the_way_out(model, words):
+    model = model()
+    before = [v.numpy().copy() for v in model.variables]
+    error = verified(model).error
+    assert all(word in error for word in [*words, "towers.gather"]), error
+    assert "num_towers=1" in error and "verify_gradients=warn" in error
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.app.diagnosis.blame import blamed_layer, suspected
 from towers.workers.cluster import ALONE
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
-from towers.step.trials import unknown_parts
 
 # What float rounding may amount to, by what matmuls and convolutions multiply in: 2^-53, 2^-24 and
 # 2^-11, 2^-11 or 2^-8 an operation (IEEE 754; TF32: NVIDIA's A100 whitepaper), over the sums of a
@@ -25,6 +23,10 @@ _TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2,
 # A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
 # nothing: differences are measured against at least this part of the largest gradient of all.
 _NEGLIGIBLE = 1e-2
+_UNKNOWN = (
+    "which loss or layer it is cannot be told. Look for what computes across the rows of a batch "
+    "and use towers.gather(rows) there, with towers.make_parallel(model, gpus)"
+)
 
 
 class Verification(NamedTuple):
@@ -38,8 +40,8 @@ class Verification(NamedTuple):
     draws_noise: whether the model draws noise by tf.random, which this check cannot leave out.
     batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
     multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
-    cause: the loss or layer to blame, as far as can be told, and the way out; empty where the
-        difference is float rounding or by design.
+    cause: the lines of the model to blame, as far as can be told, and the way out; empty where
+        the difference is float rounding or by design.
     """
 
     difference: float
@@ -132,12 +134,8 @@ def verify_gradients(
     )
     if difference <= tolerance:
         return found
-    cause = None
-    if unknown_parts(step.model) or not found.is_by_design:
-        cause = blamed_layer(step.model, x)
-    if cause is None and not found.is_by_design:
-        cause = suspected(step.model, loss, x)
-    return found._replace(cause=cause or "")
+    cause = " ".join(step.tower.faults) or ("" if found.is_by_design else _UNKNOWN)
+    return found._replace(cause=cause)
 
 
 def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
