@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.app import loop_test
-from tests.app.loop_test import config
+from tests.app import run_test
+from tests.app.run_test import config
 from tests.results import COLUMNS
 from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
@@ -184,14 +184,14 @@ def test_a_directory_without_a_run_is_refused():
 
 def test_changed_data_are_refused(monkeypatch):
     interrupted()
-    (x, y), test = loop_test.small_data()
-    monkeypatch.setattr(loop_test, "small_data", lambda: ((x + 1, y), test))
+    (x, y), test = run_test.small_data()
+    monkeypatch.setattr(run_test, "small_data", lambda: ((x + 1, y), test))
     refused("the train data are not those that .*/run/checkpoints/epoch-1-step-6 was trained on")
 
 
 def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(tmp_path, monkeypatch):
     """The run has a relative data_dir, and goes on from another working directory."""
-    (x, y), (x_test, y_test) = loop_test.small_data()
+    (x, y), (x_test, y_test) = run_test.small_data()
     for name, labels in (("data", y), ("other", y[::-1])):
         np.savez(f"{name}.npz", x_train=x, y_train=labels, x_test=x_test, y_test=y_test)
     values = {"dataset": "npz", "data_dir": "data.npz", "epochs": 3}
@@ -218,7 +218,7 @@ def test_another_model_is_refused_with_the_first_variable_that_differs(monkeypat
             keras.layers.Dense(num_classes, activation="softmax"),
         ])
 
-    monkeypatch.setattr(loop_test, "small_model", wider)
+    monkeypatch.setattr(run_test, "small_model", wider)
     refused(r"another model: here .*wide/kernel is float32 \[3, 9\], in the .*kernel .*\[3, 8\]")
 
 
@@ -350,12 +350,12 @@ def test_swapped_averages_are_kerass_and_a_longer_run_goes_on_from_the_weights(s
     """One batch an epoch, so that the order of examples does not matter."""
     def model():
         keras.utils.set_random_seed(1)
-        made = loop_test.small_model((3,), 3)
+        made = run_test.small_model((3,), 3)
         optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.6)
         made.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
         return made
 
-    train, test = loop_test.small_data()
+    train, test = run_test.small_data()
 
     def run(name, epochs):
         given = TrainConfig(
@@ -384,9 +384,9 @@ def test_swapped_averages_are_kerass_and_a_longer_run_goes_on_from_the_weights(s
 
 def test_an_optimizer_that_a_script_compiles_otherwise_is_refused():
     def run(rate, **values):
-        model = loop_test.small_model((3,), 3)
+        model = run_test.small_model((3,), 3)
         model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
-        train, test = loop_test.small_data()
+        train, test = run_test.small_data()
         return towers.train(
             TrainConfig(run_dir="run", num_gpus=2, epochs=1, **values), model=model, train=train,
             test=test,
@@ -490,7 +490,7 @@ def test_checkpoints_may_come_at_other_steps_after_resuming():
 
 def failing_model(input_shape, num_classes):
     """An operation in its graph fails on one of the examples."""
-    largest = loop_test.small_data()[0][0].max()
+    largest = run_test.small_data()[0][0].max()
 
     class Check(keras.layers.Layer):
         def call(self, x):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import towers
-from tests.app.loop_test import NUM_CLASSES, config, small_data
+from tests.app.run_test import NUM_CLASSES, config, small_data
 from towers.app.datasets.batches import load_examples, shuffled_batches
 
 BATCH, EPOCHS = 16, 2

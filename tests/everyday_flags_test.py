@@ -8,7 +8,7 @@ import pytest
 
 import towers
 from tests.everyday import BATCH, EPOCH, EPOCHS, STEPS, assert_same, by_keras, plain_model, trained
-from tests.app.loop_test import NUM_CLASSES, config
+from tests.app.run_test import NUM_CLASSES, config
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import load_examples, shuffled_batches
 

@@ -13,10 +13,10 @@ BESIDE = {"workers": ("machine",), "resume": ("parallel",)}  # and these
 # The folders and modules of app/, likewise; they import the library, which imports none of them.
 APP = (
     "named", "class_weight", "fields", "config", "command_line", "continued", "models", "reading",
-    "datasets", "recipe", "training", "reporting", "diagnosis", "after_training", "loop",
+    "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
     "__main__", "sweep", "launch",
 )
-DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # public names, commands
+DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.app.loop_test import config
+from tests.app.run_test import config
 from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
 from towers.resume import checkpoints, run_dir
@@ -147,7 +147,7 @@ def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
 def test_too_little_memory_on_two_devices_is_named_too(tmp_path):
     """TensorFlow often reports the cancelled transfer instead; its messages in the log tell."""
     code, stdout, stderr = train(
-        "--model=tests.process_test:greedy_model", "--dataset=tests.app.loop_test:small_data",
+        "--model=tests.process_test:greedy_model", "--dataset=tests.app.run_test:small_data",
         "--num_gpus=2", "--batch_size=16", "--device=cpu", "--run_dir=run", cwd=tmp_path, anew=True,
     )
     assert code == 2, stdout + stderr

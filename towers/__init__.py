@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from towers import datasets, models
     from towers.app.config import TrainConfig
-    from towers.app.loop import train
+    from towers.app.run import train
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
@@ -37,7 +37,7 @@ _MODULES = {
     "models": "towers.models",
     "prefetched": "towers.step.prefetch",
     "tower_devices": "towers.machine.devices",
-    "train": "towers.app.loop",
+    "train": "towers.app.run",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 

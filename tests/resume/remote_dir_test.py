@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import towers
-from tests.app.loop_test import config
+from tests.app.run_test import config
 from tests.resuming import FLAGS, fork, outcome, train, uninterrupted
 from tests.s3 import Cable, Server
 from towers.app import command_line

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.app import loop_test
+from tests.app import run_test
 from tests.resuming import train
 from towers.step.nonfinite import NonFiniteError, are_finite, culprit
 
@@ -170,7 +170,7 @@ def root_data():
     """50 examples; the 21st in the first epoch's order, in step 2, has a negative number."""
     from towers.app.datasets.batches import load_examples, shuffled_batches
 
-    (x, y), test = loop_test.small_data()
+    (x, y), test = run_test.small_data()
     x, test = np.abs(x) + 1, (np.abs(test[0]) + 1, test[1])
     numbers = load_examples((np.arange(50), np.arange(50)))
     order = [int(i) for b, _ in shuffled_batches(numbers, 16, seed=0, epoch=0) for i in b]

@@ -26,8 +26,8 @@ class Of(L.Layer):
 
 def warned(model, x):
     """What is said before the first step on two towers."""
-    step = TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2,
-                      batch_norm="average")
+    options = {"devices": ["/cpu:0"], "num_towers": 2, "batch_norm": "average"}
+    step = TowerStep(model, "sgd", "mse", **options)
     y = tf.zeros([8, *model.output_shape[1:]])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

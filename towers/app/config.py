@@ -236,7 +236,7 @@ class TrainConfig:
         None, "Epochs without a better `monitor` after which the run ends. Default: never.",
         Role.LARGER)
     tensorboard: bool = switch(
-        False, "Write scalars and the step's graph to tensorboard/ in the run's directory. Off by "
+        False, "Write each epoch's scalars to tensorboard/ in the run's directory. Off by "
         "default: results.csv and results.png hold the scalars.", Role.FREE | Role.LOCAL)
     histograms: bool = switch(
         False, "With `tensorboard`, the parameters' histograms each epoch. Off by default: they "

@@ -1,394 +1,235 @@
-"""train(config): from a configuration to a trained model, and the run directory it leaves."""
+"""The training loop of train.py: batch, step, metrics, validation, save.
 
-import dataclasses
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from pathlib import Path
+    on_train_begin
+    epoch   on_epoch_begin
+            batch -> step.train_batch -> on_train_batch_end, and a checkpoint if one is due
+            ...
+            validation: batch -> step.test_batch
+            on_epoch_end, and a checkpoint
+    on_train_end
+
+What else happens beside a step is a Keras callback: the run's files, the user's own.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from towers.app.after_training import export
-from towers.resume import remote_dir, run_dir
-from towers.resume.checkpointer import Checkpointer
-from towers.app.continued import continued_config, resumed_directory
-from towers.resume.optimizer_options import compared
-from towers.resume.remote_dir import Mirror
-from towers.resume.remote_files import is_remote
-from towers.resume.train_state import TrainState
-from towers.app.config import AUTO, TrainConfig
-from towers.resume import source
-from towers.app.diagnosis.profile import show_profile
-from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
-from towers.app.diagnosis.verify import Verification
-from towers.machine import environment, hang, places, signals
-from towers.workers import watch, workers
-from towers.machine.devices import placement
-from towers.machine.places import LostDirectoryError
-from towers.machine.terminal import CapturedStderr
-from towers.app.recipe import starting_values
-from towers.app.reporting import outcome, own_warnings, report, tensorboard
-from towers.app.reporting.curves import Curves
-from towers.app.reporting.progress import ProgressLines, SkippedLine
-from towers.app.reporting.report import Report
-from towers.step.nonfinite import NonFiniteError
-from towers.app.training import deterministic, several_workers
-from towers.app.training.autosave import Autosave
-from towers.app.training.build import Run, build
-from towers.app.training.callbacks import Callbacks, check, load
-from towers.app.training.epochs import Epochs, evaluate, num_steps
-from towers.app.training.listener import Listener, Listeners
-from towers.app.training.loaded import data_digests, load_newest
-from towers.app.training.memory import out_of_memory_explained
+from towers.app.datasets.batches import ordered_batches, shuffled_batches
+from towers.app.reporting.progress import ProgressLines
+from towers.app.training.build import Run
+from towers.app.training.loaded import put_in_place
 from towers.app.training.pace import Pace
-from towers.app.training.run_files import (
-    AveragedWeights,
-    BestModel,
-    ResultsFile,
-    save_model,
-    unreadable,
-)
-from towers.app.training.user_objects import UserObjects, is_python, title
+from towers.machine import callback_internals, hang
+from towers.machine.signals import Pending
+from towers.parallel.fresh_copies import are_trusted
+from towers.resume.checkpointer import Checkpointer
+from towers.resume.run_dir import Result
+from towers.resume.train_state import TrainState
+from towers.step.first_error import values_explained
+from towers.step.nonfinite import NonFiniteError
+from towers.step.prefetch import Batch, WeightedBatch, prefetched
 
 
-def train(
-    config: TrainConfig,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    *,
-    model: keras.Model | None = None,
-    train: Any = None,
-    test: Any = None,
-    captured: CapturedStderr | None = None,
-) -> dict[str, list[float]]:
-    """Trains a model, and leaves a run directory (see `run_dir`).
+class Loop:
+    """The epochs of a run that are left."""
 
-    ```python
-    towers.train(towers.TrainConfig(epochs=3), model=compiled, train=(x, y), test=(x_test, y_test))
-    towers.train(towers.TrainConfig(resume="runs/python-001"), model=..., train=..., test=...)
-    ```
+    def __init__(
+        self, run: Run, state: TrainState, checkpointer: Checkpointer, pending: Pending,
+        pace: Pace, lines: ProgressLines, files: Sequence[keras.callbacks.Callback],
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
+        """
+        Args:
+            run: what is trained.
+            state: where the run stands; it moves with each step and each epoch.
+            pending: the signal that waits for the end of a step.
+            pace: is told when steps and epochs end.
+            lines: on the terminal.
+            files: write the run's files, before the user's callbacks, which may fail.
+            callbacks: the user's.
+        """
+        self._run, self._state, self._checkpointer = run, state, checkpointer
+        self._pending, self._pace, self._lines = pending, pace, lines
+        self._model, self._strategy = run.step.model, run.step.strategy
+        self._callbacks, self._all = list(callbacks), [*files, *callbacks]
+        self._are_trusted = are_trusted(self._callbacks, self._strategy)
+        self._logs: dict[str, float] = {}
+        self._has_begun = self._ends_in_mid_epoch = False
+
+    def train(self) -> None:
+        """Trains until the steps are done, or a callback sets `model.stop_training`."""
+        run, state, model = self._run, self._state, self._model
+        patience = run.config.early_stopping
+        self._begin()
+        model.stop_training = state.is_stopped(patience)
+        while state.epoch_step > 0 or state.step < run.num_steps and not model.stop_training:
+            self._train_epoch()
+            signal = self._agree()
+            model.stop_training = state.is_stopped(patience)
+            self._pending.obey(signal)
+        self._save()
+        # As in Keras, final.keras holds an optimizer's averages; a run that goes on has no use
+        # for them.
+        callback_internals.finalize_averages(self._callbacks)
+        run.step.optimizer.finalize_variable_values(model.trainable_variables)
+        self._tell("on_train_end", self._logs)
+
+    def stop(self) -> tuple[int, bool] | None:
+        """Saves where an exception ends the run, unless an update has begun and not ended.
+
+        Returns:
+            The step of the newest checkpoint, and whether the run stands there; None without one.
+        """
+        is_consistent = self._has_begun and not self._state.in_step
+        if is_consistent:
+            self._save(is_last=True)
+        is_saved = self._checkpointer.wait() and is_consistent
+        step = self._checkpointer.newest_step()
+        return None if step is None else (step, is_saved)
+
+    def _begin(self) -> None:
+        """Begins callbacks; then puts in place what the newest checkpoint holds of them, too."""
+        self._model.stop_training = False
+        self._hooks = keras.callbacks.CallbackList(
+            self._all, add_history=True, model=self._model, epochs=self._run.config.epochs,
+            steps=self._run.steps_an_epoch, verbose=0,
+        )
+        self._lines.on_train_begin()
+        self._tell("on_train_begin")
+        self._state.give_history(self._model.history)
+        if self._state.epoch_step > 0:  # the checkpoint holds what this led to, such as a rate
+            self._tell("on_epoch_begin", self._state.epoch)
+        put_in_place(self._run, self._state, self._checkpointer)
+        self._has_begun = True
+
+    def _train_epoch(self) -> None:
+        """One epoch, or what is left of it, and its validation."""
+        run, state = self._run, self._state
+        self._strategy.trust(False)
+        self._lines.on_epoch_begin(state.epoch)
+        if state.epoch_step == 0:
+            self._tell("on_epoch_begin", state.epoch)
+        self._pace.start_epoch()
+        self._train_steps()
+        self._strategy.trust(False)
+        logs = {name: float(value) for name, value in state.logs.items()}
+        self._lines.on_test_begin()
+        if state.epoch_step < run.steps_an_epoch:  # with a larger --max_steps it goes on from here
+            state.stopped = bool(self._model.stop_training)
+            self._save()
+            self._ends_in_mid_epoch = True
+        if run.test is not None:
+            values = evaluate(run, self._tell, lambda: self._pending.obey(self._agree()))
+            logs |= {f"val_{name}": value for name, value in values.items()}
+        self._pace.end_epoch()
+        shown = {name: logs[name] for name in run.columns}
+        row = Result(
+            state.epoch + 1, shown, self._pace.epoch_seconds, self._pace.examples_per_second
+        )
+        state.end_epoch(row, logs, run.monitor)
+        self._lines.on_epoch_end(state.epoch - 1, shown)
+        self._tell("on_epoch_end", state.epoch - 1, logs)
+        self._logs, state.stopped = logs, bool(self._model.stop_training)
+        state.take_history(self._model.history)
+        self._save()
+
+    def _train_steps(self) -> None:
+        """The epoch's steps that are left."""
+        run, state = self._run, self._state
+        if state.epoch_step == 0:
+            run.step.reset_metrics()
+        batches = shuffled_batches(
+            run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step
+        )
+        count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
+        # After a stop in mid-epoch the validation is left; before an epoch, as in Keras, a step.
+        is_over = self._model.stop_training and state.epoch_step > 0
+        left = 0 if is_over else count - state.epoch_step
+        ahead = prefetched(run.step, batches)
+        for _, batch in zip(range(left), ahead, strict=False):
+            self._lines.on_train_batch_begin(state.epoch_step)
+            self._tell("on_train_batch_begin", state.epoch_step)
+            logs = self._train_step(batch)
+            self._lines.on_train_batch_end(state.epoch_step - 1, logs)
+            self._tell("on_train_batch_end", state.epoch_step - 1, logs)
+            signal = self._agree()
+            if self._model.stop_training:
+                break
+            self._pending.obey(signal)
+            if state.epoch_step < count and self._checkpointer.is_due(state.step, state.step - 1):
+                self._save()
+
+    def _train_step(self, batch: Batch | WeightedBatch) -> dict[str, Any]:
+        """One update; the epoch's means so far."""
+        run, state = self._run, self._state
+        state.in_step = True
+        try:
+            with values_explained(f"step {state.step + 1:,}"):
+                logs = run.step.train_batch(**batch._asdict())
+        except NonFiniteError:  # in every worker
+            state.in_step = False  # nothing has changed
+            run.workers.barrier()
+            raise
+        state.add_step(logs)
+        self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
+        return logs
+
+    def _agree(self) -> int:
+        """A signal to one worker, or a callback's wish to stop in one, is every worker's.
+
+        Returns:
+            The signal, which ends all workers; 0 where none has come.
+        """
+        state, workers = self._state, self._run.workers
+        signal, stop, stopped = workers.all_reduce_max(
+            self._pending.number or 0, int(self._model.stop_training), int(state.stopped)
+        )
+        self._model.stop_training, state.stopped = bool(stop), bool(stopped)
+        if signal:
+            workers.barrier()
+        return signal
+
+    def _tell(self, moment: str, *arguments: Any) -> None:
+        """Tells callbacks; of batches the user's alone, as the logs are read back for them."""
+        if self._callbacks or "_batch_" not in moment:
+            with hang.within("a callback"):
+                getattr(self._hooks, moment)(*arguments)
+        if moment.endswith("_batch_end"):
+            self._strategy.trust(self._are_trusted)
+
+    def _save(self, is_last: bool = False) -> None:
+        if not self._ends_in_mid_epoch:
+            self._checkpointer.save(self._state, is_last)
+
+
+def evaluate(
+    run: Run, tell: Callable[..., None] = lambda *moment: None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
 
     Args:
-        config: the run.
-        callbacks: Keras callbacks; `model.stop_training` ends the run. Those that `config` names
-            come before them.
-        model: trained in place of the one that `config` names. What it was compiled with, its
-            loss, metrics and optimizer, is the run's; a model that is not compiled is a classifier.
-        train: what it is trained on: (x, y), (x, y, sample_weight) or x alone, arrays or
-            structures of arrays [N, ...]; or an unbatched tf.data.Dataset of such elements.
-        test: what it is validated on, likewise; None for no validation.
-        captured: what is held back of libraries' messages until there is a log.txt.
-
-    Returns:
-        Keras' History.history: {"loss": [one an epoch], "val_accuracy": ...}.
-
-    Raises:
-        ValueError: the configuration does not fit the machine, the data, or the files there are;
-            or the trained model holds NaN or infinite values.
-        LostDirectoryError: final.keras or best.keras could not be written.
+        run: the run, with test examples.
+        tell: is told of each moment, as a Keras callback is.
+        check: called before each batch; may raise.
     """
-    environment.check()
-    begun = places.here()  # data, layers and callbacks may move the process
-    cluster = workers.join_workers()
-    watch.set_timeout(config.worker_timeout)
-    if config.tensorboard:
-        tensorboard.check_installed()
-    objects = UserObjects(model, train, test)
-    config = objects.named_in(_with_resumed(config))
-    check(callbacks, "callbacks hold")
-    if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
-        run_dir.check(config.run_dir)
-    export.check(config.export, config.export_pixels)
-    several_workers.check_config(cluster, config)
-    if config.deterministic:
-        deterministic.enable(config.seed)  # before the first kernel
-    with (
-        _dtype_policy(config.precision),
-        closing(report.report_of(cluster)) as out,
-        own_warnings.told(out.warn) if captured else nullcontext(),
-        remote_dir.mirrored(
-            config.run_dir if cluster.is_chief and not config.plan else None, out.warn,
-            is_new=config.resume is None,
-        ) as mirror,
-    ):
-        with deterministic.refusals_explained(config.deterministic):
-            run = build(config, objects)
-            callbacks = [*load(config.callbacks), *callbacks]
-        if config.plan:
-            describe(run, out, "plan")
-            show_plan(run, out)
-            return {}
-        return _run(run, callbacks, out, begun, captured, mirror)
-
-
-def _with_resumed(config: TrainConfig) -> TrainConfig:
-    """The configuration, with that of the run that it goes on with, if it names one."""
-    if config.resume != AUTO and (config.resume is None or config.run_dir is not None):
-        return config
-    given = config.given()
-    directory = resumed_directory(given)
-    if directory is None:
-        return dataclasses.replace(config, resume=None)
-    return continued_config(directory, given)
-
-
-def _run(
-    run: Run,
-    callbacks: Sequence[keras.callbacks.Callback],
-    out: Report,
-    begun: Path,
-    captured: CapturedStderr | None,
-    mirror: Mirror | None,
-) -> dict[str, list[float]]:
-    """Trains, evaluates or profiles, in the run's directory."""
-    config, cluster = run.config, run.workers.cluster
-    if config.export_pixels:
-        export.check_pixels(run.step.model, run.divided)
-    saves = config.epochs > 0 and not config.profile
-    unread = unreadable(run.step.model) if saves else None
-    several_workers.check_same(run, {})
-    verification = _verified(run)
-    directory = several_workers.directory(
-        run, lambda config: _make_directory(config, begun, mirror), begun
-    )
-    log = directory / several_workers.log_name(cluster)
-    checkpointer = Checkpointer(
-        directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
-    )
-    with (
-        run_dir.locked(directory) if cluster.is_chief else nullcontext(),
-        out_of_memory_explained(run, log),
-        deterministic.refusals_explained(config.deterministic, log),
-        closing(checkpointer),
-        compared(run.own_optimizers) as options,
-    ):
-        data = data_digests(run)
-        several_workers.check_same(run, data)
-        loaded = load_newest(run, directory, checkpointer, callbacks, data, options)
-        if loaded is None:
-            starting_values.check_file(config, begun)
-        else:
-            _check_limit(run, loaded.train_state)
-        _open_log(log, out, captured)
-        describe(run, out, f"run: {mirror.shown if mirror else directory}")
-        if mirror is not None:
-            out.line(report.labelled("Uploads", f"from {directory}, which goes at the end"))
-        if unread is not None:
-            out.warn(unread)
-        if config.resume is not None or loaded is not None:
-            outcome.describe_resumed(loaded, out)
-        if config.profile:
-            show_profile(run, directory / run_dir.PROFILE, out)
-            return {}
-        if verification is not None:
-            show_verified(verification, out)
-        train_state = TrainState() if loaded is None else loaded.train_state
-        model: keras.Model | Path = run.step.model
-        fault: Exception | None = None
-        if config.epochs == 0:
-            history = _evaluate_only(run, out)
-        elif _is_complete(run, train_state, checkpointer):
-            outcome.describe_complete(run, train_state, out)
-            history, model = train_state.history, directory / run_dir.FINAL
-        else:
-            history, fault = _train(
-                run, train_state, directory, out, callbacks, checkpointer, mirror
-            )
-        run.workers.barrier()
-        if fault is not None:
-            raise fault
-        if config.export is not None and cluster.is_chief:
-            for line in export.export_model(
-                model, str(begun / config.export), run.class_names, run.divided,
-                config.export_pixels,
-            ):
-                out.line(line)
-        return history
-
-
-def _verified(run: Run) -> Verification | None:
-    """The result of --verify_gradients, before there is a directory; None without the flag."""
-    config, nowhere = run.config, Path(os.devnull)
-    if not config.verify_gradients or config.profile:
-        return None
-    with (
-        out_of_memory_explained(run, nowhere),
-        deterministic.refusals_explained(config.deterministic, nowhere),
-    ):
-        return verified(run)
-
-
-def _train(
-    run: Run,
-    train_state: TrainState,
-    directory: Path,
-    out: Report,
-    callbacks: Sequence[keras.callbacks.Callback],
-    checkpointer: Checkpointer,
-    mirror: Mirror | None,
-) -> tuple[dict[str, list[float]], Exception | None]:
-    """All epochs that are left, then final.keras; the error of a model that is not in its file."""
-    config, model, steps = run.config, run.step.model, num_steps(run)
-    pace = Pace(
-        steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
-    )
-
-    def shown() -> Path | str:
-        """The directory that goes on, which a lost connection changes."""
-        return mirror.shown if mirror else directory
-
-    beside = [
-        ProgressLines(out, run, train_state, pace),
-        SkippedLine(out, run, train_state),
-        # Files before callbacks: what has been computed is written, whatever these do. TensorBoard
-        # shows the epoch's learning rate, and a callback may set the next one.
-        *_files(run, train_state, directory, out),
-        Callbacks(callbacks, run, train_state),
-        AveragedWeights(model, run.step.optimizer, callbacks),
-        # The last: a checkpoint holds what callbacks remember, and what they have changed.
-        Autosave(
-            run, directory, checkpointer, train_state,
-            lambda step, is_saved: out.line(
-                outcome.stopped_line(shown(), step, is_saved, is_python(config))
-            ),
-        ),
-    ]
-    with hang.watching(_watched(run, directory, shown(), out)):
-        with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown()):
-            Epochs(run, train_state, pace, Listeners(beside), pending).train()
-        has_final, fault = True, None
-        if run.workers.cluster.is_chief:
-            has_final, fault = _save_final(run, train_state, directory, shown())
-            if fault is None:
-                checkpointer.finish(train_state)
-    outcome.describe_end(run, train_state, pace.run_seconds, out, has_final=has_final)
-    return model.history.history, fault
-
-
-def _save_final(
-    run: Run, train_state: TrainState, directory: Path, shown: Path | str
-) -> tuple[bool, Exception | None]:
-    """Writes final.keras; whether it is written, and the error where this or best.keras is not."""
-    has_final = False
-    try:
-        save_model(run.step.model, directory / run_dir.FINAL)
-        has_final = True
-        if train_state.best_saved != train_state.best.step:
-            best = directory / run_dir.BEST
-            raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
-    except LostDirectoryError as error:
-        text = outcome.unsaved_error(str(error), shown, is_python(run.config))
-        return has_final, LostDirectoryError(text)
-    except NonFiniteError as error:
-        return has_final, NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
-    return has_final, None
-
-
-def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watched:
-    """The run, as who watches it for a hang needs it; several workers watch each other."""
-    config, cluster = run.config, run.workers.cluster
-    timeout = config.hang_timeout if cluster.num_workers == 1 else 0
-    name = "hang_timeout" if is_python(config) else "--hang_timeout"
-    return hang.Watched(
-        placement(run.step.tower_devices, run.step.mine.start),
-        f"Resume from the last checkpoint: {outcome.resume_words(shown, is_python(config))}. "
-        f"If it was at work, give it time with a larger {name}.",
-        None if timeout == AUTO else float(timeout),
-        max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
-        directory / several_workers.log_name(cluster),
-        out.close,
-    )
-
-
-def _files(run: Run, train_state: TrainState, directory: Path, out: Report) -> list[Listener]:
-    """The listeners that write files, beside checkpoints; of several workers, the chief's alone."""
-    if not run.workers.cluster.is_chief:
-        return []
-    name = title(run.config, run.step.model)
-    return [
-        BestModel(run.step, directory, train_state, out.warn),
-        Curves(directory, train_state, run.columns, name, run.monitor, out.warn),
-        ResultsFile(directory, train_state, run.columns, out.warn),
-        *_tensorboard(run, directory, out),
-    ]
-
-
-def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> Path:
-    """The run's directory, a new one, or the one to go on in: as a path in `begun`."""
-    if config.resume is not None:
-        return mirror.copy if mirror else Path(config.resume)
-    name = "-".join(dict.fromkeys([config.model, config.dataset]))
-    place = str(mirror.copy) if mirror else config.run_dir
-    return run_dir.create(place, name, config.to_json(), begun)
-
-
-def _open_log(path: Path, out: Report, captured: CapturedStderr | None) -> None:
-    """From now on log.txt takes what is said, and what was held back of libraries' messages."""
-    out.open_log(path)
-    if captured is not None:
-        with suppress(OSError):  # the report warns of it, at its next line
-            captured.move_to(path)
-
-
-def _check_limit(run: Run, train_state: TrainState) -> None:
-    """Raises ValueError where a run that goes on is past the end that it would have now."""
-    if train_state.step > num_steps(run):
-        config = run.config
-        name = "epochs" if config.epochs * run.steps_an_epoch < train_state.step else "max_steps"
-        done = outcome.amount(train_state.step, run.steps_an_epoch)
-        raise ValueError(
-            f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
-            "left as it is. Give a larger one, or leave it out to go on as far as before."
-        )
-
-
-def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
-    """--epochs=0."""
-    if run.test is None:
-        raise ValueError("epochs=0 evaluates on test examples, and there are none; give `test`.")
-    values = evaluate(run)
-    logs = {f"val_{name}": values[name] for name in run.metrics}
-    out.line(report.validation_line(logs, is_best=False))
-    out.line("Done: evaluated, not trained (--epochs=0)")
-    return {name: [value] for name, value in logs.items()}
-
-
-def _is_complete(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> bool:
-    """Whether the run has ended after all its steps, or was stopped, with its final model."""
-    step = checkpointer.finished_step
-    if step is None or step != train_state.step:
-        return False
-    return train_state.is_stopped(run.config.early_stopping) or step >= num_steps(run)
-
-
-def _tensorboard(run: Run, directory: Path, out: Report) -> list[Listener]:
-    """The log of --tensorboard; nothing without the flag."""
-    if not run.config.tensorboard:
-        return []
-    folder = directory / tensorboard.FOLDER
-    return [tensorboard.TensorBoardLog(folder, run.step, out.warn, run.config.histograms)]
-
-
-@contextmanager
-def _nonfinite_explained(
-    run: Run, train_state: TrainState, directory: Path | str
-) -> Iterator[None]:
-    """Adds to a NonFiniteError the step that it came in, and the ways out."""
-    try:
-        yield
-    except NonFiniteError as error:
-        text = outcome.nonfinite_error(
-            str(error), train_state.step + 1, directory, is_python(run.config)
-        )
-        raise NonFiniteError(text) from None
-
-
-@contextmanager
-def _dtype_policy(name: str) -> Iterator[None]:
-    """Builds and traces under a Keras dtype policy, and restores the caller's."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
+    assert run.test is not None
+    tell("on_test_begin")
+    run.step.reset_metrics()
+    logs: dict[str, Any] = {}
+    batches = ordered_batches(run.test, run.batch_size)
+    ahead = prefetched(run.step, batches)
+    for i, batch in enumerate(ahead):
+        check()
+        tell("on_test_batch_begin", i)
+        with values_explained("a batch of the test examples"):
+            logs = run.step.test_batch(**batch._asdict())
+        run.step.strategy.trust(True)
+        tell("on_test_batch_end", i, logs)
+    run.step.strategy.trust(False)
+    values = {name: float(value) for name, value in logs.items()}
+    tell("on_test_end", values)
+    return values

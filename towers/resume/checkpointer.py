@@ -50,7 +50,7 @@ class Found(NamedTuple):
 class Checkpointer:
     """The checkpoints of a directory.
 
-    found: what `read` has found, until `forget`.
+    directory: in which checkpoints/ is. found: what `read` has found, until `forget`.
     finished_step: where the run had ended when it was read; None where it had not, or has no final
         model.
     """
@@ -68,7 +68,7 @@ class Checkpointer:
             argument: what the user calls the directory.
             mirror: uploads the directory, where it is the local copy of a remote one.
         """
-        self._directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
+        self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
@@ -215,7 +215,7 @@ class Checkpointer:
             fault = self._writer.fault()
         if fault is not None:
             raise ValueError(
-                f"{self._argument} ({self._directory}): no checkpoint can be written: {fault}."
+                f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}."
             )
         if self._mirror is not None:
             with _patient():
@@ -260,7 +260,7 @@ class Checkpointer:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
 
     def _read_finished_step(self) -> int | None:
-        if not (self._directory / run_dir.FINAL).is_file():
+        if not (self.directory / run_dir.FINAL).is_file():
             return None
         try:
             return int((self._checkpoints / _COMPLETE).read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 from keras import layers
 
 import towers
-from tests.app.loop_test import config, small_data
+from tests.app.run_test import config, small_data
 from towers.app.after_training.export import export_model
 from towers.app.after_training.model_files import file_config
 from towers.app.after_training.predicting import evaluate_file

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import towers
 from tests.app.datasets import pixels_test
-from tests.app.loop_test import small_data
+from tests.app.run_test import small_data
 from towers.app.after_training import predicting
 from towers.app.after_training.model_files import file_config, find_file
 from towers.app.after_training.predicting import evaluate_file, predict_file

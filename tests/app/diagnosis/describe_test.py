@@ -42,9 +42,9 @@ def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
         "Devices   parameters on /cpu:0; towers 0-3 on /cpu:0, /cpu:1 (2 each)",
         "          no GPU here: towers run on logical CPU devices",
         "Batch     16 global = 4 towers x 4; 4 steps an epoch (last: 2 = 4 x 0-1)",
-        "Data      tests.app.loop_test:small_data: 50 train, 20 test",
+        "Data      tests.app.run_test:small_data: 50 train, 20 test",
         # 3 x 8 + 8 and 8 x 3 + 3 parameters
-        "Model     tests.app.loop_test:small_model, 59 parameters; sgd, learning rate 0.5; seed 3",
+        "Model     tests.app.run_test:small_model, 59 parameters; sgd, learning rate 0.5; seed 3",
     ]
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.results import COLUMNS, classifier_result
 from towers.resume.best import Monitor
-from towers.resume.train_state import TrainState
-from towers.app.reporting.curves import Curves, best_epoch, draw_curves, draw_or_warn
+from towers.app.reporting.curves import best_epoch, draw_curves, draw_or_warn
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -56,16 +55,6 @@ def test_a_picture_that_fails_leaves_the_old_one(tmp_path):
         row = row._replace(values={**row.values, "loss": "x"})
         draw_curves(tmp_path / "results.png", [row], "cnn")
     assert (tmp_path / "results.png").read_text() == "old"
-    assert os.listdir(tmp_path) == ["results.png"]
-
-
-@pytest.mark.parametrize("ending", ["end", "stop"])
-def test_a_run_is_drawn_however_it_ends(ending, tmp_path):
-    train_state = TrainState(results=[result.row for result in results(0.5, 0.6)])
-    curves = Curves(tmp_path, train_state, COLUMNS, "cnn on mnist", Monitor(), pytest.fail)
-    curves.end_epoch(results(0.5)[0], {})
-    assert os.listdir(tmp_path) == []
-    getattr(curves, ending)()
     assert os.listdir(tmp_path) == ["results.png"]
 
 

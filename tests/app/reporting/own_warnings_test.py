@@ -23,5 +23,5 @@ def test_a_layer_that_computes_across_rows_is_told_and_a_librarys_warning_is_not
         with own_warnings.told(said.append):
             step(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))
             warnings.warn("of a library", stacklevel=1)
-    assert len(said) == 1 and "(mixes) computes across the rows of a batch" in said[0]
+    assert len(said) == 1 and "Each tower has only its own rows of the batch" in said[0]
     assert [str(each.message) for each in others] == ["of a library"]

@@ -18,9 +18,9 @@ NO_GPUS = pytest.mark.skipif(
 
 
 def config(**values):
-    """The model and the data of loop_test: 50 examples to train on, 20 to test."""
-    small = {"model": "tests.app.loop_test:small_model",
-             "dataset": "tests.app.loop_test:small_data",
+    """The model and the data of run_test: 50 examples to train on, 20 to test."""
+    small = {"model": "tests.app.run_test:small_model",
+             "dataset": "tests.app.run_test:small_data",
              "num_gpus": 2, "batch_size": 16, "device": "cpu"}
     return TrainConfig(**{**small, **values})
 

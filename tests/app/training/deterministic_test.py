@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import towers
 from tests.continue_test import RUN, interrupted
-from tests.app.loop_test import config
+from tests.app.run_test import config
 from tests.resuming import FLAGS, outcome, resumed, train
 from towers.resume import run_dir
 from towers.app.continued import continued_config, identity

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.app.loop_test import config
+from tests.app.run_test import config
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState

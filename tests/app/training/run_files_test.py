@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import towers
-from tests.app.loop_test import config, small_data
+from tests.app.run_test import config, small_data
 from tests.results import COLUMNS, classifier_result
 from towers.resume import run_dir
 from towers.resume.best import Best
@@ -19,8 +19,6 @@ from towers.step.nonfinite import NonFiniteError
 from towers.app.training.run_files import BestModel, ResultsFile, save_model, unreadable
 
 pytestmark = pytest.mark.light  # not about updates or curves
-
-RESULT = classifier_result(1, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0)
 
 
 @pytest.fixture(name="model")
@@ -38,13 +36,13 @@ def test_only_the_best_epochs_replace_the_file(model, tmp_path):
     for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
         train_state.step, train_state.best = step, Best(0.5, best_step)
         model.weights[1].assign([float(step)])
-        best.end_epoch(RESULT, {})
+        best.on_epoch_end(0)
         assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step
 
 
 def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
     step = SimpleNamespace(model=model)
-    BestModel(step, tmp_path, TrainState(step=4), pytest.fail).end_epoch(RESULT, {})
+    BestModel(step, tmp_path, TrainState(step=4), pytest.fail).on_epoch_end(0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,11 +173,13 @@ def epochs(path):
 
 
 def test_each_epoch_adds_a_row(tmp_path):
-    file = ResultsFile(tmp_path, TrainState(), COLUMNS, pytest.fail)
-    file.begin()
+    train_state = TrainState()
+    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
+    file.on_train_begin()
     assert not (tmp_path / "results.csv").exists()
     for epoch in (1, 2):
-        file.end_epoch(result(epoch), {})
+        train_state.results.append(result(epoch).row)
+        file.on_epoch_end(epoch - 1)
     assert epochs(tmp_path) == ["epoch", "1", "2"]
 
 
@@ -187,9 +187,10 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run_dir.write_results(tmp_path / "results.csv", [result(1), result(2), result(3)])
     train_state = TrainState(results=[list(map(float, result(1).row))])
     file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
-    file.begin()
+    file.on_train_begin()
     assert epochs(tmp_path) == ["epoch", "1"]
-    file.end_epoch(result(2), {})
+    train_state.results.append(result(2).row)
+    file.on_epoch_end(1)
     assert epochs(tmp_path) == ["epoch", "1", "2"]
 
 
@@ -197,8 +198,8 @@ def test_results_that_cannot_be_written_are_a_warning(tmp_path):
     warnings = []
     train_state = TrainState(results=[result(1).row])
     file = ResultsFile(tmp_path / "nowhere", train_state, COLUMNS, warnings.append)
-    file.begin()
-    file.end_epoch(result(2), {})
+    file.on_train_begin()
+    file.on_epoch_end(1)
     assert warnings == 2 * [
         f"{tmp_path}/nowhere/results.csv cannot be written (No such file or directory); training "
         "goes on."

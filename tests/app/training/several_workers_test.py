@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.app.loop_test import config
+from tests.app.run_test import config
 from towers.resume.run_dir import LOG
 from towers.workers.cluster import ALONE, Cluster
 from towers.app.reporting.report import report_of

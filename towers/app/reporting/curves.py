@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from towers.resume.best import Monitor
 from towers.resume.run_dir import Result
-from towers.resume.train_state import TrainState
 from towers.app.named import one_line
 from towers.app.reporting.chart_style import COLORS, drawn, style_axes
-from towers.app.training.listener import Listener
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,41 +17,6 @@ CURVES = "results.png"
 _FEW = 30  # epochs up to which each gets a dot
 _WIDE = 50.0  # ratio of largest to smallest loss from which the axis is logarithmic
 _IN_A_ROW = 3  # charts
-
-
-class Curves(Listener):
-    """Draws results.png when the run has ended, however it has ended."""
-
-    phase = f"writing {CURVES}"
-
-    def __init__(
-        self,
-        directory: Path,
-        train_state: TrainState,
-        columns: Sequence[str],
-        title: str,
-        monitor: Monitor,
-        warn: Callable[[str], None],
-    ) -> None:
-        """
-        Args:
-            directory: of the run.
-            train_state: where the run stands.
-            columns: the names of its results' values.
-            title, monitor: see `draw_curves`.
-            warn: called with one line.
-        """
-        self._directory, self._train_state, self._warn = directory, train_state, warn
-        self._columns, self._title, self._monitor = columns, title, monitor
-
-    def end(self) -> None:
-        draw_or_warn(
-            self._directory, self._train_state.results, self._columns, self._title, self._monitor,
-            self._warn,
-        )
-
-    def stop(self) -> None:
-        self.end()
 
 
 def draw_curves(

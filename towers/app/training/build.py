@@ -80,6 +80,11 @@ class Run(NamedTuple):
     warnings: Sequence[str]
 
     @property
+    def num_steps(self) -> int:
+        """The updates of the run, the limit of --max_steps included."""
+        return _limited(self.config.epochs * self.steps_an_epoch, self.config.max_steps)
+
+    @property
     def columns(self) -> list[str]:
         """The names of an epoch's values in results.csv."""
         return _columns(self.metrics, self.test)

@@ -1,5 +1,7 @@
 """The newest checkpoint of a train.py run, checked to be this run's, and put in place."""
 
+import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -87,6 +89,36 @@ def load_newest(
     build_metrics(run, checkpointer)
     checkpointer.restore()
     return Loaded(path, train_state, found.damaged)
+
+
+def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> None:
+    """Gives variables and callbacks what the newest checkpoint holds; else writes that of step 0.
+
+    Callbacks have begun before: they remember what they remembered then. Another --epochs is the
+    run's own from now on.
+
+    Raises:
+        ValueError: config.json, classes.json or the first checkpoint cannot be written.
+    """
+    is_new, directory = checkpointer.found is None, checkpointer.directory
+    if is_new:
+        build_metrics(run, checkpointer)
+    checkpointer.restore()
+    checkpointer.restore_callbacks()
+    checkpointer.forget()
+    if run.workers.cluster.is_chief:
+        config = dataclasses.replace(run.config, resume=None)
+        run_dir.write_config(directory, config.to_json())
+        run_dir.write_class_names(directory, run.class_names)
+        run_dir.remove_temporary_files(directory)
+    if not is_new:
+        return
+    try:
+        checkpointer.save_first(train_state)
+    except ValueError:
+        if run.config.resume is None:  # there is nothing to go on with
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _place(run: Run, train_state: TrainState) -> tuple[DataSource, int, int]:

@@ -14,16 +14,15 @@ from towers.resume.run_dir import Result
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.app.command_line import train_command
-from towers.machine import callback_internals
+from towers.machine import hang
 from towers.workers import watch
 from towers.machine.places import LostDirectoryError
 from towers.app.recipe.schedules import plain_schedule
 from towers.step import TowerStep
 from towers.step.nonfinite import NonFiniteError
-from towers.app.training.listener import Listener
 
 
-class BestModel(Listener):
+class BestModel(keras.callbacks.Callback):
     """Writes best.keras after each epoch that is the best so far."""
 
     def __init__(
@@ -40,11 +39,12 @@ class BestModel(Listener):
             train_state: where the run stands.
             warn: called with one line where the file cannot be written.
         """
+        super().__init__()
         self._step, self._path = step, directory / run_dir.BEST
         self._checkpoints = directory / run_dir.CHECKPOINTS
         self._train_state, self._warn = train_state, warn
 
-    def begin(self) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Writes the file from the best epoch's checkpoint, where it could not be written then."""
         state = self._train_state
         paths = [p for p in checkpoints.find(self._checkpoints) if state.best.step == step_of(p)]
@@ -60,7 +60,7 @@ class BestModel(Listener):
         finally:
             assign_arrays(groups, before, self._path)
 
-    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replaces the file if the epoch is the best."""
         if self._train_state.is_best:
             self._save()
@@ -158,33 +158,8 @@ def _unknown(config: Any) -> Iterator[str]:
             yield from _unknown(inner)
 
 
-class AveragedWeights(Listener):
-    """Puts an optimizer's averages in place after the last epoch, as Keras' `fit` does.
-
-    Epochs are evaluated, and checkpoints and best.keras written, with the variables themselves;
-    final.keras holds the averages. A run that goes on thus goes on from the variables. A
-    SwapEMAWeights(swap_on_epoch=True) among the callbacks has swapped both: checkpoints hold the
-    two as it has left them, and final.keras holds the averages all the same.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
-    ) -> None:
-        self._model, self._optimizer, self._callbacks = model, optimizer, callbacks
-
-    def end(self) -> None:
-        """Acts after the last checkpoint, before callbacks hear of the end, as in Keras."""
-        callback_internals.finalize_averages(self._callbacks)
-        self._optimizer.finalize_variable_values(self._model.trainable_variables)
-
-
-class ResultsFile(Listener):
+class ResultsFile(keras.callbacks.Callback):
     """Writes results.csv; where that fails, warns, and the run goes on."""
-
-    phase = f"writing {run_dir.RESULTS}"
 
     def __init__(
         self,
@@ -200,20 +175,23 @@ class ResultsFile(Listener):
             columns: the names of its results' values.
             warn: called with one line.
         """
+        super().__init__()
         self._path = directory / run_dir.RESULTS
         self._train_state, self._columns, self._warn = train_state, columns, warn
 
-    def begin(self) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Drops the rows after the checkpoint: their epochs are computed again."""
         rows = [Result.of(row, self._columns) for row in self._train_state.results]
         self._write(lambda: run_dir.write_results(self._path, rows))
 
-    def end_epoch(self, result: Result, logs: dict[str, float]) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the epoch's row."""
-        self._write(lambda: run_dir.append_result(self._path, result))
+        row = Result.of(self._train_state.results[-1], self._columns)
+        self._write(lambda: run_dir.append_result(self._path, row))
 
     def _write(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            with hang.within(f"writing {run_dir.RESULTS}"):
+                write()
         except OSError as error:
             self._warn(f"{self._path} cannot be written ({error.strerror}); training goes on.")

@@ -1,0 +1,402 @@
+"""train(config): what it computes, leaves in the run directory, and tells callbacks."""
+
+import csv
+import math
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.app import run as run_lib
+from towers.app.loop import evaluate
+from towers.resume import checkpoints, run_dir
+from towers.app.config import TrainConfig
+from towers.app.datasets.batches import shuffled_batches
+from towers.app.reporting import tensorboard
+from towers.step.nonfinite import NonFiniteError
+from towers.app.training.build import build
+
+pytestmark = pytest.mark.light  # not about updates or curves
+
+NUM_CLASSES = 3
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def small_model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape),
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.Dense(num_classes, activation="softmax"),
+    ])
+
+
+def small_data():
+    """Three separable classes: 50 examples to train on, 20 to test."""
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, NUM_CLASSES, 70)
+    x = (np.eye(NUM_CLASSES)[y] + 0.1 * generator.normal(size=(70, NUM_CLASSES))).astype("float32")
+    return (x[:50], y[:50]), (x[50:], y[50:])
+
+
+def large_data():
+    """Finite gradients, which a very large step turns into infinite weights."""
+    (x, y), test = small_data()
+    return (x * np.float32(1e4), y), test
+
+
+def config(**values):
+    """4 steps an epoch: 50 = 3 x 16 + 2."""
+    small = {
+        "model": "tests.app.run_test:small_model",
+        "dataset": "tests.app.run_test:small_data",
+        "num_gpus": 2,
+        "batch_size": 16,
+        "epochs": 2,
+    }
+    return TrainConfig(**{**small, **values})
+
+
+def rows(directory):
+    with open(f"{directory}/results.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_learns_and_leaves_its_files():
+    history = towers.train(config(epochs=6, optimizer="adam", learning_rate=0.05))
+    directory = run_dir.RUNS / "tests.app.run_test_small_model-tests.app.run_test_small_data-001"
+    assert history["val_accuracy"][-1] > 0.9
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
+        "results.png",
+    ]
+    assert [row["epoch"] for row in rows(directory)] == ["1", "2", "3", "4", "5", "6"]
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        np.testing.assert_allclose(
+            [float(row[name]) for row in rows(directory)], history[name], rtol=1e-5
+        )
+    assert "Done: 6 epochs in" in (directory / "log.txt").read_text()
+
+
+def test_the_losses_are_those_that_keras_computes():
+    """Same order, same update: one epoch by hand with Keras' own train_on_batch."""
+    history = towers.train(config(epochs=1, num_towers=3, optimizer="sgd", learning_rate=0.1))
+    run = build(config())
+    keras.utils.set_random_seed(0)
+    model = small_model((NUM_CLASSES,), NUM_CLASSES)
+    sgd = keras.optimizers.SGD(0.1)
+    model.compile(sgd, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    expected = {"loss": 0.0, "accuracy": 0.0}
+    for x, y in shuffled_batches(run.train, 16, 0, 0):
+        for name, value in model.train_on_batch(x, y, return_dict=True).items():
+            expected[name] += value * len(y) / 50
+    assert history["loss"] == pytest.approx([expected["loss"]], rel=1e-5)
+    assert history["accuracy"] == pytest.approx([expected["accuracy"]])
+    x, y = run.test.source.parts
+    val_loss, val_accuracy = model.evaluate(x, y, verbose=0)
+    assert history["val_loss"] == pytest.approx([val_loss], rel=1e-5)
+    assert history["val_accuracy"] == pytest.approx([val_accuracy])
+
+
+def test_best_is_the_first_epoch_with_the_highest_val_accuracy_and_final_the_last():
+    class Spoil(keras.callbacks.Callback):
+        """After the first epoch, every prediction is class 0."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            bias = self.model.trainable_variables[-1]
+            bias.assign([100.0, 0.0, 0.0])
+
+    history = towers.train(config(epochs=3, learning_rate=0.05, run_dir="run"), [Spoil()])
+    best, final = (keras.saving.load_model(f"run/{name}") for name in ("best.keras", "final.keras"))
+    (_, _), (x, y) = small_data()
+    assert history["val_accuracy"].index(max(history["val_accuracy"])) == 0
+    assert best.evaluate(x, y, verbose=0)[1] == pytest.approx(history["val_accuracy"][0])
+    assert final.trainable_variables[-1].numpy()[0] == 100
+
+
+@pytest.mark.parametrize(("max_steps", "epochs", "done"), [(2, 1, "2 steps"), (6, 2, "6 steps")])
+def test_max_steps_ends_a_run_in_mid_epoch_with_its_row_and_its_model(max_steps, epochs, done):
+    history = towers.train(config(epochs=5, max_steps=max_steps, run_dir="run"))
+    assert len(history["loss"]) == len(rows("run")) == epochs
+    final = keras.saving.load_model("run/final.keras")
+    assert int(final.optimizer.iterations) == max_steps
+    with open("run/log.txt", encoding="utf-8") as log:
+        assert f"Done: {done} in" in log.read()
+
+
+def test_zero_epochs_evaluate_and_change_nothing():
+    history = towers.train(config(epochs=0, run_dir="run"))
+    assert set(history) == {"val_loss", "val_accuracy"}
+    assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
+        "checkpoints", "config.json", "log.txt",
+    ]
+    fresh = build(config())
+    assert evaluate(fresh)["loss"] == pytest.approx(history["val_loss"][0])
+
+
+@pytest.mark.telling("1")
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_a_run_has_the_same_bits_on_any_number_of_devices(num_devices):
+    towers.train(config(num_gpus=num_devices, num_towers=6, batch_size=20, run_dir="some"))
+    towers.train(config(num_gpus=6, num_towers=6, batch_size=20, run_dir="six"))
+    some, six = (keras.saving.load_model(f"{name}/final.keras") for name in ("some", "six"))
+    for a, b in zip(some.variables, six.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_the_saved_configuration_names_the_towers_and_the_global_batch():
+    given = config(num_gpus=3, batch_size=None, batch_size_per_gpu=4, max_steps=1, run_dir="run")
+    towers.train(given)
+    saved = TrainConfig.from_json((run_dir.Path("run") / "config.json").read_text())
+    assert (saved.num_towers, saved.batch_size, saved.batch_size_per_gpu) == (3, 12, None)
+
+
+def test_a_batch_smaller_than_the_towers_trains_with_a_warning(capsys):
+    history = towers.train(config(num_gpus=4, batch_size=3, max_steps=2))
+    assert math.isfinite(history["loss"][0])
+    assert "Warning   the global batch (3) is smaller than the 4 towers" in capsys.readouterr().out
+
+
+def test_a_plan_trains_nothing_and_makes_no_directory(capsys):
+    assert towers.train(config(plan=True)) == {}
+    assert list(run_dir.Path(".").iterdir()) == []
+    assert "Each step moves" in capsys.readouterr().out
+
+
+def test_verifying_the_gradients_does_not_change_the_run(capsys):
+    plain = towers.train(config(run_dir="plain"))
+    verified = towers.train(config(run_dir="verified", verify_gradients=True))
+    assert "the averaged gradient is the large-batch gradient" in capsys.readouterr().out
+    assert verified == plain
+
+
+def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
+    differing = {
+        "model": "tests.app.diagnosis.verify_test:centring",
+        "dataset": "tests.app.diagnosis.verify_test:data", "num_towers": 3, "run_dir": "run",
+    }
+    with pytest.raises(ValueError, match="^`verify_gradients` has found .*gives each row a value"):
+        towers.train(config(**differing, verify_gradients=True))
+    assert list(run_dir.Path(".").iterdir()) == []
+    towers.train(config(**differing, verify_gradients="warn"))
+    assert "Warning   largest relative difference" in capsys.readouterr().out
+
+
+def test_callbacks_see_what_keras_shows_them():
+    seen = []
+
+    class Recorder(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            seen.append(("begin", self.params["epochs"], self.params["steps"]))
+
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((batch, sorted(logs)))
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((epoch, sorted(logs)))
+
+        def on_train_end(self, logs=None):
+            seen.append("end")
+
+    towers.train(config(epochs=1), [Recorder()])
+    names = ["accuracy", "loss"]
+    assert seen == [
+        ("begin", 1, 4),
+        *((batch, names) for batch in range(4)),
+        (0, [*names, "val_accuracy", "val_loss"]),
+        "end",
+    ]
+
+
+def test_a_callback_can_stop_the_run_in_mid_epoch():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    towers.train(config(epochs=5, run_dir="run"), [Stop()])
+    assert len(rows("run")) == 1
+    assert int(keras.saving.load_model("run/final.keras").optimizer.iterations) == 2
+
+
+def test_a_callback_can_set_the_learning_rate():
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch == 0 else 0.0)
+    towers.train(config(epochs=1, run_dir="one", optimizer="sgd"), [schedule])
+    towers.train(config(epochs=3, run_dir="three", optimizer="sgd"), [schedule])
+    one, three = (keras.saving.load_model(f"{name}/final.keras") for name in ("one", "three"))
+    for a, b in zip(one.weights, three.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_files_come_before_callbacks_and_the_checkpoint_after():
+    """A callback can read what the epoch has left; a checkpoint holds what the callback did."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            files = sorted(path.name for path in run_dir.Path("run").iterdir())
+            newest = checkpoints.find(run_dir.Path("run/checkpoints"))[0].name
+            seen.append((len(rows("run")), "best.keras" in files, newest))
+            self.model.optimizer.learning_rate.assign(0.125)
+
+    towers.train(config(epochs=1, run_dir="run"), [Look()])
+    assert seen == [(1, True, "epoch-0-step-0")]
+    _, (_, arrays), _ = checkpoints.read_newest(run_dir.Path("run/checkpoints"))
+    assert [float(v) for name, v in arrays.items() if "learning_rate" in name] == [0.125]
+
+
+def test_the_runs_files_see_the_learning_rate_of_the_epoch_and_not_of_the_next():
+    schedule = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=9.0, factor=0.5)
+    rates = []
+
+    class Log(tensorboard.TensorBoardLog):
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorboard, "TensorBoardLog", Log)
+        towers.train(config(epochs=3, learning_rate=0.5, tensorboard=True), [schedule])
+    assert rates == [0.5, 0.5, 0.25]
+
+
+def test_a_callback_that_raises_raises_its_own_error():
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        towers.train(config(), [Fail()])
+
+
+def test_results_that_cannot_be_written_do_not_end_the_run(monkeypatch, capsys):
+    def refuse(path, result):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_dir, "append_result", refuse)
+    history = towers.train(config(run_dir="run"))
+    assert len(history["loss"]) == 2
+    assert "results.csv cannot be written (No space left on device)" in capsys.readouterr().out
+
+
+def test_a_model_with_nan_is_not_saved(capsys):
+    with pytest.raises(NonFiniteError, match="final.keras is not written: the model holds NaN"):
+        towers.train(
+            config(
+                dataset="tests.app.run_test:large_data", max_steps=1, optimizer="sgd",
+                learning_rate=3e38, run_dir="run",
+            )
+        )
+    assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
+        "checkpoints", "config.json", "log.txt", "results.csv", "results.png",
+    ]
+    assert "Models    final.keras is not written\nTrained: 1 step" in capsys.readouterr().out
+
+
+def test_too_little_memory_names_the_per_tower_batch_and_a_way_out(monkeypatch):
+    def fail(self, x, y, **placed):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    monkeypatch.setattr(towers.TowerStep, "train_batch", fail)
+    with pytest.raises(ValueError, match="for 8 examples a tower.*than 16, .* num_towers=4"):
+        towers.train(config())
+
+
+def test_ctrl_c_says_where_the_run_stopped_and_how_it_goes_on(capsys):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(config(run_dir="a run"), [Interrupt()])
+    assert "saved at step 3. Resume: python train.py --resume='a run'" in capsys.readouterr().out
+    train, test = small_data()
+    with pytest.raises(KeyboardInterrupt):
+        towers.train(
+            config(dataset="mnist", run_dir="own"), [Interrupt()], train=train, test=test
+        )
+    words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own')"
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_the_dtype_policy_is_the_callers_again_afterwards(precision):
+    history = towers.train(config(precision=precision, run_dir="run"))
+    assert math.isfinite(history["loss"][-1])
+    assert keras.config.dtype_policy().name == "float32"
+    assert keras.saving.load_model("run/final.keras").layers[0].compute_dtype == precision[6:]
+
+
+def data_that_move():
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    return small_data()
+
+
+def test_a_file_to_begin_with_is_one_of_the_directory_where_the_run_began(capsys):
+    keras.utils.clear_session()  # layers are numbered anew, as in another process
+    towers.train(config(run_dir="first", model="mlp", epochs=1))
+    os.rename("first/final.keras", "mine.keras")
+    keras.utils.clear_session()
+    moving = {"dataset": "tests.app.run_test:data_that_move", "model": "mlp"}
+    towers.train(config(**moving, run_dir="run", init_from="mine.keras", epochs=1))
+    assert "variables begin with the values in mine.keras" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run", None])
+def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_path, capsys):
+    class Moves(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            os.chdir(tmp_path / "elsewhere")
+
+    moving = {"dataset": "tests.app.run_test:data_that_move", "model": "mlp"}
+    towers.train(config(**moving, run_dir=name, export="served", epochs=1), [Moves()])
+    name = name or "runs/mlp-tests.app.run_test_data_that_move-001"
+    assert f"run: {name}\n" in capsys.readouterr().out
+    left = {path.name for path in (tmp_path / name).iterdir()}
+    assert {"final.keras", "results.csv", "log.txt", "checkpoints", "config.json"} <= left
+    assert (tmp_path / "served").is_dir() and os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
+        ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
+        ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
+        ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
+        ({"model": "cn"}, r"model \('cn'\)"),
+        ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
+    ],
+)
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
+def test_what_does_not_fit_the_machine_is_refused_before_there_is_a_directory(values, message):
+    with pytest.raises(ValueError, match=message):
+        towers.train(config(**values))
+    assert list(run_dir.Path(".").iterdir()) == []
+
+
+def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
+    monkeypatch.setattr(run_lib, "build", lambda config: pytest.fail("built"))
+    run_dir.create("run", "n", "{}")
+    with pytest.raises(ValueError, match="continue it: resume=run"):
+        towers.train(config(run_dir="run"))
+
+
+@pytest.mark.parametrize("monitor", ["val_accuracy", "val_loss"])
+def test_the_last_lines_say_which_epoch_is_the_best_and_which_file_holds_it(monitor, capsys):
+    history = towers.train(config(epochs=3, monitor=monitor, run_dir="run"))
+    *_, models, done = capsys.readouterr().out.splitlines()
+    values = history[monitor]
+    best = max(values) if monitor == "val_accuracy" else min(values)
+    epoch = values.index(best) + 1
+    assert models == (
+        "Models    final.keras holds the weights after 3 epochs, best.keras those of epoch "
+        f"{epoch}, the best by {monitor}"
+    )
+    assert done.endswith(f", best {monitor} {best:.4f} (epoch {epoch})")
