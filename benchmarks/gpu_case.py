@@ -75,7 +75,7 @@ def measure(given: Any) -> dict[str, Any]:
     contender.set_up(given.contender, given.num_devices)
     if given.contender == TRIP:
         step = contender.tower_step(workload, "towers", given.num_devices)
-        result = measure_trip(step, workload, given.timed_seconds / 2)
+        result = measure_trip(step, given.timed_seconds / 2)
     else:
         result = measure_steps(workload, given.contender, given.num_devices, given.timed_seconds)
     return result | {

@@ -7,13 +7,11 @@ import tensorflow as tf
 
 import towers
 from benchmarks.clocks import synchronized_time
-from benchmarks.workloads import Workload
-from towers.app.diagnosis import plan
 
 _WARM_UP_CALLS = 3
 
 
-def measure_trip(step: towers.TowerStep, workload: Workload, seconds: float) -> dict[str, Any]:
+def measure_trip(step: towers.TowerStep, seconds: float) -> dict[str, Any]:
     """The bytes and the milliseconds of each way, without any computation between them.
 
     A step may hide a part of it behind a tower's computation; this is the whole of it, with the
@@ -21,21 +19,17 @@ def measure_trip(step: towers.TowerStep, workload: Workload, seconds: float) -> 
 
     Args:
         step: towers whose parameters are on the CPU.
-        workload: what they train.
         seconds: to measure each way.
 
     Returns:
         {"down_mb", "up_mb", "down_ms", "up_ms", "down_gb_per_second", "up_gb_per_second"} of one
         step, all devices together; megabytes of 10**6 bytes.
     """
-    x, y = workload.data(1)
-    specs = [tf.TensorSpec(v.shape[1:], v.dtype) for v in (x, y)]
-    traffic = plan.traffic(step, workload.batch_size, *specs)
+    others = [device for device in step.devices if device != step.home]
+    count = len(others) * sum(v.value.dtype.size * v.value.shape.num_elements()
+                              for v in step.model.variables)
     result: dict[str, Any] = {}
-    for way, move, count in (
-        ("down", parameters_down(step), sum(row.parameters for row in traffic)),
-        ("up", gradients_up(step), sum(row.gradients for row in traffic)),
-    ):
+    for way, move in (("down", parameters_down(step)), ("up", gradients_up(step))):
         each = seconds_each(move, seconds)
         result |= {
             f"{way}_mb": count / 1e6, f"{way}_ms": 1e3 * each,

@@ -285,8 +285,8 @@ def test_gathered_rows_have_the_large_batch_gradient(name, float64):
 def test_what_needs_examples_of_one_shape_says_so(tmp_path):
     for name in ("ragged", "sparse"):
         x, y, _ = examples(name)
-        with pytest.raises(ValueError, match="plan and profile count the bytes of an example"):
-            plan.one_example(batch_specs((x, y)))
+        with pytest.raises(ValueError, match="plan counts the bytes of an example"):
+            plan.full_batch(batch_specs((x, y)), 8)
     model, config, train, test = ragged_run(tmp_path / "augmented", augment="tests.objects:none")
     with pytest.raises(ValueError, match="augment needs dense examples, and x is ragged"):
         towers.train(config, model=model, train=train, test=test)

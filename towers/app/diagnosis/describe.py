@@ -10,7 +10,7 @@ from towers.app.diagnosis import plan, stage_plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus, undivided_cpu
-from towers.machine.policy import REHEARSAL, is_rehearsal
+from towers.machine.policy import GPU, REHEARSAL, is_rehearsal
 from towers.app.recipe.optimizer import given, shown_rate
 from towers.app.reporting import report
 from towers.app.reporting.report import Report
@@ -66,15 +66,18 @@ def describe(run: Run, out: Report, what: str) -> None:
 
 
 def show_plan(run: Run, out: Report) -> None:
-    """--plan: the transfers of a step."""
-    batches = ordered_batches(run.train, run.batch_size)
-    if run.step.stages:
-        stages = stage_plan.stage_traffic(run.step, run.batch_size, batches.element_spec)
-        for line in stage_plan.table(stages):
-            out.line(line)
-        return
-    rows = plan.traffic(run.step, run.batch_size, *plan.one_example(batches.element_spec))
-    for line in plan.table(rows, run.step.policy.shares_memory):
+    """--plan: the transfers of a step, as on GPUs; or its stages."""
+    spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
+    if step.stages:
+        lines = stage_plan.table(stage_plan.stage_traffic(step, run.batch_size, spec))
+    else:
+        batch = plan.full_batch(spec, run.batch_size)
+        if step.policy.shares_memory:
+            step = run.make_step(run.config.strategy, policy=GPU)
+        lines = plan.table(plan.traffic(step, run.batch_size, batch))
+        if run.step.policy.shares_memory:
+            lines.append("Counted as on GPUs: logical CPU devices share one memory.")
+    for line in lines:
         out.line(line)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
+from towers.app.diagnosis import plan
 from towers.app.reporting.formats import format_bytes
 from towers.step import TowerStep
 from towers.step.sharding import shard_sizes
@@ -53,10 +53,13 @@ def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTra
     num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
     made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
     reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}
-    of_variables = step.stages.of(step.trainable_variables)
+    trained = zip(step.trainable_variables, step.stages.of(step.trainable_variables))
+    parameters = [0] * num_stages
+    for variable, stage in trained:
+        parameters[stage] += plan.num_bytes(variable.value)
 
     def size(names: set[str]) -> int:
-        return sum(_num_bytes(tower.function.graph.get_tensor_by_name(n), rows) for n in names)
+        return sum(plan.num_bytes(tower.function.graph.get_tensor_by_name(n), rows) for n in names)
 
     def sent(level: int, to: range) -> int:
         own = {name for name, at in made_at.items() if at == level}
@@ -70,8 +73,7 @@ def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTra
         found.append(StageTraffic(
             [group[stage] for group in step.stages.groups.values()],
             step.stages.names[stage],
-            sum(_num_bytes(v.value, 1) for v, of in zip(step.trainable_variables, of_variables)
-                if of == stage),
+            parameters[stage],
             None if stage == num_stages - 1 else size(held),
             min(towers, num_stages - stage) if step.policy.take_turns else towers,
             sent(stage, range(stage + 1, num_stages)),
@@ -90,24 +92,6 @@ def table(found: Sequence[StageTraffic]) -> list[str]:
         held = "-" if row.held is None else format_bytes(row.held)
         cells.append([
             str(stage), ", ".join(row.devices), format_bytes(row.parameters), held,
-            str(row.most_towers), _moved(row.later), _moved(row.back), layers,
+            str(row.most_towers), plan.moved(row.later), plan.moved(row.back), layers,
         ])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
-
-
-def _moved(count: int) -> str:
-    return format_bytes(count) if count else "-"
-
-
-def _num_bytes(tensor: tf.Tensor, rows: int) -> int:
-    """A tensor's bytes, where an axis of unknown size counts as `rows` in front, else as 1."""
-    if tensor.dtype in (tf.resource, tf.variant):  # a loop's list: what it holds is not known
-        return 0
-    size: int = tensor.dtype.size
-    for axis, length in enumerate(tensor.shape if tensor.shape.rank else []):
-        size *= length or (1 if axis else rows)
-    return size
+    return plan.aligned(cells)

@@ -21,7 +21,7 @@ from towers.machine import places
 from towers.machine.devices import has_started, is_gpu
 from towers.machine.gpus import cpu_devices, use_only
 from towers.machine.logical import divide_gpus, logical_cpus, undivided_cpu
-from towers.machine.policy import policy_of
+from towers.machine.policy import Policy, policy_of
 from towers.workers.workers import Workers, join_workers
 from towers.app.models import RECURRENT, ModelSource
 from towers.app.models.dropout import set_dropout
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
-    make_step(strategy): builds an equivalent `TowerStep` with this strategy.
+    make_step(strategy, policy): builds an equivalent `TowerStep` with these.
     metrics: "loss" and the names of the metrics.
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     batch_size: int
     steps_an_epoch: int
     workers: Workers
-    make_step: Callable[[str], TowerStep]
+    make_step: Callable[..., TowerStep]
     metrics: Sequence[str]
     monitor: Monitor
     own_task: bool
@@ -241,14 +241,14 @@ def _give_optimizer(
 def _step_maker(
     config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str],
     num_towers: int,
-) -> Callable[[str], TowerStep]:
+) -> Callable[..., TowerStep]:
     """Makes `Run.make_step`."""
     loss, loss_weights = training_loss(model, config)
     policy = policy_of(devices)
     if config.accumulate is not None:  # towers of one device take turns, on a CPU too
         policy = dataclasses.replace(policy, take_turns=True)
 
-    def make_step(strategy: str) -> TowerStep:
+    def make_step(strategy: str, policy: Policy = policy) -> TowerStep:
         return TowerStep(
             model,
             model.optimizer,
