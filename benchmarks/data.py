@@ -70,7 +70,7 @@ def batches(way: str, images: Images) -> Iterable:
     import tensorflow as tf
 
     from towers.app.datasets import batches as input_lib
-    from towers.app.datasets.random_access import from_source
+    from towers.app.datasets.random_access import split_of
     from towers.resume.source import InputOptions
     from towers.app.datasets.tf_data import Streamed
 
@@ -92,7 +92,10 @@ def batches(way: str, images: Images) -> Iterable:
     options = InputOptions(data_workers=workers, shuffle_buffer=1000)
     where = "the file"
     streamed = way == "streamed"
-    split = Streamed(in_order, where, count) if streamed else from_source(images, where, 10)
+    split = (
+        Streamed(in_order, where, count) if streamed
+        else split_of(images, where, 10, own_task=False)[0]
+    )
     return input_lib.shuffled_batches(input_lib.load_examples(split, options), BATCH, 0, 0)
 
 

@@ -1,9 +1,7 @@
 """Reads a tf.data.Dataset to its end, where nothing else tells its length or its labels.
 
-    main thread     waits in Python: Ctrl-C and SIGTERM end it, SIGUSR1 shows the stacks
-    one more        reads
-
 Python runs its signal handlers in the main thread, and not while this one waits within TensorFlow.
+So another thread reads, and the main thread waits in Python: Ctrl-C ends it.
 """
 
 import queue
@@ -51,7 +49,7 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
     thread = threading.Thread(target=read, daemon=True, name="towers-reads")
     thread.start()
     is_unknown = int(values.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-    lines = Lines(what, "if it has no end, end it with .take(N)" if is_unknown else "")
+    lines = Lines(what, "; if it has no end, end it with .take(N)" if is_unknown else "")
     count = 0
     try:
         while True:
@@ -70,15 +68,13 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
 
 
 class Lines:
-    """Lines on stderr that say how far something is, if it takes more than a few seconds."""
+    """Lines on stderr that say how far something is, if it takes more than a few seconds.
+
+    Each begins with `what`; the first one ends with `advice`.
+    """
 
     def __init__(self, what: str, advice: str = "") -> None:
-        """
-        Args:
-            what: the beginning of each line: "counting the examples of mine (train)".
-            advice: the end of the first line.
-        """
-        self._what, self._advice = what, f"; {advice}" if advice else ""
+        self._what, self._advice = what, advice
         self._begun, self._due = time.monotonic(), 0.2 * SECONDS_BETWEEN_LINES
 
     def show(self, count: int) -> None:
@@ -86,7 +82,7 @@ class Lines:
         seconds = time.monotonic() - self._begun
         if seconds < self._due or sys.stderr is None:
             return
-        text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
         with suppress(OSError):
+            text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
             print(text, file=sys.stderr, flush=True)
         self._due, self._advice = seconds + SECONDS_BETWEEN_LINES, ""

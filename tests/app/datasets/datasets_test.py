@@ -16,11 +16,12 @@ def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
     assert "package.module:function" in message and "Did you mean 'fashion_mnist'?" in message
 
 
-def test_features_where_there_are_no_records_are_refused():
-    with pytest.raises(ValueError, match=r"features \(a:b\) parses records, and dataset=mnist has"):
-        datasets.load("mnist", input_shape=(), num_classes=1, features="a:b")
-
-
-@pytest.mark.parametrize("name", ["synthetic", "json:loads"])
-def test_data_dir_where_nothing_is_read_from_it_is_refused(name):
-    assert "data_dir (somewhere) has no effect" in refusal(load, name, "somewhere")
+@pytest.mark.parametrize(("name", "argument", "value"), [
+    ("synthetic", "data_dir", "somewhere"), ("json:loads", "data_dir", "somewhere"),
+    ("mnist", "features", "a:b"), ("mnist", "image_size", (8, 6, None)),
+])
+def test_an_argument_that_has_no_effect_is_refused(name, argument, value):
+    given = {argument: value}
+    message = refusal(lambda: datasets.load(name, input_shape=(1,), num_classes=1, **given))
+    shown = "8x6" if argument == "image_size" else value
+    assert f"{argument} ({shown}) has no effect with dataset={name}" in message

@@ -1,8 +1,7 @@
-"""IDX files, whole and damaged."""
+"""IDX files, whole and damaged; the four of a data set in a directory, however they are spelled."""
 
 import gzip
 import os
-import re
 import struct
 import tempfile
 import tracemalloc
@@ -13,164 +12,66 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.app.datasets.idx_files import examples, idx_bytes
+from tests.loading import load, refusal
 from towers.app.datasets import idx
-from towers.app.datasets.idx import read_idx
-
-
-def idx_bytes(array, code=0x08):
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
-    return header + array.tobytes()
-
+from towers.app.datasets.idx import FILE_NAMES, read_idx
 
 IMAGES = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
+WHOLE = idx_bytes(IMAGES)
 
 
-def refusal(path):
-    """The one line that read_idx refuses `path` with; it names the file."""
-    with pytest.raises(ValueError) as caught:
-        read_idx(path)
-    message = str(caught.value)
-    assert str(path) in message and "\n" not in message
-    return message
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(content):
-        path = tmp_path / "train-images-idx3-ubyte"
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-def test_values_and_shape_come_back(written):
-    array = read_idx(written(idx_bytes(IMAGES)))
+@pytest.mark.parametrize("content", [WHOLE, gzip.compress(WHOLE)])  # told by the first bytes
+def test_values_and_shape_come_back(content, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    array = read_idx(tmp_path / "file")
     np.testing.assert_array_equal(array, IMAGES)
     assert array.dtype == np.uint8
 
 
-def test_gzip_is_told_by_its_first_bytes_not_by_its_name(written):
-    np.testing.assert_array_equal(read_idx(written(gzip.compress(idx_bytes(IMAGES)))), IMAGES)
+BIG = struct.pack(">IIII", 0x803, 2**31, 28, 28) + bytes(784)
 
 
-def test_missing_path_is_refused(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "nothing.gz")
-
-
-def test_directory_is_refused(tmp_path):
-    assert "is a directory" in refusal(tmp_path)
-
-
-def test_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in refusal(tmp_path / "pipe")
-
-
-def test_forbidden_file_is_refused(written, monkeypatch):
-    def forbidden(*_):
-        raise PermissionError(13, "Permission denied")
-
-    path = written(idx_bytes(IMAGES))
-    monkeypatch.setattr("builtins.open", forbidden)
-    assert "cannot be read: Permission denied" in refusal(path)
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file whose reading fails")
-def test_failing_read_is_refused():
-    assert "cannot be read" in refusal("/proc/self/mem")
-
-
-def test_empty_file_is_refused(written):
-    assert "has only 0 bytes" in refusal(written(b""))
-
-
-@pytest.mark.parametrize(
-    "magic", ["89504e47", "00000c00", "00000800", "00000805", "01000803", "00000703"]
-)
-def test_wrong_magic_is_refused(written, magic):
-    message = refusal(written(bytes.fromhex(magic) + bytes(99)))
-    assert "is not an IDX file" in message and bytes.fromhex(magic).hex(" ") in message
-
-
-def test_values_other_than_bytes_are_refused_by_their_type(written):
-    assert "float32" in refusal(written(idx_bytes(IMAGES.astype(">f4"), code=0x0D)))
-
-
-def test_truncated_gzip_is_refused_naming_the_file(written):
-    content = gzip.compress(idx_bytes(IMAGES))
-    for end in range(2, len(content)):
-        assert "truncated gzip" in refusal(written(content[:end]))
-
-
-def test_corrupt_gzip_is_refused_naming_the_file(written):
-    whole = gzip.compress(idx_bytes(IMAGES))
-    messages = []
-    for index in range(10, len(whole)):  # gzip's own header, 10 bytes, has idle ones
-        content = bytearray(whole)
-        content[index] ^= 0xFF
-        messages.append(refusal(written(bytes(content))))
-    assert "corrupt gzip file (CRC check failed" in messages[-8]  # the checksum
-    assert any("while decompressing" in message for message in messages)  # zlib's own errors
-
-
-def test_garbage_behind_the_gzip_is_refused(written):
-    assert "corrupt gzip" in refusal(written(gzip.compress(idx_bytes(IMAGES)) + b"garbage"))
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_truncated_idx_is_refused_naming_the_file(written, compress):
-    message = refusal(written(compress(idx_bytes(IMAGES)[:-1])))
-    assert "promises 2 x 3 x 5 = 30 bytes" in message
-
-
-def test_truncated_header_is_refused(written):
-    assert "ends within its header" in refusal(written(idx_bytes(IMAGES)[:9]))
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_bytes_beyond_the_header_count_are_refused(written, compress):
-    assert "but more follow" in refusal(written(compress(idx_bytes(IMAGES) + b"x")))
-
-
-def test_no_examples_are_refused(written):
-    assert "no examples" in refusal(written(idx_bytes(IMAGES[:0])))
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_header_of_2_to_the_31_images_is_refused_before_allocating(written, compress):
-    path = written(compress(struct.pack(">IIII", 0x803, 2**31, 28, 28) + bytes(784)))
-    tracemalloc.start()
-    assert f"{2**31 * 784:,} bytes" in refusal(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**20
-
-
-def test_header_that_deflate_could_not_keep_is_refused_before_reading(written):
-    path = written(gzip.compress(struct.pack(">II", 0x801, 10**6) + bytes(10)))
-    assert re.search(r"which \d+ gzipped bytes cannot hold", refusal(path))
-
-
-def bomb(num_megabytes, promised):
+def bomb():
+    """100 MB of zeros behind a header that promises 10 bytes."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
-    parts = [compressor.compress(struct.pack(">II", 0x801, promised))]
-    parts += [compressor.compress(bytes(2**20)) for _ in range(num_megabytes)]
+    parts = [compressor.compress(struct.pack(">II", 0x801, 10))]
+    parts += [compressor.compress(bytes(2**20)) for _ in range(100)]
     return b"".join(parts) + compressor.flush()
 
 
-def test_gzip_bomb_behind_a_small_header_takes_little_memory(written):
-    path = written(bomb(100, promised=10))
+@pytest.mark.parametrize(("content", "message"), [
+    (lambda: b"", "unpack"),
+    (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
+    (lambda: WHOLE[:2] + b"\x0d" + WHOLE[3:], "it begins neither"),  # float32
+    (lambda: WHOLE[:9], "unpack"),
+    (lambda: WHOLE[:-1], "promises 30 bytes"),
+    (lambda: WHOLE + b"x", "promises 30 bytes"),
+    (lambda: gzip.compress(WHOLE[:-1]), "promises 30 bytes"),
+    (lambda: gzip.compress(WHOLE)[:-12], "end-of-stream"),
+    (lambda: gzip.compress(WHOLE)[:-8] + bytes(8), "CRC check failed"),
+    (lambda: gzip.compress(WHOLE) + b"garbage", "Not a gzipped file"),
+    (lambda: idx_bytes(IMAGES[:0]), "promises 0 bytes"),
+    (lambda: BIG, "promises 1,683,627,180,032 bytes"),
+    (lambda: gzip.compress(BIG), "promises 1,683,627,180,032 bytes"),
+    (bomb, "promises 10 bytes; fewer or more follow"),
+])
+def test_a_damaged_file_is_an_error_with_its_name_in_little_memory(content, message, tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(content())
     tracemalloc.start()
-    assert "but more follow" in refusal(path)
+    told = refusal(read_idx, path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert told.startswith(f"{path} cannot be read as an IDX file") and message in told
     assert peak < 4 * 2**20
 
 
-def test_gzip_bomb_behind_a_fitting_header_is_refused_above_the_limit(written, monkeypatch):
-    monkeypatch.setattr(idx, "MAX_GZIP_BYTES", 2**20)
-    assert "unpack it first" in refusal(written(bomb(2, promised=2 * 2**20)))
+def test_what_is_no_file_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    for path, message in ((tmp_path, "not a regular file"), (tmp_path / "pipe", "not a regular"),
+                          (tmp_path / "nothing", "No such file")):
+        assert message in refusal(read_idx, path)
 
 
 HEADERS = st.builds(
@@ -205,3 +106,52 @@ def test_any_bytes_give_an_array_or_one_error_line_in_bounded_memory(content, gz
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < 2**20
+
+
+@pytest.fixture(name="idx_dir")
+def _idx_dir(tmp_path):
+    """Writes the four files; keyword arguments such as train_images replace their arrays."""
+
+    def write(suffix="", is_dotted=False, **replaced):
+        arrays = (*examples(6), *examples(3))
+        for name, array in zip(FILE_NAMES, arrays, strict=True):
+            array = replaced.get("_".join(name.split("-")[:2]), array)
+            if array is not None:
+                compress = gzip.compress if suffix else bytes
+                name = name.replace("-idx", ".idx") if is_dotted else name
+                (tmp_path / f"{name}{suffix}").write_bytes(compress(idx_bytes(array)))
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+@pytest.mark.parametrize(("suffix", "is_dotted"), [("", False), (".gz", False), (".gz", True)])
+def test_four_files_are_read_from_data_dir(idx_dir, name, suffix, is_dotted, tmp_path):
+    if is_dotted:
+        (tmp_path / "train-images-idx3-ubyte").mkdir()  # as in Kaggle's archive
+    dataset = load(name, idx_dir(suffix, is_dotted))
+    x, y = examples(6)
+    np.testing.assert_array_equal(dataset.train[0][..., 0], x.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(dataset.train[1], y)
+    assert len(dataset.test[1]) == 3
+    assert (dataset.name, dataset.input_shape, dataset.notes) == (name, (4, 5, 1), ())
+
+
+@pytest.mark.parametrize(("replaced", "words"), [
+    ({"t10k_labels": None}, ["data_dir (", "lacks t10k-labels", "t10k-labels.idx1-ubyte.gz"]),
+    ({"train_images": examples(6)[1], "train_labels": examples(6)[0]}, ["train-images", "swapped"]),
+    ({"t10k_labels": examples(3)[0]}, ["t10k-labels", "labels are 1-dimensional"]),
+    ({"train_labels": examples(5)[1]}, ["train-images", "train-labels", "6 examples", "5 labels"]),
+    ({"t10k_labels": np.array([9, 10, 0], np.uint8)}, ["t10k-labels", "label 10 of example 1"]),
+    ({"t10k_images": examples(3, (4, 6))[0]}, ["(4, 6, 1)", "(4, 5, 1)"]),
+])
+def test_files_that_do_not_fit_together_are_an_error_that_names_them(idx_dir, replaced, words):
+    message = refusal(load, "mnist", idx_dir(**replaced))
+    assert all(word in message for word in words)
+
+
+def test_a_gzip_that_would_fill_the_memory_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx, "MAX_GZIP_BYTES", 20)
+    (tmp_path / "file").write_bytes(gzip.compress(WHOLE))
+    assert "promises 30 bytes; 1 to 20 may be here" in refusal(read_idx, tmp_path / "file")

@@ -146,10 +146,9 @@ def test_layers_need_images():
 def test_mixing_refuses_classes_and_weights():
     (x, y), _ = one_hot_data()
     options = InputOptions(augment="RandomFlip,MixUp")
-    told = refusal(input_lib.load_examples, (x, y.argmax(1)), options)
-    assert "mixes labels, which must be one-hot for that: give y as float32 [N, classes]" in told
-    told = refusal(input_lib.load_examples, (x, y, np.ones(COUNT, np.float32)), options)
-    assert "mixes examples, and these have weights of their own" in told
+    for split in (x, y.argmax(1)), (x, y, np.ones(COUNT, np.float32)):
+        told = refusal(input_lib.load_examples, split, options)
+        assert "labels must be one-hot, without sample weights: give y as float32" in told
     config = towers.TrainConfig(augment="MixUp", class_weight="0:2", num_gpus=1)
     told = refusal(lambda: towers.train(config, model=compiled(), train=(x, y)))
     assert "class_weight needs one class an example, and `augment` mixes them" in told

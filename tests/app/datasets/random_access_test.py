@@ -12,8 +12,8 @@ from tests.app.datasets.sources import NUM_CLASSES, Pixels, arrays
 from tests.loading import load, refusal
 from towers.app.config import TrainConfig
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets import random_access
-from towers.app.datasets.arrays import from_arrays
+from towers.app.datasets.random_access import RandomAccess, split_of
+from towers.app.datasets.user import from_splits_of_classes
 from towers.resume.source import InputOptions
 
 pytestmark = pytest.mark.light  # not about updates or curves
@@ -22,12 +22,12 @@ COUNT, BATCH = 23, 5
 
 
 def read_examples(examples=None, **options):
-    split = random_access.from_source(examples or Pixels(COUNT), "here", NUM_CLASSES)
+    split, _ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, own_task=False)
     return input_lib.load_examples(split, InputOptions(**options))
 
 
 def in_memory():
-    dataset = from_arrays("here", arrays(COUNT), arrays(COUNT), ("", ""), NUM_CLASSES)
+    dataset = from_splits_of_classes("here", arrays(COUNT), arrays(COUNT), NUM_CLASSES)
     return input_lib.load_examples(dataset.train)
 
 
@@ -52,10 +52,10 @@ def test_evaluation_takes_the_examples_as_they_come():
 
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     rows = Rows([({"b": index, "a": [1.0, 2.0]}, (0.5, index)) for index in range(4)])
-    split = random_access.from_source(rows, "here", None)
+    split, _ = split_of(rows, "here", None, own_task=False)
     (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
     assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
-    assert x["a"].shape == (4, 2) and split.shape == {"a": (2,), "b": ()}
+    assert x["a"].shape == (4, 2)
     dtypes = {part.dtype for part in tf.nest.flatten((x, y))}
     assert dtypes == {tf.float32, tf.int32}
 
@@ -80,7 +80,7 @@ class Rows:
 ])
 def test_what_is_no_source_of_examples_is_refused(rows, message):
     with pytest.raises(ValueError, match=message):
-        random_access.from_source(Rows(rows), "here", None)
+        split_of(Rows(rows), "here", None, own_task=False)
 
 
 @pytest.mark.parametrize(("fault", "message"), [
@@ -109,7 +109,7 @@ def test_the_digest_is_of_shapes_and_size():
 
 def test_a_users_function_may_return_two_sources():
     dataset = load("tests.app.datasets.sources:splits")
-    assert isinstance(dataset.train, random_access.RandomAccess)
+    assert isinstance(dataset.train, RandomAccess)
     assert (dataset.num_classes, dataset.input_shape) == (NUM_CLASSES, (2, 3, 1))
 
 

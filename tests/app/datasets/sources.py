@@ -67,3 +67,14 @@ def to_bytes(index):
     """One such record."""
     x, y = Pixels()[index]
     return x.tobytes() + bytes([y])
+
+
+def write_records(path, indices):
+    """Writes an ArrayRecord file; returns its path."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for index in indices:
+        writer.write(to_bytes(index))
+    writer.close()
+    return str(path)

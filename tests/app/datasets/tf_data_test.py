@@ -12,10 +12,10 @@ import towers
 from tests.app.datasets.random_access_test import config, weights
 from tests.loading import refusal
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets import memory_share, tf_data
+from towers.app.datasets import memory_share, tf_data, user
 from towers.resume import read_through
 from towers.resume.source import InputOptions
-from towers.app.datasets.tf_data import Cached, Streamed, fits_into_memory
+from towers.app.datasets.tf_data import Cached, Streamed
 from towers.app.datasets.user import from_splits, from_splits_of_classes, num_examples
 
 COUNT, BATCH, BUFFER = 23, 5, 6
@@ -59,12 +59,14 @@ def test_an_epoch_that_starts_later_goes_on_with_the_same_batches(start_step):
     assert order(start_step=start_step) == order()[start_step:]
 
 
-def test_what_fits_into_a_share_of_the_memory_is_known_from_shapes_and_count(monkeypatch):
-    monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)
-    assert fits_into_memory(pairs(), COUNT) and not fits_into_memory(pairs(), COUNT + 1)
+def test_what_fits_into_a_share_of_the_memory_is_kept_there(monkeypatch):
+    def kind(split):
+        monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)
+        return type(user.source_of(split))
+
+    assert (kind(pairs()), kind(pairs(COUNT + 1))) == (Cached, Streamed)
     unknown = pairs().map(lambda x, y: (tf.strings.as_string(x), y))
-    assert not fits_into_memory(unknown, 1)
-    assert isinstance(input_lib.load_examples(pairs()).source, Cached)
+    assert kind(unknown) is Streamed
 
 
 def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():

@@ -51,7 +51,7 @@ def test_user_tf_data_is_read_and_counted(user_module):
     "expression, words",
     [
         ("None", "returned a NoneType"),
-        ("(1, 2)", "returned (int, int)"),
+        ("(1, 2)", "is (int, int)"),
         ("((np.zeros((5, 2)), np.arange(4)),) * 2", "5 examples, but 4 labels"),
         (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
         (f"({SLICES}.repeat(),) * 2", "repeats forever"),
@@ -60,7 +60,7 @@ def test_user_tf_data_is_read_and_counted(user_module):
         (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
         (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
         (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "have shape (1,)"),
+        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples of shapes (1,)"),
     ],
 )
 def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):

@@ -24,7 +24,6 @@ PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CI
 # C. Szegedy et al., "Going deeper with convolutions", 2014, section 6: part of the area, aspect.
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
-_FORM = "a function (x, seed) -> x, or one without arguments that returns a Keras layer"
 # TensorFlow's random operations with a state of their own, which no seed of ours reaches.
 _STATEFUL = (
     "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
@@ -33,8 +32,8 @@ _STATEFUL = (
 )
 
 
-def load(name: str | None, x_spec: Any) -> Augment | None:
-    """The augmentation of that name, traced for examples of one kind.
+def load(name: str, x_spec: Any) -> Augment | None:
+    """What `name` changes in each example, traced for examples of one kind; None: nothing.
 
     Args:
         name: "crop_flip": images of up to 64 pixels a side are padded with 4 zeros on each side,
@@ -42,26 +41,28 @@ def load(name: str | None, x_spec: Any) -> Augment | None:
             flipped. Or "package.module:function": a function (x, seed) -> x in TensorFlow
             operations, seed an int32 [2] of the example's own; or one without arguments that
             returns a Keras layer, such as a Sequential of random layers. Or layers of Keras by
-            name, see `keras_augment.named_layers`. None: none.
+            name, see `keras_augment.named_layers`.
         x_spec: tf.TensorSpec of one x, or a structure of them.
 
     Raises:
         ValueError: the name is unknown, or what it names changes the shape of x, or draws random
             numbers that do not come from the seed.
     """
-    if name is None:
-        return None
-    if name == CROP_FLIP:
-        _check_image(name, x_spec)
-        return _traced(name, crop_flip, x_spec)
     if ":" in name:
         return _traced(name, _import(name, x_spec), x_spec)
-    _check_image(name, x_spec)
-    layers, _ = named_layers(name, x_spec.dtype.name, (CROP_FLIP,))
+    if not isinstance(x_spec, tf.TensorSpec) or x_spec.shape.rank != 3:
+        raise ValueError(
+            f"augment={name} needs images [height, width, channels], and x is "
+            f"{tf.nest.map_structure(lambda spec: tuple(spec.shape), x_spec)}; name a function "
+            "of your own."
+        )
+    if name == CROP_FLIP:
+        return _traced(name, crop_flip, x_spec)
+    layers, _ = named_layers(name, x_spec.dtype.name, CROP_FLIP)
     return _traced(name, of_layers(layers, x_spec), x_spec) if layers else None
 
 
-def load_mix(name: str | None, x_spec: Any, y_spec: Any, sample_weight: Any) -> Mix | None:
+def load_mix(name: str, x_spec: Any, y_spec: Any, sample_weight: Any) -> Mix | None:
     """What mixes the examples of a batch, ((x, y), seed) -> (x, y); None where `name` mixes none.
 
     Args:
@@ -71,42 +72,26 @@ def load_mix(name: str | None, x_spec: Any, y_spec: Any, sample_weight: Any) -> 
     Raises:
         ValueError: labels are not one-hot, or examples have weights.
     """
-    if name is None or ":" in name or not any(each in name for each in MIXING):
+    if ":" in name or not any(each in name for each in MIXING):
         return None
-    _, layers = named_layers(name, x_spec.dtype.name, (CROP_FLIP,))
-    if not layers:
-        return None
-    if not isinstance(y_spec, tf.TensorSpec) or y_spec.shape.rank != 2 or y_spec.dtype.is_integer:
+    _, layers = named_layers(name, x_spec.dtype.name, CROP_FLIP)
+    is_one_hot = isinstance(y_spec, tf.TensorSpec) and y_spec.shape.rank == 2
+    if not is_one_hot or y_spec.dtype.is_integer or sample_weight is not None:
         raise ValueError(
-            f"augment ({name!r}) mixes labels, which must be one-hot for that: give y as float32 "
-            "[N, classes], and a model that is compiled with categorical_crossentropy; or leave "
-            f"out {' and '.join(MIXING)}."
-        )
-    if sample_weight is not None:
-        raise ValueError(
-            f"augment ({name!r}) mixes examples, and these have weights of their own: leave out "
-            "the one or the other."
+            f"augment ({name!r}) mixes examples, for which labels must be one-hot, without sample "
+            "weights: give y as float32 [N, classes], and a model that is compiled with "
+            f"categorical_crossentropy; or leave out {' and '.join(MIXING)}."
         )
     return _traced(name, mixing_of(layers), (x_spec, y_spec))
 
 
 def batch_seed(key: int, step: tf.Tensor) -> tf.Tensor:
-    """The int32 [2] of one global batch, and of no example.
-
-    Args:
-        key: a hash of the run's seed and the epoch.
-        step: of the epoch.
-    """
+    """The int32 [2] of a global batch, and of no example; `key` hashes the run's seed and epoch."""
     return example_seed(key, -1 - step)
 
 
 def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
-    """The int32 [2] of one example.
-
-    Args:
-        key: a hash of the run's seed and the epoch.
-        index: of the example.
-    """
+    """The int32 [2] of an example; `key` hashes the run's seed and the epoch."""
     return tf.stack([tf.constant(key % 2**31, tf.int32), tf.cast(index, tf.int32)])
 
 
@@ -143,12 +128,26 @@ def _traced(name: str, function: Augment, spec: Any) -> Augment:
     try:
         concrete = traced.get_concrete_function(spec, tf.TensorSpec([2], tf.int32))
     except Exception as error:  # whatever the user's function raises while it is traced
+        raise ValueError(f"augment ({name!r}) fails: {named.one_line(error)[:500]}.") from error
+    before, after = _described(spec), _described(concrete.structured_outputs)
+    if before != after:
         raise ValueError(
-            f"augment ({name!r}) fails: {named.one_line(error)[:500]}."
-        ) from error
-    _check_shapes(name, spec, concrete.structured_outputs)
-    _check_stateless(name, concrete.graph)
+            f"augment ({name!r}) makes {after} of {before}; examples must keep their structure, "
+            "shape and dtype, for the test examples do."
+        )
+    operations = {op.type for op in concrete.graph.get_operations()}
+    for body in concrete.graph.as_graph_def().library.function:
+        operations |= {node.op for node in body.node_def}
+    if found := sorted(operations & set(_STATEFUL)):
+        raise ValueError(
+            f"augment ({name!r}) uses {', '.join(found)}, which does not draw from the example's "
+            "seed, so that a run could not be repeated; use tf.random.stateless_* with it."
+        )
     return traced
+
+
+def _described(specs: Any) -> Any:
+    return keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
 
 
 def _import(name: str, x_spec: Any) -> Augment:
@@ -158,43 +157,8 @@ def _import(name: str, x_spec: Any) -> Augment:
         return function
     made = function() if parameters == 0 else None
     if not isinstance(made, keras.layers.Layer):
-        raise ValueError(f"augment ({name!r}) must be {_FORM}.")
+        raise ValueError(
+            f"augment ({name!r}) must be a function (x, seed) -> x, or one without arguments that "
+            "returns a Keras layer."
+        )
     return of_layers([made], x_spec)
-
-
-def _check_image(name: str, x_spec: Any) -> None:
-    if not isinstance(x_spec, tf.TensorSpec) or x_spec.shape.rank != 3:
-        raise ValueError(
-            f"augment={name} needs images [height, width, channels], and x is "
-            f"{tf.nest.map_structure(lambda spec: tuple(spec.shape), x_spec)}; name a function "
-            "of your own."
-        )
-
-
-def _check_shapes(name: str, before: Any, after: Any) -> None:
-    def described(spec: Any) -> str:
-        return f"{spec.dtype.name} {tuple(spec.shape)}"
-
-    try:
-        tf.nest.assert_same_structure(before, after)
-        pairs = zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True)
-        wrong = next((p for p in pairs if described(p[0]) != described(p[1])), None)
-    except (ValueError, TypeError):
-        raise ValueError(f"augment ({name!r}) returns another structure than x.") from None
-    if wrong is not None:
-        raise ValueError(
-            f"augment ({name!r}) makes {described(wrong[1])} of {described(wrong[0])}; examples "
-            "must keep their shape and dtype, for the test examples do."
-        )
-
-
-def _check_stateless(name: str, graph: Any) -> None:
-    operations = [op.type for op in graph.get_operations()]
-    for function in graph.as_graph_def().library.function:
-        operations += [node.op for node in function.node_def]
-    found = sorted(set(operations) & set(_STATEFUL))
-    if found:
-        raise ValueError(
-            f"augment ({name!r}) uses {', '.join(found)}, which does not draw from the example's "
-            "seed, so that a run could not be repeated; use tf.random.stateless_* with it."
-        )

@@ -1,4 +1,4 @@
-"""Dataset, and the checks that every data set must pass."""
+"""Dataset, and the checks that arrays of classes must pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ import tensorflow as tf
 from towers.resume.source import DataSource
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
-# Arrays, or structures of them (see `user.from_splits`), or an unbatched tf.data.Dataset of (x, y),
-# or what is read or decoded in its turn.
+# Arrays, or structures of them, or an unbatched tf.data.Dataset, or what is read in its turn.
 Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
@@ -25,7 +24,7 @@ class Dataset:
         name: a built-in name, or "package.module:function".
         train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
             0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
-            the files of N images, a random-access source, or records that are streamed.
+            a source of examples that are read while training runs.
         num_classes: the number of labels; None where the examples have any structure: then train
             and test are as `user.from_splits` says, and test may be None.
         input_shape: the shape of one x; of a structure, that of each part.
@@ -79,11 +78,6 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
         raise ValueError(f"{where}: {len(x):,} examples, but {len(y):,} labels; give one each.")
     if len(x) == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
-    _check_labels(y, num_classes, where)
-    check_finite(x, where)
-
-
-def _check_labels(y: np.ndarray, num_classes: int, where: str) -> None:
     if y.dtype.kind not in "iu":
         raise ValueError(
             f"{where}: labels are {y.dtype}, but must be integers; use y.astype('int32')."
@@ -95,37 +89,23 @@ def _check_labels(y: np.ndarray, num_classes: int, where: str) -> None:
             f"{where}: label {y[index]} of example {index} is out of range; labels must lie in "
             f"0 to {num_classes - 1}."
         )
+    check_finite(x, where)
 
 
 def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
-    """Raises ValueError where one of N examples, [N, ...] of any type, holds NaN or infinity.
-
-    Args:
-        x: the examples.
-        where: the file or function that they come from, for the error.
-        what: they are called there.
-    """
-    if x.dtype.kind not in "fc" or len(x) == 0:
+    """Raises ValueError where one of N examples, [N, ...] of any type, holds NaN or infinity."""
+    if x.dtype.kind != "f" or len(x) == 0:
         return
     rows = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
     for begin in range(0, len(x), rows):
-        end = begin + rows
-        finite = np.isfinite(x[begin:end])
+        finite = np.isfinite(x[begin:begin + rows])
         if not finite.all():
-            position: Any = np.unravel_index(int(finite.argmin()), finite.shape)
-            index = (begin + int(position[0]), *map(int, position[1:]))
+            row, *place = map(int, np.unravel_index(int(finite.argmin()), finite.shape))
+            index = (begin + row, *place)
             raise ValueError(
                 f"{where}: example {index[0]} holds {x[index]} (at {what}{list(index)}); remove or "
                 "replace NaN and infinite values."
             )
-
-
-def check_shapes(name: str, shape: Any, test_shape: Any) -> None:
-    """Raises ValueError where the examples to test on have another shape than those to train on."""
-    if shape != test_shape:
-        raise ValueError(
-            f"{name} (test): examples have shape {test_shape}, but those of train have {shape}."
-        )
 
 
 def is_pair(value: object) -> bool:

@@ -9,13 +9,15 @@ import os
 import stat
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
-from towers.app.datasets.arrays import from_arrays
-from towers.app.datasets.dataset import Arrays, Dataset
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.user import from_splits_of_classes
+from towers.app.named import one_line
 
 FILE_NAMES = (
     "train-images-idx3-ubyte",
@@ -23,17 +25,12 @@ FILE_NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-
 # The values of a gzipped file must fit into this: twice the largest of the MNIST family (EMNIST
 # ByClass, 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
 MAX_GZIP_BYTES = 2**30
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_MAX_RATIO = 1032  # of deflate; zlib's documentation, "Maximum Compression Factor"
-_MAX_RANK = 4
 _CHUNK = 2**20
 _UINT8 = 0x08
-_OTHER_TYPES = {0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
 def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int) -> Dataset:
@@ -48,26 +45,22 @@ def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int
         x float32 [N, height, width, 1] in [0, 1]; y int32 [N].
 
     Raises:
-        ValueError: a file is missing or damaged, images and labels are swapped, or they do not
-            fit together.
+        ValueError: a file is missing or damaged, or images and labels do not fit together.
     """
-    directory = Path(data_dir)
-    if not directory.is_dir():
-        kind = "is not a directory" if directory.exists() else "does not exist"
-        raise ValueError(
-            f"data_dir ({data_dir}) {kind}; it must be a directory that holds "
-            f"{', '.join(FILE_NAMES)}, gzipped or not."
-        )
-    train_images, train_labels, test_images, test_labels = [
-        _find(directory, file_name) for file_name in FILE_NAMES
-    ]
-    return from_arrays(
-        name,
-        _read_pair(train_images, train_labels),
-        _read_pair(test_images, test_labels),
-        (f"{train_images} and {train_labels}", f"{test_images} and {test_labels}"),
-        num_classes,
+    paths = [_find(Path(data_dir), file_name) for file_name in FILE_NAMES]
+    arrays = [read_idx(path) for path in paths]
+    for path, array, rank in zip(paths, arrays, (3, 1, 3, 1), strict=True):
+        if array.ndim != rank:
+            raise ValueError(
+                f"{path} holds {array.ndim}-dimensional values, but images are 3-dimensional and "
+                "labels are 1-dimensional; is it misnamed, or swapped with another file?"
+            )
+    (x, y), (x_test, y_test) = arrays[:2], arrays[2:]
+    dataset = from_splits_of_classes(
+        name, (x[..., np.newaxis], y), (x_test[..., np.newaxis], y_test), num_classes,
+        where=(f"{paths[0]} and {paths[1]}", f"{paths[2]} and {paths[3]}"),
     )
+    return replace(dataset, notes=())
 
 
 def _find(directory: Path, file_name: str) -> Path:
@@ -75,31 +68,12 @@ def _find(directory: Path, file_name: str) -> Path:
     candidates = [spelling + suffix for spelling in spellings for suffix in ("", ".gz")]
     for candidate in candidates:
         # Kaggle's archive also has directories of these names.
-        if os.path.isfile(directory / candidate):
+        if (directory / candidate).exists() and not (directory / candidate).is_dir():
             return directory / candidate
     raise ValueError(
         f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
-        "there."
+        f"there. It must be a directory that holds {', '.join(FILE_NAMES)}, gzipped or not."
     )
-
-
-def _read_pair(images_path: Path, labels_path: Path) -> Arrays:
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    if images.ndim == 1 and labels.ndim == 3:
-        raise ValueError(
-            f"{images_path} holds labels and {labels_path} holds images: they are swapped; "
-            "rename them."
-        )
-    if images.ndim != 3:
-        raise ValueError(_wrong_rank(images_path, images, "images are 3-dimensional"))
-    if labels.ndim != 1:
-        raise ValueError(_wrong_rank(labels_path, labels, "labels are 1-dimensional"))
-    return images[..., np.newaxis], labels
-
-
-def _wrong_rank(path: Path, array: np.ndarray, rule: str) -> str:
-    shape = " x ".join(map(str, array.shape))
-    return f"{path} holds {array.ndim}-dimensional values ({shape}), but {rule}; is it misnamed?"
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
@@ -119,73 +93,33 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait forever
-            kind = "a directory" if os.path.isdir(path) else "not a regular file"
-            raise ValueError(f"{path} is {kind}; name an IDX file, gzipped or not.")
+            raise OSError("it is not a regular file")
         with open(path, "rb") as file:
-            magic = file.read(2)
-            file.seek(0)
-            file_bytes = os.fstat(file.fileno()).st_size
-            if magic == _GZIP_MAGIC:
-                return _read_gzip(file, path, file_bytes)
-            return _read_values(file, path, file_bytes, f"but it has only {file_bytes:,}")
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; name an IDX file, gzipped or not.") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+            limit = os.fstat(file.fileno()).st_size
+            stream: Any = file
+            if file.peek(2)[:2] == b"\x1f\x8b":
+                stream, limit = gzip.GzipFile(fileobj=file), MAX_GZIP_BYTES
+            return _read_values(stream, limit)
+    except (EOFError, OSError, ValueError, struct.error, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise ValueError(
+            f"{path} cannot be read as an IDX file of unsigned bytes: {reason}. Fetch it again."
+        ) from None
 
 
-def _read_gzip(file: IO[bytes], path: str | os.PathLike[str], file_bytes: int) -> np.ndarray:
-    limit, why = file_bytes * _MAX_RATIO, f"which {file_bytes:,} gzipped bytes cannot hold"
-    if limit > MAX_GZIP_BYTES:
-        limit, why = MAX_GZIP_BYTES, f"above {MAX_GZIP_BYTES:,} unpack it first, with gunzip"
-    try:
-        with gzip.GzipFile(fileobj=file) as stream:
-            return _read_values(stream, path, limit, why)  # type: ignore[arg-type]
-    except EOFError:
-        raise ValueError(f"{path} is a truncated gzip file; fetch it again.") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is a corrupt gzip file ({error}); fetch it again.") from None
-
-
-def _read_values(
-    stream: IO[bytes], path: str | os.PathLike[str], limit: int, why: str
-) -> np.ndarray:
-    """Reads the whole stream, which can hold `limit` bytes at most, for the reason `why`."""
-    shape = _read_header(stream, path)
+def _read_values(stream: IO[bytes], limit: int) -> np.ndarray:
+    """Reads the whole stream, which may hold `limit` bytes at most."""
+    zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
+    if zeros != 0 or kind != _UINT8 or not 1 <= rank <= 4:
+        raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
+    shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
     size = math.prod(shape)
-    promise = f"{path}: its header promises {' x '.join(map(str, shape))} = {size:,} bytes"
-    if size > limit:
-        raise ValueError(f"{promise}, {why}; if it is truncated or damaged, fetch it again.")
+    if not 0 < size <= limit:
+        raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
     values = bytearray()
     # Up to one byte more than promised, which is one too many.
     while chunk := stream.read(min(_CHUNK, size + 1 - len(values))):
         values += chunk
-    if len(values) < size:
-        raise ValueError(f"{promise}, but it ends after {len(values):,}; fetch it again.")
-    if len(values) > size:
-        raise ValueError(f"{promise}, but more follow; it is damaged, fetch it again.")
+    if len(values) != size:
+        raise ValueError(f"its header promises {size:,} bytes; fewer or more follow")
     return np.frombuffer(values, np.uint8).reshape(shape)
-
-
-def _read_header(stream: IO[bytes], path: str | os.PathLike[str]) -> tuple[int, ...]:
-    magic = stream.read(4)
-    if len(magic) < 4:
-        raise ValueError(f"{path} has only {len(magic)} bytes, too few for an IDX file's header.")
-    zeros, code, rank = magic[:2], magic[2], magic[3]
-    if zeros == b"\0\0" and code in _OTHER_TYPES and 1 <= rank <= _MAX_RANK:
-        raise ValueError(
-            f"{path} holds {_OTHER_TYPES[code]} values; only IDX files of unsigned bytes "
-            "(uint8) are read, use dataset=npz for others."
-        )
-    if zeros != b"\0\0" or code != _UINT8 or not 1 <= rank <= _MAX_RANK:
-        raise ValueError(
-            f"{path} is not an IDX file of unsigned bytes: it begins with {magic.hex(' ')}, not "
-            "with 00 00 08 01 (labels) or 00 00 08 03 (images)."
-        )
-    sizes = stream.read(4 * rank)
-    if len(sizes) < 4 * rank:
-        raise ValueError(f"{path} is truncated: it ends within its header; fetch it again.")
-    shape = struct.unpack(f">{rank}I", sizes)
-    if 0 in shape:
-        raise ValueError(f"{path}: no examples: its header says {' x '.join(map(str, shape))}.")
-    return shape

@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ import numpy as np
 
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.image_files import ImageFiles, Shape, image_shape
-from towers.app.datasets.memory_share import MEMORY_SHARE, fits
+from towers.app.datasets.memory_share import fits
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif",
@@ -36,20 +36,17 @@ _Images = dict[str, int]  # path below the directory -> label
 def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
     """The images below a directory; classes are numbered in the order of their folders' names.
 
-    x: float32 [N, height, width, channels] in [0, 1]. The most frequent size of the images to
-        train on is the size of all, and whether more of them are gray (1) or in color (3) decides
-        the channels; others are squeezed to it. The headers of up to `LOOKED_AT` images are read.
+    x: float32 [N, height, width, channels] in [0, 1]; images of another size are squeezed to it.
     y: int32 [N].
 
-    Images that take at most `MEMORY_SHARE` of the machine's memory are decoded here and stay there.
-    More images stay files, which are decoded while training runs: the same pixels, in the same
-    order. A class's folder and the folders below it hold its images, as in Keras. In DIR/CLASS,
-    the path of an image decides whether it trains or tests, whatever other images there are.
+    Images that take a share of the memory are decoded here and stay there. More images stay files,
+    which are decoded while training runs: the same pixels, in the same order. In DIR/CLASS, the
+    path of an image decides whether it trains or tests, whatever other images there are.
 
     Args:
         data_dir: the directory.
-        image_size: (height, width, channels) in place of the most frequent; channels None: as
-            they are most often.
+        image_size: (height, width, channels), channels 1 (gray), 3 (color) or None; what is None
+            is as in most of up to `LOOKED_AT` images to train on, whose headers are read for it.
 
     Raises:
         ValueError: it is missing or cannot be read, has no classes, a class has no images, train
@@ -60,17 +57,24 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
     directory, left_out = Path(data_dir), Counter[str]()
     classes, train, test = _find(directory, left_out)
-    shape, warnings = _common_shape(directory, list(train), list(test), image_size)
+    shape, warnings = _common_shape(directory, list(train), image_size)
     splits: list[Any] = [
         ImageFiles(directory, list(images), np.array(list(images.values()), np.int32), shape)
         for images in (train, test)
     ]
-    if fits(4 * math.prod(shape) * (len(train) + len(test)), MEMORY_SHARE):
+    if fits(4 * math.prod(shape) * (len(train) + len(test))):
         splits = [(files.decoded(), files.labels) for files in splits]
+    for images, what in ((train, "train"), (test, "test")):
+        labels = set(images.values())
+        if without := [name for label, name in enumerate(classes) if label not in labels]:
+            warnings.append(
+                f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
+                f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
+            )
     return Dataset(
         "image_folder", splits[0], splits[1], len(classes), shape,
         notes=[f"images of {shown(shape)} (height x width x channels)"],
-        warnings=[*warnings, *_missing(classes, train, test), *_unused(directory, left_out)],
+        warnings=[*warnings, *_unused(directory, left_out)],
         class_names=classes, test_names=list(test), divided=[True],
     )
 
@@ -90,7 +94,9 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         ValueError: it cannot be read, or the first image cannot be decoded.
     """
     directory, left_out = Path(data_dir or ""), Counter[str]()
-    if data_dir is None or _folders(directory) or not (names := _images(directory, left_out)):
+    if data_dir is None or _folders(directory):
+        return None
+    if not (names := list(_images(directory, "", [""], left_out))):
         return None
     found = image_shape(directory / names[0])
     if len(shape) == 3:
@@ -108,49 +114,30 @@ def shown(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-# Of which size
-
-
 def _common_shape(
-    directory: Path,
-    train: Sequence[str],
-    test: Sequence[str],
-    asked: tuple[int, int, int | None] | None,
+    directory: Path, names: Sequence[str], asked: tuple[int, int, int | None] | None
 ) -> tuple[Shape, list[str]]:
     """(height, width, channels) of all images, and a warning where some are of another."""
-    height, width, channels = asked or (0, 0, None)
-    if channels is not None:
-        return (height, width, channels), []
-    shapes = _shapes(directory, train)
+    if asked is not None and asked[2] is not None:
+        return (asked[0], asked[1], asked[2]), []
+    shapes = {}
+    for name in names[::-(-len(names) // LOOKED_AT)]:
+        with suppress(ValueError):  # its turn tells why
+            shapes[name] = image_shape(directory / name)
     if not shapes:
-        image_shape(directory / train[0])  # raises an error that says why
+        image_shape(directory / names[0])  # raises an error that says why
     (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
     if asked is not None:
-        return (height, width, channels), []
+        return (asked[0], asked[1], channels), []
     ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
     shape = height, width, channels
-    shapes |= _shapes(directory, test)
     others = [name for name, found in shapes.items() if found != shape]
-    num_images = len(train) + len(test)
-    looked_at = "" if len(shapes) == num_images else f" looked at, of {num_images:,},"
     return shape, [
-        f"{len(others):,} of {len(shapes):,} images{looked_at} are not of the most frequent size "
+        f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
         f"and channels, {shown(shape)}, such as {name} ({shown(shapes[name])}): they are resized "
         "to it, whatever their aspect. image_size=HxWxC names another."
         for name in others[:1]
     ]
-
-
-def _shapes(directory: Path, names: Sequence[str]) -> dict[str, Shape]:
-    """The shape of each image, or of as many evenly among them, but for what cannot be read."""
-    found = {}
-    for name in names[::max(1, -(-len(names) // LOOKED_AT))]:
-        with suppress(ValueError):  # its turn tells why
-            found[name] = image_shape(directory / name)
-    return found
-
-
-# Which images
 
 
 def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, _Images]:
@@ -168,14 +155,13 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
             f"{_FORMS}."
         )
     classes, test_classes = _folders(directory / train), _folders(directory / test)
-    if classes != test_classes:
-        only = sorted(set(classes) ^ set(test_classes))
+    if only := sorted(set(classes) ^ set(test_classes)):
         raise ValueError(
             f"{directory / train} and {directory / test} have different classes: "
             f"{', '.join(only)} in only one of them; give both the same folders."
         )
-    to_train_on = _all_images(directory, train, classes, left_out)
-    return classes, to_train_on, _all_images(directory, test, classes, left_out)
+    to_train_on = _images(directory, train, classes, left_out)
+    return classes, to_train_on, _images(directory, test, classes, left_out)
 
 
 def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
@@ -194,54 +180,44 @@ def _hashed_split(
                 f"on; use data_dir={directory / folder}, or give {_FORMS}."
             )
     splits: tuple[_Images, _Images] = {}, {}
-    for name, label in _all_images(directory, "", classes, left_out).items():
+    for name, label in _images(directory, "", classes, left_out).items():
         digest = hashlib.sha256(os.fsencode(name)).digest()
         splits[int.from_bytes(digest, "big") % TEST_SHARE == 0][name] = label
     if not all(splits):
         raise ValueError(
-            f"{directory}: {sum(map(len, splits))} images are too few to set every fifth aside for "
-            f"testing; add some, or divide them yourself: {_FORMS}."
+            f"{directory} holds too few images to set every fifth aside for testing; add some, or "
+            f"divide them yourself: {_FORMS}."
         )
     return splits
 
 
-def _all_images(
+def _images(
     directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
 ) -> _Images:
-    """All images in `directory`/`part`/CLASS."""
-    found: _Images = {}
-    for label, name in enumerate(classes):
-        folder, others = Path(part, name), Counter[str]()
-        images = _images(directory / folder, others)
-        if not images:
-            raise ValueError(
-                f"{directory / folder} holds no image ({', '.join(SUFFIXES)}); add some, or remove "
-                f"the folder. {' '.join(_unused(folder, others))}"
-            )
-        found |= dict.fromkeys((f"{folder}/{image}" for image in images), label)
-        left_out.update(others)
-    beside = [name for name in os.listdir(directory / part) if name not in classes]
-    left_out["beside the classes' folders"] += sum(map(_is_image, beside))
-    return found
-
-
-def _images(folder: Path, left_out: Counter[str]) -> list[str]:
-    """The paths of the images in a folder and below it, in Keras' order; counts other files."""
+    """All images in `directory`/`part`/CLASS and below it, in Keras' order; counts other files."""
+    labels = {name: label for label, name in enumerate(classes)}
     found = []
-    for root, folders, files in os.walk(folder, onerror=_raise):
+    for root, folders, files in os.walk(directory / part, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
-        below = "" if root == str(folder) else os.path.relpath(root, folder)
-        found += [(below, name) for name in files if _is_image(name)]
-        left_out.update(
-            os.path.splitext(name)[1].lower() or "without a suffix"
-            for name in files if not (_is_image(name) or name.startswith("."))
+        path = os.path.relpath(root, directory / part).removeprefix(".")
+        name, _, below = path.partition(os.sep)
+        for file in files:
+            if file.startswith("."):
+                continue
+            if not file.lower().endswith(SUFFIXES):
+                left_out[os.path.splitext(file)[1].lower() or "without a suffix"] += 1
+            elif name in labels:
+                found.append((name, below, file))
+            else:
+                left_out["beside the classes' folders"] += 1
+    empty = sorted(set(classes) - {name for name, _, _ in found} - {""})
+    if empty:
+        raise ValueError(
+            f"{directory / part / empty[0]} holds no image ({', '.join(SUFFIXES)}); add some, or "
+            f"remove the folder. {' '.join(_unused(directory, left_out))}"
         )
-    return [os.path.join(below, name) for below, name in sorted(found)]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    return {os.path.join(part, *place): labels[place[0]] for place in sorted(found)}
 
 
 def _folders(directory: Path) -> list[str]:
@@ -259,20 +235,7 @@ def _raise(error: OSError) -> NoReturn:
     ) from None
 
 
-# Warnings
-
-
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
     """"DIR holds files that are not used: .heic (1), .txt (3)."."""
     listed = ", ".join(f"{what} ({count:,})" for what, count in sorted(left_out.items()) if count)
     return [f"{directory} holds files that are not used: {listed}."] if listed else []
-
-
-def _missing(classes: Sequence[str], train: _Images, test: _Images) -> Iterator[str]:
-    for split, what in ((train, "train"), (test, "test")):
-        labels = set(split.values())
-        if without := [name for label, name in enumerate(classes) if label not in labels]:
-            yield (
-                f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
-                f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
-            )

@@ -30,7 +30,7 @@ NAMES = tuple(
 
 
 def named_layers(
-    text: str, dtype: str, others: Sequence[str]
+    text: str, dtype: str, other: str
 ) -> tuple[list[keras.layers.Layer], list[keras.layers.Layer]]:
     """The layers that change each example, and those that mix a batch, by their names in Keras.
 
@@ -39,24 +39,30 @@ def named_layers(
     Args:
         text: "RandomFlip,RandomRotation(factor=0.1),MixUp"; arguments are Python's literals.
         dtype: of x.
-        others: what else `augment` may be, for the error.
+        other: what else `augment` may be, for the error.
 
     Raises:
         ValueError: there is no such layer, it does not take the arguments, or a mixing one does not
             come last.
     """
     try:
-        body = ast.parse(f"[{text}]", mode="eval").body
-        parts = [_name_and_arguments(part) for part in body.elts]  # type: ignore[attr-defined]
+        body: Any = ast.parse(f"[{text}]", mode="eval").body
+        calls = [part if isinstance(part, ast.Call) else ast.Call(part, [], [])
+                 for part in body.elts]
+        parts = [
+            (call.func.id, [ast.literal_eval(each) for each in call.args],  # type: ignore
+             {str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+            for call in calls
+        ]
     except (SyntaxError, ValueError, AttributeError):
         raise ValueError(
-            f"augment ({text!r}) must be {others[0]}, package.module:function, or layers of Keras "
-            "by name, such as RandomFlip,RandomRotation(factor=0.1)."
+            f"augment ({text!r}) must be {other}, package.module:function, or layers of Keras by "
+            "name, such as RandomFlip,RandomRotation(factor=0.1)."
         ) from None
     names = [name for name, _, _ in parts]
     wrong = next((name for name in names if name not in NAMES), None)
     if wrong is not None or not names:
-        raise named.unknown_name(wrong or text, "augment", (*others, *NAMES))
+        raise named.unknown_name(wrong or text, "augment", (other, *NAMES))
     layers = [_layer(text, dtype, *part) for part in parts]
     count = sum(name not in MIXING for name in names)
     if any(name in MIXING for name in names[:count]):
@@ -126,15 +132,6 @@ def _drawing_from_seed(
         return result
 
     return drawn
-
-
-def _name_and_arguments(part: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
-    """("RandomRotation", [], {"factor": 0.1}); raises ValueError for what is none."""
-    call = part if isinstance(part, ast.Call) else ast.Call(part, [], [])
-    if not isinstance(call.func, ast.Name) or any(given.arg is None for given in call.keywords):
-        raise ValueError
-    given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    return call.func.id, [ast.literal_eval(each) for each in call.args], given
 
 
 def _layer(

@@ -5,7 +5,6 @@ from pathlib import Path
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.idx import load_directory
 
-NUM_CLASSES = 10
 EMBEDDED_DIR = Path(__file__).parent / "data" / "mnist"
 
 
@@ -18,4 +17,4 @@ def load(data_dir: str | None = None) -> Dataset:
     Raises:
         ValueError: see `load_directory`.
     """
-    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir, NUM_CLASSES)
+    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir, 10)

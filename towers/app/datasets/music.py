@@ -1,14 +1,12 @@
 """Melodies: 49 MIDI notes, predict the next; 18,571 to train and 2,803 to test on, embedded."""
 
-import gzip
-import io
 import os
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from towers.app.datasets.dataset import Arrays, Dataset
+from towers.app.datasets.dataset import Arrays, Dataset, check_arrays
 from towers.app.named import one_line
 
 NUM_CLASSES = 128
@@ -37,22 +35,14 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
 
 def _read(path: Path) -> Arrays:
     try:
-        text = gzip.decompress(path.read_bytes()).decode()
-        notes = np.loadtxt(io.StringIO(text), delimiter=",", dtype=np.int32, ndmin=2)
-    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged: {one_line(error)}; copy it again.") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+        notes = np.loadtxt(path, delimiter=",", dtype=np.int32, ndmin=2)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read: {one_line(error)}; copy it again.") from None
     if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
         raise ValueError(
             f"{path}: {notes.shape[0]} rows of {notes.shape[1]} notes; give rows of "
             f"{NUM_STEPS + 1}: {NUM_STEPS} to read and the one to predict."
         )
-    wrong = (notes < 0) | (notes >= NUM_CLASSES)
-    if wrong.any():
-        row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        raise ValueError(
-            f"{path}: note {notes[row, column]} in row {row} is out of range; MIDI notes lie in "
-            f"0 to {NUM_CLASSES - 1}."
-        )
+    for step in range(NUM_STEPS + 1):
+        check_arrays(notes, notes[:, step], NUM_CLASSES, f"{path}, note {step} of each row")
     return np.ascontiguousarray(notes[:, :-1]), np.ascontiguousarray(notes[:, -1])

@@ -2,12 +2,12 @@
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from towers.app.datasets.arrays import of_classes
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits
+from towers.app.datasets.user import from_splits, from_splits_of_classes
 from towers.app.named import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -27,51 +27,32 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
 
     Raises:
         ValueError: the file cannot be read, lacks a key, or holds Python objects (which are
-            never unpickled: that would run code from the file); see also `from_arrays`.
+            never unpickled: that would run code from the file); see also `arrays.split_of`.
     """
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
-    arrays = _read(data_dir)
-    train, test = ((arrays[f"x_{which}"], arrays[f"y_{which}"]) for which in ("train", "test"))
+    x, y, x_test, y_test = _read(data_dir)
     if own_task:
-        return from_splits("npz", train, test)
-    return replace(of_classes(data_dir, train, test, None), name="npz")
+        return from_splits("npz", (x, y), (x_test, y_test))
+    where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
+    return replace(
+        from_splits_of_classes(data_dir, (x, y), (x_test, y_test), where=where), name="npz"
+    )
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
-    if not os.path.isfile(path):
-        kind = "is not a file" if os.path.exists(path) else "does not exist"
-        raise ValueError(f"data_dir ({path}) {kind}; dataset=npz needs a FILE.npz.")
+def _read(path: str) -> list[np.ndarray]:
     try:
-        with open(path, "rb") as file:
-            is_zip = file.read(4) in (b"PK\3\4", b"PK\5\6")  # the second: an empty archive
-        archive = np.load(path, allow_pickle=False) if is_zip else None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+        if not os.path.isfile(path):  # opening a pipe would wait forever
+            raise ValueError("it is no file" if os.path.exists(path) else "it does not exist")
+        archive: Any = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it is not an .npz archive")
+        with archive:
+            return [archive[key] for key in KEYS]
     except Exception as error:  # zipfile and NumPy raise many kinds for a damaged archive
-        raise ValueError(f"{path} is damaged: {one_line(error)}; write it again.") from None
-    if archive is None:
-        raise ValueError(f"{path} is not an .npz archive; write it with {_HOW_TO_SAVE}.")
-    with archive:
-        missing = [key for key in KEYS if key not in archive.files]
-        if missing:
-            raise ValueError(
-                f"{path} lacks {', '.join(missing)}; it has {', '.join(archive.files) or 'none'}. "
-                f"Write it with {_HOW_TO_SAVE}."
-            )
-        return {key: _read_array(archive, key, path) for key in KEYS}
-
-
-def _read_array(archive: "np.lib.npyio.NpzFile", key: str, path: str) -> np.ndarray:
-    try:
-        array = archive[key]
-    except Exception as error:  # zipfile and NumPy raise many kinds for a damaged archive
-        if "Object arrays" in str(error):
-            raise ValueError(
-                f"{path}: {key} is an array of Python objects, which are never loaded (that can "
-                f"run code from the file); save numbers, such as {key}.astype('float32')."
-            ) from None
-        raise ValueError(f"{path}: {key} is damaged: {one_line(error)}; write it again.") from None
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path}: {key} is no array; write it with {_HOW_TO_SAVE}.")
-    return array
+        what = one_line(error)
+        if "allow_pickle" in what:
+            what = "Python objects are never loaded, for that can run code from the file"
+        raise ValueError(
+            f"{path} cannot be read: {what}. Write it with {_HOW_TO_SAVE}, of numbers."
+        ) from None

@@ -54,19 +54,6 @@ def divided(x: Any, *, is_batch: bool = True) -> Any:
     return tf.nest.map_structure(change, x)
 
 
-def has_pixels(example: Any) -> bool:
-    """Whether the x of one example, or of its spec, holds pixels; it is x, (x, y) or (x, y, w)."""
-    x = example[0] if isinstance(example, tuple) else example
-    return any(are_pixels(part, is_batch=False) for part in tf.nest.flatten(x))
-
-
-def with_divided_x(example: Any) -> Any:
-    """One example, x, (x, y) or (x, y, w), with the pixels of its x in [0, 1]."""
-    if isinstance(example, tuple):
-        return (divided(example[0], is_batch=False), *example[1:])
-    return divided(example, is_batch=False)
-
-
 def specs_of(x: Any) -> Any:
     """The specs of one example of a structure of arrays [N, ...]."""
     return keras.tree.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)

@@ -1,22 +1,25 @@
-"""Examples that are read one by one when their turn comes: whatever has a length and an index."""
+"""Examples that are read by their index when their turn comes: whatever has a length and an index.
 
-from collections.abc import Iterator
+    indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.dataset import Dataset, check_shapes
-from towers.app.datasets.pixels import divided, divided_parts, notes
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
-from towers.machine.words import counted
+from towers.app.datasets.pixels import divided
 from towers.app.reading.array_records import ArrayRecords
-from towers.app.reading.examples import Source, arrays_of, leaf_of, read_example
+from towers.app.reading.examples import Source, arrays_of, leaves_of, read_example
 from towers.app.reading.readers import Readers
+from towers.machine.words import counted
+from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
+
+Read = Callable[[Iterator[np.ndarray]], Iterator[tuple[np.ndarray, list[np.ndarray]]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +41,6 @@ class RandomAccess:
     is_sequential = False
     labels = None
 
-    @property
-    def shape(self) -> Any:
-        """The shape of one x."""
-        return tf.nest.map_structure(lambda spec: tuple(spec.shape), self.structure[0])
-
     def opened(self, options: InputOptions) -> "RandomAccess":
         readers = Readers(self.source, options.data_workers, options.data_timeout)
         return replace(self, readers=readers)
@@ -54,39 +52,69 @@ class RandomAccess:
             yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """The batches that arrays in memory would give."""
-        batched = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.structure
-        )
-        failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
-        read = tf.data.Dataset.from_generator(
-            partial(self._read, epoch.indices(self.num_examples), failed),
-            output_signature=(tf.TensorSpec([None], tf.int64), *batched),
-        )
-        arrays = read.map(as_written(lambda index, x, y: (index, converted(x, y))))
-        return ExplainedBatches(of_batches(arrays, epoch), partial(_explained, failed))
+        return batches_by_index(epoch, self.num_examples, self.structure, self._read)
 
-    def _read(self, indices: tf.data.Dataset, failed: list[ValueError]) -> Iterator[Any]:
-        failed.clear()
+    def _read(self, indices: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
         assert self.readers is not None
+        if (length := len(self.source.examples)) != self.num_examples:
+            raise ValueError(
+                f"{self.source.where}: {counted(length, 'example')} now, {self.num_examples:,} at "
+                "the start. A run needs the same ones throughout: restore them, or start a new "
+                "run."
+            )
+        return self.readers.read(indices)
+
+
+def batches_by_index(
+    epoch: Epoch, num_examples: int, structure: Any, read: Read
+) -> ExplainedBatches:
+    """The batches of an epoch: pixels of x divided by 255, 64-bit numbers 32-bit.
+
+    Args:
+        epoch: of N examples.
+        num_examples: N.
+        structure: (x, y) of the specs of one example, as it is read.
+        read: reads batches by their indices: (indices [B], an array [B, ...] for each spec). Its
+            ValueError is raised in its words.
+    """
+    failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
+    indices = epoch.indices(num_examples)
+
+    def generate() -> Iterator[Any]:
+        failed.clear()
         try:
-            if (length := len(self.source.examples)) != self.num_examples:
-                raise ValueError(
-                    f"{self.source.where}: {counted(length, 'example')} now, "
-                    f"{self.num_examples:,} at the start. A run needs the same ones throughout: "
-                    "restore them, or start a new run."
-                )
-            for index, arrays in self.readers.read(indices.as_numpy_iterator()):
-                yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
+            for index, arrays in read(indices.as_numpy_iterator()):
+                yield index, *tf.nest.pack_sequence_as(structure, arrays)
         except ValueError as error:
             failed.append(error)
             raise
 
+    def explained(batches: tf.data.Dataset) -> Iterator[Any]:
+        try:
+            yield from batches
+        except tf.errors.OpError:
+            if not failed:
+                raise
+            raise failed[0] from None
 
-def from_source(
-    examples: Any, where: str, num_classes: int | None, own_task: bool = False
-) -> RandomAccess:
-    """A split of a source, whose first example says what all of them look like.
+    x, y = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), structure
+    )
+    batches = tf.data.Dataset.from_generator(
+        generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
+    )
+    converted = batches.map(as_written(
+        lambda index, x, y: (index, tf.nest.map_structure(_narrow, (divided(x), y)))
+    ))
+    return ExplainedBatches(of_batches(converted, epoch), explained)
+
+
+def split_of(
+    examples: Any, where: str, num_classes: int | None, own_task: bool
+) -> tuple[RandomAccess, Any]:
+    """A split of a source, and the specs of (x, y).
+
+    The first example says what all of them look like.
 
     Args:
         examples: `len(examples)` of them, `examples[index]` is (x, y): arrays, or dicts and tuples
@@ -103,8 +131,7 @@ def from_source(
     if count == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
     example = read_example(examples, 0, where)
-    arrays = arrays_of(example, 0, where)
-    leaves = tuple(leaf_of(path, array) for path, array in arrays)
+    leaves = leaves_of(arrays_of(example, 0, where))
     *_, label = leaves
     is_label = label.path == "y" and label.shape == () and np.issubdtype(label.dtype, np.integer)
     is_label = is_label and not own_task
@@ -117,48 +144,12 @@ def from_source(
         _without_arrays(example), [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
     )
     source = Source(examples, where, leaves, num_classes if is_label else None)
-    return RandomAccess(source, structure, count)
+    return RandomAccess(source, structure, count), structure
 
 
-def of_classes(name: str, train: Any, test: Any, num_classes: int | None) -> Dataset:
-    """A data set of sources. Raises ValueError where they differ in shape, see `from_source`."""
-    return of_sources(
-        name,
-        from_source(train, f"{name} (train)", num_classes),
-        from_source(test, f"{name} (test)", num_classes),
-        num_classes,
-    )
-
-
-def of_sources(
-    name: str, train: RandomAccess, test: RandomAccess, num_classes: int | None
-) -> Dataset:
-    """A data set of two splits. Raises ValueError where they differ in shape."""
-    check_shapes(name, train.shape, test.shape)
-    found = notes(train.structure[0], test.structure[0])
-    parts = divided_parts(train.structure[0])
-    return Dataset(name, train, test, num_classes or 1, train.shape, found, divided=parts)
-
-
-def of_any(source: Any, where: str) -> tuple[RandomAccess, Any]:
-    """A split of any structure, and the specs of one x and one y; see `from_source`."""
-    split = from_source(source, where, None, own_task=True)
-    return split, split.structure
-
-
-def converted(x: Any, y: Any) -> tuple[Any, Any]:
-    """Batches as arrays in memory: pixels of x divided by 255, 64-bit numbers 32-bit."""
-    return tf.nest.map_structure(_narrow, divided(x)), tf.nest.map_structure(_narrow, y)
-
-
-def _explained(failed: list[ValueError], batches: tf.data.Dataset) -> Iterator[Any]:
-    """Batches made of what readers give; an error of theirs is raised in their words."""
-    try:
-        yield from batches
-    except tf.errors.OpError:
-        if not failed:
-            raise
-        raise failed[0] from None
+def count_classes(split: RandomAccess, where: str) -> int:
+    """1: the labels, which nobody counted, are no classes."""
+    return 1
 
 
 def _without_arrays(value: Any) -> Any:

@@ -7,78 +7,84 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from towers.app import named
-from towers.app.datasets.user import named_classes
+from towers.app.datasets import random_access
+from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.user import named_classes, of_specs
+from towers.app.reading.array_records import ArrayRecords
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
 
-
-class RecordFiles(NamedTuple):
-    """directory: where they are. train, test: their names below it, sorted."""
-
-    directory: Path
-    train: list[str]
-    test: list[str]
-
-    def paths(self, names: list[str]) -> list[str]:
-        """The paths as they are opened."""
-        return [f"{self.directory}/{name}" for name in names]
+# (directory, the names of files in it, where for the errors, NUM_CLASSES) -> a split, its specs
+Make = Callable[[Path, list[str], str, int | None], tuple[Any, Any]]
 
 
-def find(dataset: str, data_dir: str | None, suffix: str) -> RecordFiles:
-    """The files below a directory.
+def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -> Dataset:
+    """The records below a directory, each parsed when its turn comes.
 
     Args:
-        dataset: its name, for the errors.
+        dataset: "tfrecord" or "array_record", which the files' names hold, too.
         data_dir: the directory.
-        suffix: what their names hold, such as ".tfrecord".
+        features: "package.module:function", which parses a record into (x, y). Where y is one
+            integer, its module's NUM_CLASSES is the number of labels.
+        make: makes a split of files.
+
+    Raises:
+        ValueError: a file cannot be read, or the function gives something else than (x, y).
+    """
+    files = find(dataset, data_dir)
+    if features is None:
+        raise ValueError(
+            f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
+        )
+    named.import_function(features, "features")
+    num_classes = named_classes(features, "features")
+    places = {which: f"{data_dir} ({which})" for which in files}
+    splits, specs = {}, {}
+    for which, names in files.items():
+        splits[which], specs[which] = make(Path(data_dir or ""), names, places[which], num_classes)
+    return of_specs(dataset, splits, specs, num_classes or 1, places)
+
+
+def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
+    """The names of the files below a directory to train and to test on, sorted.
 
     Raises:
         ValueError: it cannot be read, or holds no such files to train or to test on.
     """
-    forms = f"DIR/train/*{suffix} and DIR/val/*{suffix}, or DIR/*train*{suffix}*"
+    forms = f"DIR/train/*.{dataset} and DIR/val/*.{dataset}, or DIR/*train*.{dataset}*"
     if data_dir is None:
         raise ValueError(f"dataset={dataset} needs data_dir=DIR, with {forms}.")
     directory = Path(data_dir)
     if not directory.is_dir():
         raise ValueError(f"data_dir ({directory}) is no directory; give one with {forms}.")
-    names = sorted(
-        str(path.relative_to(directory))
-        for path in (*directory.glob(f"*{suffix}*"), *directory.glob(f"*/*{suffix}*"))
-        if path.is_file()
-    )
-    train = [name for name in names if TRAIN in _words(name)]
-    test = next((t for word in TESTS if (t := [n for n in names if word in _words(n)])), [])
+    words = {
+        str(path.relative_to(directory)): re.split(
+            r"[^a-z]+", str(path.relative_to(directory)).lower()
+        )
+        for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
+        for path in directory.glob(pattern) if path.is_file()
+    }
+    found = {word: sorted(n for n in words if word in words[n]) for word in (TRAIN, *TESTS)}
+    train, test = found[TRAIN], next((found[word] for word in TESTS if found[word]), [])
     if not (train and test):
         missing = TRAIN if not train else " or ".join(TESTS)
         raise ValueError(
-            f"data_dir ({directory}) holds {len(names)} *{suffix}* files, but none for {missing}; "
-            f"give {forms}."
+            f"data_dir ({directory}) holds {len(words)} *.{dataset}* files, but none for "
+            f"{missing}; give {forms}."
         )
-    return RecordFiles(directory, train, test)
+    return {"train": train, "test": test}
 
 
-def import_features(
-    dataset: str, spec: str | None
-) -> tuple[Callable[[Any], Any], int | None]:
-    """The function that parses a record, and its module's NUM_CLASSES, if it has one.
+def load_array_records(data_dir: str | None, features: str | None) -> Dataset:
+    """ArrayRecord files: any record by its index; `features` takes bytes, and returns arrays."""
 
-    Args:
-        dataset: its name, for the errors.
-        spec: "package.module:function".
+    def make(
+        directory: Path, names: list[str], where: str, num_classes: int | None
+    ) -> tuple[Any, Any]:
+        records = ArrayRecords([f"{directory}/{name}" for name in names], str(features))
+        return random_access.split_of(records, where, num_classes, own_task=False)
 
-    Raises:
-        ValueError: there is none, or it cannot be imported.
-    """
-    if spec is None:
-        raise ValueError(
-            f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
-        )
-    function = named.import_function(spec, "features")
-    return function, named_classes(spec, "features")
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"[^a-z]+", name.lower())
+    return load("array_record", data_dir, features, make)

@@ -34,16 +34,12 @@ def load(
     """
     num_train = _fitting(8192, 2**30, input_shape) if num_train is None else num_train
     num_test = _fitting(1024, 2**27, input_shape) if num_test is None else num_test
-    for argument, value in (
-        *(("input_shape", size) for size in input_shape),
-        ("num_classes", num_classes),
-        ("num_train", num_train),
-        ("num_test", num_test),
-    ):
-        if value < 1:
-            raise ValueError(f"dataset=synthetic: {argument} ({value}) must be at least 1.")
-    if seed < 0:
-        raise ValueError(f"dataset=synthetic: seed ({seed}) must be at least 0.")
+    if min(*input_shape, num_classes, num_train, num_test) < 1 or seed < 0:
+        raise ValueError(
+            f"dataset=synthetic: input_shape ({input_shape}), num_classes ({num_classes}), "
+            f"num_train ({num_train}) and num_test ({num_test}) must be at least 1, and seed "
+            f"({seed}) at least 0."
+        )
     prototypes = np.random.default_rng((seed, 0)).random((num_classes, *input_shape), np.float32)
     train = make_split(prototypes, num_train, np.random.default_rng((seed, 1)))
     test = make_split(prototypes, num_test, np.random.default_rng((seed, 2)))

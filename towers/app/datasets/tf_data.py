@@ -19,17 +19,17 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets import pixels
-from towers.app.datasets.dataset import Dataset, check_shapes, describe, is_pair
+from towers.app.datasets.dataset import describe, is_pair
 from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
-from towers.resume.read_through import count_elements, read_through
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
+from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
+from towers.resume.read_through import count_elements, read_through
+from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
 from towers.step.tensor_rows import is_composite
 
 # Lengths of datasets that had to be read to tell it: a run needs the length several times.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
-_MEND = "Mend it; `resume` then goes on from there."
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ class Streamed:
     def opened(self, options: InputOptions) -> "Streamed":
         """Raises ValueError where what is shuffled takes more than a share of the memory."""
         buffer = options.shuffle_buffer
-        size, count = _example_bytes(self.records), min(buffer, self.num_examples)
-        if size is not None and not fits(count * size):
+        size = _example_bytes(self.records)
+        if size is not None and not fits(size * min(buffer, self.num_examples)):
             most = max(1, int(MEMORY_SHARE * usable_memory() / size))
             raise ValueError(
                 f"shuffle_buffer ({buffer}): so many examples of {size:,} bytes take more than "
@@ -87,7 +87,7 @@ class Streamed:
     @property
     def element_spec(self) -> Any:
         """The specs of (x, y)."""
-        return self.parsed(self.records.enumerate()).element_spec[1]
+        return self._divided(self._parsed(self.records.enumerate())).element_spec[1]
 
     @property
     def given_spec(self) -> Any:
@@ -98,21 +98,16 @@ class Streamed:
         """(index, record), as an epoch meets them, before they are shuffled."""
         return self.records.enumerate()
 
-    def parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
-        parsed = self._parsed(records)
-        if not pixels.has_pixels(parsed.element_spec[1]):
-            return parsed
-
-        @as_written
-        def with_divided(index: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
-            return index, pixels.with_divided_x(example)
-
-        return parsed.map(with_divided, count_cores(), deterministic=True)
+    def _left(self, epoch: Epoch, shuffle_buffer: int) -> tf.data.Dataset:
+        """(index, record) of what is left of an epoch."""
+        records = self.ordered(epoch).take(self.num_examples)
+        if epoch.key is not None:
+            records = records.shuffle(shuffle_buffer, epoch.key, reshuffle_each_iteration=False)
+        return records.skip(epoch.start_step * epoch.batch_size)
 
     def _parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        parse = self.parse
-        if parse is None:
+        """(index, record) -> (index, (x, y)), on all cores, in order."""
+        if (parse := self.parse) is None:
             return records
 
         def parse_record(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
@@ -121,19 +116,28 @@ class Streamed:
 
         return records.map(parse_record, count_cores(), deterministic=True)
 
-    def _left(self, epoch: Epoch, shuffle_buffer: int) -> tf.data.Dataset:
-        """(index, record) of what is left of an epoch."""
-        records = self.ordered(epoch).take(self.num_examples)
-        if epoch.key is not None:
-            records = records.shuffle(shuffle_buffer, epoch.key, reshuffle_each_iteration=False)
-        return records.skip(epoch.start_step * epoch.batch_size)
+    def _divided(self, parsed: tf.data.Dataset) -> tf.data.Dataset:
+        """(index, example) with the pixels of x in [0, 1]."""
+        example = parsed.element_spec[1]
+        is_tuple = isinstance(example, tuple)
+        if not any(pixels.divided_parts(example[0] if is_tuple else example)):
+            return parsed
+
+        @as_written
+        def with_divided(index: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
+            x, *others = example if is_tuple else (example,)
+            x = pixels.divided(x, is_batch=False)
+            return index, (x, *others) if is_tuple else x
+
+        return parsed.map(with_divided, count_cores(), deterministic=True)
 
     def _batched(
         self, records: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None
     ) -> tf.data.Dataset:
         specs = tf.nest.flatten(self.records.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
-        return of_examples(self.parsed(records), epoch, num_threads, is_ragged)
+        examples = self._divided(self._parsed(records))
+        return of_examples(examples, epoch, num_threads, is_ragged)
 
     def _explained(
         self, records: tf.data.Dataset, left: int, batches: tf.data.Dataset
@@ -149,7 +153,7 @@ class Streamed:
                 done += int(tf.shape(tf.nest.flatten(batch)[0])[0])
                 yield batch
         except tf.errors.OpError:  # it does not tell the example
-            self._check(records.skip(done))
+            self._find_fault(records.skip(done))
             raise
         if done < left:
             raise ValueError(
@@ -158,32 +162,25 @@ class Streamed:
                 "restore them, or start a new run."
             )
 
-    def _check(self, records: tf.data.Dataset) -> None:
-        """Looks for the example that has failed in training.
-
-        Args:
-            records: (index, record), those of the batch that failed first.
-
-        Raises:
-            ValueError: a record cannot be read or parsed (naming its index).
-        """
-        if (parse := self.parse) is not None:
-            with suppress(tf.errors.OpError):
-                for index, record in records:
-                    try:
-                        parse(record)
-                    except Exception as error:  # whatever the user's function raises
-                        raise ValueError(
-                            f"{self.where}: example {int(index)} cannot be parsed: "
-                            f"{cause(error)}. {_MEND}"
-                        ) from None
+    def _find_fault(self, records: tf.data.Dataset) -> None:
+        """Raises ValueError for the first of (index, record) that cannot be parsed, or read."""
+        parse = self.parse or (lambda record: None)
+        with suppress(tf.errors.OpError):
+            for index, record in records:
+                try:
+                    parse(record)
+                except Exception as error:  # whatever the user's function raises
+                    raise ValueError(
+                        f"{self.where}: example {int(index)} cannot be parsed: {cause(error)}. "
+                        f"{MEND}"
+                    ) from None
         last = -1
         try:
             for index, _ in self.records.enumerate():
                 last = int(index)
         except tf.errors.OpError as error:
             raise ValueError(
-                f"{self.where}: example {last + 1} cannot be read: {cause(error)}. {_MEND}"
+                f"{self.where}: example {last + 1} cannot be read: {cause(error)}. {MEND}"
             ) from None
 
 
@@ -213,57 +210,68 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
     Raises:
         ValueError: it repeats forever.
     """
-    _check_end(dataset, "the tf.data.Dataset")
-    count = _count(dataset, "the tf.data.Dataset")
-    kind = Cached if fits_into_memory(dataset, count) else Streamed
-    return kind(dataset, "the tf.data.Dataset", count)
+    where = "the tf.data.Dataset"
+    count, size = _count(dataset, where), _example_bytes(dataset)
+    kind = Cached if size is not None and fits(count * size) else Streamed
+    return kind(dataset, where, count)
 
 
-def fits_into_memory(dataset: tf.data.Dataset, num_examples: int) -> bool:
-    """Whether N examples take at most a share of the memory; of an unknown shape: no."""
-    size = _example_bytes(dataset)
-    return size is not None and fits(num_examples * size)
-
-
-def of_classes(
-    name: str, train: tf.data.Dataset, test: tf.data.Dataset, num_classes: int | None
-) -> Dataset:
-    """A data set of unbatched (x, y), y one integer.
+def split_of(
+    given: tf.data.Dataset, where: str, num_classes: int | None, own_task: bool
+) -> tuple[tf.data.Dataset, tuple[Any, Any]]:
+    """A split as it is given, and the specs of one x and one y; values are not checked.
 
     Raises:
-        ValueError: they hold something else, nothing or no end, or differ in the shape of x.
+        ValueError: it holds something else than numbers, or of classes than (x, y) with one
+            integer y; nothing, or no end.
     """
-    shape = _element_shape(train, f"{name} (train)")
-    check_shapes(name, shape, _element_shape(test, f"{name} (test)"))
-    splits = {f"{name} (train)": train, f"{name} (test)": test}
-    for where, split in splits.items():
-        _check_end(split, where)
-    if num_classes is None:
-        num_classes = max(_count_labels(split, where) for where, split in splits.items())
-    for where, split in splits.items():
-        _check_count(split, where)
-    found = pixels.notes(*(split.element_spec[0] for split in (train, test)))
-    divided = pixels.divided_parts(train.element_spec[0])
-    return Dataset(name, train, test, num_classes, shape, found, divided=divided)
-
-
-def of_any(split: tf.data.Dataset, where: str) -> tuple[tf.data.Dataset, tuple[Any, Any]]:
-    """A split of any structure, and the specs of one x and one y.
-
-    Raises:
-        ValueError: they hold something else than numbers, nothing or no end.
-    """
-    for spec in tf.nest.flatten(split.element_spec):
-        is_tensor = isinstance(spec, tf.TensorSpec) or is_composite(spec)
-        if not is_tensor or not (spec.dtype.is_numeric or spec.dtype.is_bool):
+    spec = given.element_spec
+    for part in tf.nest.flatten(spec):
+        is_tensor = isinstance(part, tf.TensorSpec) or is_composite(part)
+        if not is_tensor or not (part.dtype.is_numeric or part.dtype.is_bool):
             raise ValueError(
-                f"{where}: its elements hold {spec}, but must hold numbers: dense, ragged or "
+                f"{where}: its elements hold {part}, but must hold numbers: dense, ragged or "
                 "sparse."
             )
+    if not own_task:
+        _check_classes(spec, where)
+    if own_task or num_classes is not None:  # else `count_classes` counts the examples, too
+        check_count(given, where)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    return given, (x, y)
+
+
+def _check_classes(spec: Any, where: str) -> None:
+    if not is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
+        raise ValueError(f"{where}: its elements must be (x, y), not {describe(spec)}.")
+    x, y = spec
+    if y.shape.rank != 0 or not y.dtype.is_integer:
+        raise ValueError(
+            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
+            "batched, add .unbatch()."
+        )
+    if not x.shape.is_fully_defined():
+        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
+
+
+def count_classes(split: tf.data.Dataset, where: str) -> int:
+    """1 + the largest label. All are read, and counted."""
     _check_end(split, where)
-    _check_count(split, where)
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(split.element_spec)
-    return split, (x, y)
+    largest = count = 0
+    what = f"counting the examples and classes of {where}"
+    for labels in read_through(split.map(lambda x, y: y), what):
+        if labels.min() < 0:
+            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
+        largest, count = max(largest, int(labels.max())), count + len(labels)
+    _counts[split] = count
+    check_count(split, where)
+    return largest + 1
+
+
+def check_count(dataset: tf.data.Dataset, where: str) -> None:
+    """Raises ValueError for a dataset without an end, or without examples."""
+    if _count(dataset, where) == 0:
+        raise ValueError(f"{where}: no examples; give at least one.")
 
 
 def _check_end(dataset: tf.data.Dataset, where: str) -> None:
@@ -276,44 +284,13 @@ def _check_end(dataset: tf.data.Dataset, where: str) -> None:
 
 def _count(dataset: tf.data.Dataset, where: str) -> int:
     """The number of examples; one of unknown length is read once."""
+    _check_end(dataset, where)
     count = int(dataset.cardinality())
     if count >= 0:
         return count
     if dataset not in _counts:
         _counts[dataset] = count_elements(dataset, f"counting the examples of {where}")
     return _counts[dataset]
-
-
-def _check_count(dataset: tf.data.Dataset, where: str) -> None:
-    if _count(dataset, where) == 0:
-        raise ValueError(f"{where}: no examples; give at least one.")
-
-
-def _element_shape(split: tf.data.Dataset, where: str) -> tuple[int, ...]:
-    spec = split.element_spec
-    if not is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
-        raise ValueError(f"{where}: its elements must be (x, y), not {describe(spec)}.")
-    x, y = spec
-    if y.shape.rank != 0 or not y.dtype.is_integer:
-        raise ValueError(
-            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
-            "batched, add .unbatch()."
-        )
-    if not x.shape.is_fully_defined():
-        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
-    return tuple(x.shape)
-
-
-def _count_labels(split: tf.data.Dataset, where: str) -> int:
-    """The number of classes: 1 + the largest label. All are read, and counted."""
-    largest = count = 0
-    what = f"counting the examples and classes of {where}"
-    for labels in read_through(split.map(lambda x, y: y), what):
-        if labels.min() < 0:
-            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
-        largest, count = max(largest, int(labels.max())), count + len(labels)
-    _counts[split] = count
-    return largest + 1
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:

@@ -8,11 +8,10 @@
 from dataclasses import replace
 from typing import Any
 
-from towers.app.datasets import random_access
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits
+from towers.app.datasets.user import from_splits, from_splits_of_classes
 from towers.app.named import one_line
-from towers.app.reading.supervised import Supervised
+from towers.app.reading.examples import Supervised
 
 PREFIX = "tfds:"
 _LONGEST = 120  # characters of an error of theirs, which lists all data sets
@@ -43,15 +42,11 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
     except Exception as error:  # it raises many kinds
         raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:_LONGEST]}") from None
     found = next((which for which in _TEST if which in splits), None)
-    if "train" not in splits or found is None and not own_task:
+    info = splits["train"].dataset_info if "train" in splits else None
+    if info is None or found is None and not own_task or len(info.supervised_keys or ()) != 2:
         raise ValueError(
-            f"dataset={name} has the splits {', '.join(splits)}: it needs train, and test or "
-            "validation. Use dataset=package.module:function, which returns (train, test)."
-        )
-    info = splits["train"].dataset_info
-    if info.supervised_keys is None or len(info.supervised_keys) != 2:
-        raise ValueError(
-            f"dataset={name} does not say what x and y of its features are. Use "
+            f"dataset={name} has the splits {', '.join(splits)}, and must have train, and test or "
+            "validation, and say what x and y of its features are. Use "
             "dataset=package.module:function, which returns (train, test) of (x, y)."
         )
     train, test = (
@@ -61,5 +56,6 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
     if own_task:
         return from_splits(name, train, test)
     label = info.features[info.supervised_keys[1]]
-    dataset = random_access.of_classes(name, train, test, getattr(label, "num_classes", None))
+    num_classes = getattr(label, "num_classes", None)
+    dataset = from_splits_of_classes(name, train, test, num_classes)
     return replace(dataset, class_names=tuple(getattr(label, "names", None) or ()))

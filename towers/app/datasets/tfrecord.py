@@ -4,21 +4,21 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from towers.app.datasets import pixels
+from towers.app import named
+from towers.app.datasets import record_files
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.record_files import RecordFiles, find, import_features
+from towers.app.datasets.tf_data import Streamed, cause
 from towers.resume.read_through import count_elements
 from towers.resume.source import Epoch
-from towers.app.datasets.tf_data import Streamed, cause
 
-SUFFIX = ".tfrecord"
 _HEAD, _TAIL = 12, 4  # bytes around a record's data
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78": "ZLIB"}  # what such files begin with
 
@@ -58,25 +58,20 @@ class TfRecords(Streamed):
 
 
 def load(data_dir: str | None, features: str | None) -> Dataset:
-    """The records below a directory, each parsed when its turn comes.
+    """The records below a directory, see `record_files.load`.
 
-    Args:
-        data_dir: the directory, see `record_files`.
-        features: "package.module:function", a record (a string tensor) -> (x, y), in TensorFlow
-            operations such as tf.io.parse_single_example. Where y is one integer, its module's
-            NUM_CLASSES is the number of labels.
-
-    Raises:
-        ValueError: a file cannot be read, or the function gives something else than (x, y).
+    `features` takes a record, a string tensor, and works in TensorFlow operations such as
+    tf.io.parse_single_example.
     """
-    files = find("tfrecord", data_dir, SUFFIX)
-    parse, num_classes = import_features("tfrecord", features)
-    train = _split(files, files.train, "train", parse)
-    test = _split(files, files.test, "test", parse)
-    shape = _check(train, str(features), num_classes)
-    found = pixels.notes(train.given_spec[0], test.given_spec[0])
-    divided = pixels.divided_parts(train.given_spec[0])
-    return Dataset("tfrecord", train, test, num_classes or 1, shape, found, divided=divided)
+
+    def make(
+        directory: Path, names: list[str], where: str, num_classes: int | None
+    ) -> tuple[Any, Any]:
+        split = _split(directory, names, where, str(features))
+        _check(split, str(features), num_classes)
+        return split, split.given_spec
+
+    return record_files.load("tfrecord", data_dir, features, make)
 
 
 def count_records(path: str) -> tuple[int, str]:
@@ -113,36 +108,31 @@ def count_records(path: str) -> tuple[int, str]:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 
 
-def _split(
-    files: RecordFiles, names: list[str], what: str, parse: Callable[[Any], Any]
-) -> TfRecords:
+def _split(directory: Path, names: list[str], where: str, features: str) -> TfRecords:
     for name in names:
         if (plain := name.removesuffix(".gz")) != name and plain in names:
             raise ValueError(
-                f"{files.directory} ({what}) holds {plain} and {name}, which would count twice; "
-                "remove one of them."
+                f"{where} holds {plain} and {name}, which would count twice; remove one of them."
             )
-    paths = files.paths(names)
+    paths = [f"{directory}/{name}" for name in names]
     counts, compressions = zip(*map(count_records, paths), strict=True)
     if sum(counts) == 0:
-        raise ValueError(f"{files.directory} ({what}): no records; give at least one.")
+        raise ValueError(f"{where}: no records; give at least one.")
+    records = tf.data.Dataset.from_tensor_slices((paths, list(compressions)))
     return TfRecords(
-        tf.data.Dataset.from_tensor_slices((paths, list(compressions))).flat_map(
-            tf.data.TFRecordDataset
-        ),
-        f"{files.directory} ({what})", sum(counts), parse,
+        records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
+        named.import_function(features, "features"),
         files=paths, names=names, counts=counts, compressions=compressions,
     )
 
 
-def _check(split: TfRecords, features: str, num_classes: int | None) -> Any:
-    """The shape of x."""
+def _check(split: TfRecords, features: str, num_classes: int | None) -> None:
     try:
-        x, y = split.element_spec
+        x, y = split.given_spec
     except Exception as error:  # whatever the user's function raises while it is traced
         raise ValueError(
             f"features ({features!r}) cannot parse a record into (x, y): "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}."
+            f"{named.one_line(error)[:300]}."
         ) from None
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(x)):
         raise ValueError(f"features ({features!r}): x has an unknown shape; use tf.ensure_shape.")
@@ -150,4 +140,3 @@ def _check(split: TfRecords, features: str, num_classes: int | None) -> Any:
         raise ValueError(
             f"features ({features!r}): y is a label; add NUM_CLASSES = N to its module."
         )
-    return tf.nest.map_structure(lambda spec: tuple(spec.shape), x)

@@ -24,15 +24,9 @@ _FORMS = (
 def load(spec: str, own_task: bool = False) -> Dataset:
     """Calls the function, without arguments, and checks what it returns.
 
-    It returns ((x_train, y_train), (x_test, y_test)), arrays as in `from_arrays`; or a pair of
-    unbatched tf.data.Datasets of (x, y), y a scalar integer; or a pair of random-access sources
-    (see `random_access.from_source`), or of iterables with a state (see `stateful`), which are read
-    while training runs. The number of classes is the module's NUM_CLASSES, else 1 + the largest
-    label (one pass over a tf.data.Dataset, whose values are not checked any further; of what is
-    read while training runs it must be given). What the function itself raises passes through.
-
-    For a model that brings its own task it returns (train, test) of any structure, see
-    `from_splits`; test may be None.
+    It returns (train, test), see `from_splits_of_classes`; the number of classes is the module's
+    NUM_CLASSES. For a model that brings its own task they are of any structure, see `from_splits`.
+    What the function itself raises passes through.
 
     Args:
         spec: "package.module:function".
@@ -41,14 +35,13 @@ def load(spec: str, own_task: bool = False) -> Dataset:
     Raises:
         ValueError: it cannot be imported, or returns something else.
     """
-    function = named.import_function(spec, "dataset")
+    splits = named.import_function(spec, "dataset")()
     num_classes = named_classes(spec, "dataset")
-    splits = _sized(function(), spec)
-    if own_task and is_pair(splits):
-        return from_splits(spec, *splits)
-    if not is_pair(splits) or not _are_classes(*splits):
+    if not is_pair(splits):
         raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
-    train, test = splits
+    train, test = _sized(splits, spec)
+    if own_task:
+        return from_splits(spec, train, test)
     return from_splits_of_classes(spec, train, test, num_classes)
 
 
@@ -70,27 +63,47 @@ def named_classes(spec: str, argument: str) -> int | None:
 def _sized(splits: Any, spec: str) -> Any:
     """(train, test), iterables with a state with their counts in the module's NUM_EXAMPLES."""
     counts = getattr(named.import_module(spec, "dataset"), "NUM_EXAMPLES", None)
-    if counts is None or not is_pair(splits):
+    if counts is None:
         return splits
     if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
         raise ValueError(
             f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
             "numbers, at least 1: the examples of an epoch, and those to test on."
         )
-    pairs = zip(splits, counts, strict=True)
-    return tuple(
-        stateful.Sized(split, n) if _kind(split) is stateful else split for split, n in pairs
-    )
+    return [
+        stateful.Sized(split, count) if _kind(split) is stateful else split
+        for split, count in zip(splits, counts, strict=True)
+    ]
 
 
 def from_splits_of_classes(
-    name: str, train: Any, test: Any, num_classes: int | None = None
+    name: str,
+    train: Any,
+    test: Any,
+    num_classes: int | None = None,
+    where: tuple[str, str] | None = None,
 ) -> Dataset:
-    """A data set for classification; Args and Raises as in `load`."""
-    if not _are_classes(train, test):
+    """A data set for classification.
+
+    Args:
+        name: of the data set.
+        train: (x, y), arrays as in `arrays.split_of`; or an unbatched tf.data.Dataset of (x, y), y
+            a scalar integer, whose values are not checked; or a random-access source of (x, y), or
+            an iterable of them with a state, which are read while training runs.
+        test: the same.
+        num_classes: None: 1 + the largest label (one pass over a tf.data.Dataset; of what is read
+            while training runs it must be given).
+        where: what train and test are, such as their files, for the errors.
+
+    Raises:
+        ValueError: they are something else, are wrong, or differ in shape.
+    """
+    kind = _kind(train)
+    is_known = kind is _kind(test) and (kind is not arrays or is_pair(train) and is_pair(test))
+    if not is_known:
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    return _kind(train).of_classes(name, train, test, num_classes)  # type: ignore[no-any-return]
+    return _dataset(name, {"train": train, "test": test}, num_classes, False, where)
 
 
 def from_splits(name: str, train: Any, test: Any) -> Dataset:
@@ -111,21 +124,56 @@ def from_splits(name: str, train: Any, test: Any) -> Dataset:
         ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length; or
             train and test differ in shape.
     """
-    stateful.check_apart(name, train, test)
     given = {"train": train} if test is None else {"train": train, "test": test}
-    found = {which: _kind(s).of_any(s, f"{name} ({which})") for which, s in given.items()}
-    notes = pixels.notes(**{which: x for which, (_, (x, _)) in found.items()})
-    shapes = {which: tuple(map(_shapes, specs)) for which, (_, specs) in found.items()}
-    for which, (x, y) in shapes.items():
-        if (x, y) != shapes["train"]:
-            raise ValueError(
-                f"{name} ({which}): examples of {_shown(x, y)}, but those of train are of "
-                f"{_shown(*shapes['train'])}."
-            )
+    return _dataset(name, given, None, True)
+
+
+def _dataset(
+    name: str,
+    given: dict[str, Any],
+    num_classes: int | None,
+    own_task: bool,
+    where: tuple[str, str] | None = None,
+) -> Dataset:
+    stateful.check_apart(name, *given.values())
+    places = dict(zip(given, where or [f"{name} ({which})" for which in given], strict=True))
+    found = {
+        which: _kind(split).split_of(split, places[which], num_classes, own_task)
+        for which, split in given.items()
+    }
     splits = {which: split for which, (split, _) in found.items()}
+    if num_classes is None and not own_task:
+        num_classes = max(
+            _kind(given[which]).count_classes(split, places[which])
+            for which, split in splits.items()
+        )
+    specs = {which: specs for which, (_, specs) in found.items()}
+    return of_specs(name, splits, specs, None if own_task else num_classes, places)
+
+
+def of_specs(
+    name: str,
+    splits: dict[str, Any],
+    specs: dict[str, Any],
+    num_classes: int | None,
+    places: dict[str, str],
+) -> Dataset:
+    """The data set of one split or two, from the specs of one (x, y) as they were given.
+
+    Raises:
+        ValueError: train and test differ in shape, or in whether their pixels are divided.
+    """
+    notes = pixels.notes(**{which: x for which, (x, _) in specs.items()})
+    shapes = {which: tuple(map(_shapes, pair)) for which, pair in specs.items()}
+    for which, pair in shapes.items():
+        if pair != shapes["train"]:
+            raise ValueError(
+                f"{places[which]}: examples of shapes {pair[0]} and {pair[1]}, but those of "
+                f"{places['train']} are of {shapes['train'][0]} and {shapes['train'][1]}."
+            )
     return Dataset(
-        name, splits["train"], splits.get("test"), None, shapes["train"][0], notes,
-        divided=pixels.divided_parts(found["train"][1][0]),
+        name, splits["train"], splits.get("test"), num_classes, shapes["train"][0], notes,
+        divided=pixels.divided_parts(specs["train"][0]),
     )
 
 
@@ -145,23 +193,15 @@ def _kind(split: Any) -> Any:
     """The module of what the user gives: arrays, where it is nothing else."""
     if isinstance(split, tf.data.Dataset):
         return tf_data
-    has_both = hasattr(split, "__len__") and hasattr(split, "__getitem__")
     if isinstance(split, stateful.Sized):
         return stateful
     if isinstance(split, tuple | list | dict | str | bytes | np.ndarray):
         return arrays
-    return random_access if has_both else stateful if has_state(split) else arrays
-
-
-def _are_classes(train: Any, test: Any) -> bool:
-    kind = _kind(train)
-    return kind is _kind(test) and (kind is not arrays or is_pair(train) and is_pair(test))
+    if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
+        return random_access
+    return stateful if has_state(split) else arrays
 
 
 def _shapes(specs: Any) -> Any:
     """The structure of a part of an example, of shapes; None for a size that varies."""
     return None if specs is None else tf.nest.map_structure(lambda s: tuple(s.shape), specs)
-
-
-def _shown(x: Any, y: Any) -> str:
-    return f"shape {x}" if y is None else f"shapes {x} and {y}"

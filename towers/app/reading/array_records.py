@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +11,7 @@ from towers.app.named import one_line
 
 
 class ArrayRecords:
-    """The records of several files, one after the other. Files are opened when first read.
+    """The records of several files, one after the other.
 
     It is pickled by its files' names: each process opens them for itself.
     """
@@ -25,9 +25,26 @@ class ArrayRecords:
         Raises:
             ValueError: a file cannot be read, or the package array_record is missing.
         """
-        self._paths, self._features = list(paths), features
-        self._ends: list[int] = []
-        self._open()
+        try:
+            from array_record.python.array_record_module import ArrayRecordReader
+        except ImportError:
+            raise ValueError(
+                "dataset=array_record needs the package array_record: "
+                "pip install 'tf-towers[data]'."
+            ) from None
+        self._given = list(paths), features
+        self._parse = named.import_function(features, "features")
+        self._readers: list[Any] = []
+        for path in paths:
+            reader = ArrayRecordReader(path)
+            try:
+                if not reader.ok():
+                    reader.close()  # which raises what is wrong
+            except Exception as error:  # it raises RuntimeError for everything
+                raise ValueError(
+                    f"{path} cannot be read: {one_line(error)}; copy it again."
+                ) from None
+            self._readers.append(reader)
         self._ends = list(accumulate(reader.num_records() for reader in self._readers))
 
     def __len__(self) -> int:
@@ -39,35 +56,10 @@ class ArrayRecords:
         (record,) = self._readers[file].read([index - begin])
         return self._parse(record)
 
+    def __reduce__(self) -> Any:
+        return ArrayRecords, self._given
+
     def identity(self) -> Iterator[bytes]:
         """The files' names and sizes, wherever their directory lies."""
-        for path in self._paths:
+        for path in self._given[0]:
             yield os.fsencode(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_paths": self._paths, "_features": self._features, "_ends": self._ends}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-    def _open(self) -> None:
-        try:
-            from array_record.python.array_record_module import ArrayRecordReader
-        except ImportError:
-            raise ValueError(
-                "dataset=array_record needs the package array_record: "
-                "pip install 'tf-towers[data]'."
-            ) from None
-        self._parse: Callable[[bytes], Any] = named.import_function(self._features, "features")
-        self._readers: list[Any] = []
-        for path in self._paths:
-            reader = ArrayRecordReader(path)
-            try:
-                if not reader.ok():
-                    reader.close()  # which raises what is wrong
-            except Exception as error:  # it raises RuntimeError for everything
-                raise ValueError(
-                    f"{path} cannot be read: {one_line(error)}; copy it again."
-                ) from None
-            self._readers.append(reader)

@@ -2,52 +2,31 @@
 
     indices of a batch  ->  chunks  ->  chunk k to reader k % N  ->  arrays of that batch
 
-The number of readers changes no bit: who asks, in which order, is fixed by the chunks alone. A
-process is told what to read, and answers, over a pipe of its own: where either end is gone the
-other one knows it. It is not forked: TensorFlow's threads would not survive that.
+The number of readers changes no bit: who reads what, in which order, is fixed by the chunks alone.
+A process is not forked: TensorFlow's threads would not survive that.
 """
 
 import itertools
 import multiprocessing
 import os
-import pickle
+import queue
 import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from towers.app.named import one_line
-from towers.app.reading.examples import Source
+from towers.app.reading.examples import MEND, Source
 
 _MOST_AT_ONCE = 512  # indices of a chunk: several fit into a pipe, so that asking never waits
 _AHEAD = 2  # chunks that each reader has been asked for
 
 Arrays = list[np.ndarray]
-
-
-class Chunk(NamedTuple):
-    """Examples that one reader reads at once.
-
-    indices: which. batch: the indices of the whole batch where this is its last chunk, else None.
-    """
-
-    indices: np.ndarray
-    batch: np.ndarray | None
-
-
-class _Reader(Protocol):
-    close: Callable[[], Any]
-
-    def ask(self, number: int, indices: np.ndarray) -> None: ...
-
-    def answer(self, number: int) -> Arrays: ...
 
 
 class Readers:
@@ -62,7 +41,7 @@ class Readers:
         """
         self._source, self._num_processes, self._timeout = source, num_processes, timeout
         self._readers: list[_Reader] = []
-        self._numbers = itertools.count()  # of the chunks: an answer to an older question is left
+        self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Arrays]]:
         """The examples of each batch: its indices, and an array [B, ...] for each leaf.
@@ -71,17 +50,23 @@ class Readers:
 
         Raises:
             ValueError: an example cannot be read, is unlike the first one, or takes too long;
-                the source has another length than before; or a process has ended.
+                or a process has ended.
         """
         if not self._readers:
-            self._readers = self._start()
+            count, source = self._num_processes, self._source
+            self._readers = [_Reader(source, self._timeout, count) for _ in range(count or 1)]
         parts: list[Arrays] = []
         try:
-            for chunk, arrays in self._answers(_chunks(batches, len(self._readers))):
-                parts.append(arrays)
-                if chunk.batch is not None:
-                    yield chunk.batch, _joined(parts)
-                    parts = []
+            while self._asked:  # an iteration that was left
+                self._asked.popleft()[0].answer()
+            chunks = _chunks(batches, len(self._readers))
+            for reader, (indices, batch) in zip(itertools.cycle(self._readers), chunks):
+                reader.ask(indices)
+                self._asked.append((reader, batch))
+                if len(self._asked) >= _AHEAD * len(self._readers):
+                    yield from self._received(parts)
+            while self._asked:
+                yield from self._received(parts)
         except ValueError:
             self.close()  # the next iteration begins with new ones
             raise
@@ -91,241 +76,153 @@ class Readers:
         for reader in self._readers:
             reader.close()
         self._readers = []
+        self._asked.clear()
 
-    def _answers(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Arrays]]:
-        under_way: deque[tuple[_Reader, int, Chunk]] = deque()
-        for reader, chunk in zip(itertools.cycle(self._readers), chunks, strict=False):
-            number = next(self._numbers)
-            reader.ask(number, chunk.indices)
-            under_way.append((reader, number, chunk))
-            if len(under_way) >= _AHEAD * len(self._readers):
-                reader, number, chunk = under_way.popleft()
-                yield chunk, reader.answer(number)
-        for reader, number, chunk in under_way:
-            yield chunk, reader.answer(number)
-
-    def _start(self) -> list[_Reader]:
-        if self._num_processes == 0:
-            return [_Thread(self._source, self._timeout)]
-        try:
-            pickled = pickle.dumps(self._source)
-        except Exception as error:  # pickle raises many kinds
-            raise ValueError(
-                f"{self._source.where} cannot be sent to data_workers={self._num_processes} "
-                f"processes: {one_line(error)}. Open files when they are first read, or use "
-                "data_workers=0."
-            ) from None
-        return [
-            _Process(pickled, self._source.where, self._timeout)
-            for _ in range(self._num_processes)
-        ]
+    def _received(self, parts: list[Arrays]) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Adds the next chunk to the parts of its batch; yields the batch when it is complete."""
+        reader, batch = self._asked.popleft()
+        answer = reader.answer()
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        parts.append(answer)
+        if batch is not None:
+            yield batch, [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
+            parts.clear()
 
 
-def _chunks(batches: Iterable[np.ndarray], num_readers: int) -> Iterator[Chunk]:
+def _chunks(
+    batches: Iterable[np.ndarray], num_readers: int
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """The indices of each chunk, with those of its batch where it is the batch's last one."""
     for batch in batches:
         count = min(len(batch), max(num_readers, -(-len(batch) // _MOST_AT_ONCE)))
-        parts = np.array_split(batch, count)
-        for part in parts[:-1]:
-            yield Chunk(part, None)
-        yield Chunk(parts[-1], batch)
+        *parts, last = np.array_split(batch, count)
+        yield from ((part, None) for part in parts)
+        yield last, batch
 
 
-def _joined(parts: list[Arrays]) -> Arrays:
-    if len(parts) == 1:
-        return parts[0]
-    return [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
+class _Reader:
+    """One of some processes, which ends with this one; of 0: a thread.
 
+    A thread whose source hangs stays behind until this process ends.
+    """
 
-# The two kinds of readers
-
-
-class _Thread:
-    """A thread of this process. Where its source hangs it stays behind until the process ends."""
-
-    def __init__(self, source: Source, timeout: float) -> None:
+    def __init__(self, source: Source, timeout: float, num_processes: int) -> None:
         self._where, self._timeout = source.where, timeout
-        self._progress = SimpleNamespace(value=-1)
-        self._asked: SimpleQueue = SimpleQueue()
-        self._answers: SimpleQueue = SimpleQueue()
-        arguments = (source, self._asked.get, self._answers.put, self._progress)
-        threading.Thread(target=_serve, args=arguments, daemon=True, name="towers-reader").start()
-        self.close: Callable[[], Any] = weakref.finalize(self, self._asked.put, None)
-
-    def ask(self, number: int, indices: np.ndarray) -> None:
-        self._asked.put((number, indices))
-
-    def answer(self, number: int) -> Arrays:
-        return _answer(number, self._receive, self._progress, self._timeout, self._where)
-
-    def _receive(self, timeout: float) -> Any:
-        try:
-            return self._answers.get(timeout=timeout)
-        except Empty:
-            return None
-
-
-class _Process:
-    """A process of its own, which ends with this one."""
-
-    def __init__(self, pickled: bytes, where: str, timeout: float) -> None:
-        self._where, self._timeout = where, timeout
         context = multiprocessing.get_context("spawn")
-        self._progress = context.RawValue("q", -1)
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve_process, args=(pickled, theirs, self._progress), daemon=True,
-            name="towers-reader",
-        )
-        self._process.start()
-        theirs.close()  # so that this end knows when the process is gone
-        self.close: Callable[[], Any] = weakref.finalize(
-            self, _end, self._process, self._connection
-        )
-
-    def ask(self, number: int, indices: np.ndarray) -> None:
+        self._index = context.RawValue("q", -1)  # of the example that is being read
+        connection: Any
+        theirs: Any
+        if num_processes:
+            connection, theirs = context.Pipe()
+            kind: Any = context.Process
+        else:
+            asked: queue.Queue[Any] = queue.Queue()
+            answers: queue.Queue[Any] = queue.Queue()
+            connection, theirs = _End(answers, asked), _End(asked, answers)
+            kind = threading.Thread
+        self._connection = connection
+        self._worker = kind(target=_serve, args=(source, theirs, self._index), daemon=True)
         try:
-            self._connection.send((number, indices))
+            self._worker.start()
+        except Exception as error:  # pickle raises many kinds
+            raise ValueError(
+                f"{source.where} cannot be sent to data_workers={num_processes} processes: "
+                f"{one_line(error)}. Open files when they are first read, or use data_workers=0."
+            ) from None
+        theirs.close()  # so that this end knows when the process is gone
+        self.close = weakref.finalize(self, _end, self._worker, self._connection)
+
+    def ask(self, indices: np.ndarray) -> None:
+        try:
+            self._connection.send(indices)
         except OSError:
             raise self._gone() from None
 
-    def answer(self, number: int) -> Arrays:
-        return _answer(number, self._receive, self._progress, self._timeout, self._where)
+    def answer(self) -> Arrays | str:
+        """The arrays of the chunk asked for first, or an error.
 
-    def _receive(self, timeout: float) -> Any:
+        Raises:
+            ValueError: one example takes longer than the timeout, or the process is gone.
+        """
+        index = None
         try:
-            return _receive(self._connection) if self._connection.poll(timeout) else None
+            while not self._connection.poll(self._timeout):
+                if index == (index := self._index.value):
+                    what = f"example {index}" if index >= 0 else "the first example"
+                    raise ValueError(
+                        f"{self._where}: {what} takes longer than data_timeout={self._timeout:g} "
+                        "seconds. Mend what it waits for, or allow more; `resume` then goes on "
+                        "from there."
+                    )
+            return self._connection.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             raise self._gone() from None
 
     def _gone(self) -> ValueError:
-        self._process.join()
-        code = self._process.exitcode or 0
+        self._worker.join()
+        code, index = self._worker.exitcode or 0, self._index.value
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        index = self._progress.value
+        when, remedy = f"at example {index}", (
+            "Where the memory was too small use fewer `data_workers`."
+        )
         if index < 0:
-            return ValueError(
-                f"{self._where}: a process that reads examples has ended {how} before the first "
-                "one. It imports the script that runs: begin that with if __name__ == "
-                "'__main__', or use data_workers=0."
+            when, remedy = "before the first one", (
+                "It imports the script that runs, which must begin with if __name__ == '__main__', "
+                "and the source's class from its module; or use data_workers=0."
             )
         return ValueError(
-            f"{self._where}: a process that reads examples has ended {how} at example {index}. "
-            "Where the memory was too small use fewer `data_workers`."
+            f"{self._where}: a process that reads examples has ended {how} {when}. {remedy}"
         )
 
 
-def _end(process: Any, connection: Connection) -> None:
-    process.kill()
-    process.join()
+class _End:
+    """One end of a pipe between two threads, as multiprocessing has it: nothing is copied."""
+
+    def __init__(self, received: queue.Queue, sent: queue.Queue) -> None:
+        self._received, self.recv, self.send = received, received.get, sent.put
+
+    def poll(self, timeout: float) -> bool:
+        with (condition := self._received.not_empty):
+            return bool(condition.wait_for(lambda: self._received.queue, timeout))
+
+    def close(self) -> None:
+        pass
+
+
+def _end(worker: Any, connection: Any) -> None:
+    if isinstance(worker, threading.Thread):
+        connection.send(None)
+        return
+    worker.kill()
+    worker.join()
     connection.close()
 
 
-def _answer(
-    number: int,
-    receive: Callable[[float], Any],
-    progress: Any,
-    timeout: float,
-    where: str,
-) -> Arrays:
-    """A reader's answer to that question.
+def _serve(source: Source, connection: Any, current: Any) -> None:
+    """Answers until nobody asks any more: all that a reader does."""
+    if threading.current_thread() is threading.main_thread():  # of a process of its own
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the one that trains
+            signal.signal(number, signal.SIG_IGN)
 
-    Raises:
-        ValueError: it is an error, or one example takes longer than the timeout.
-    """
-    index = None
-    while True:
-        received = receive(timeout)
-        if received is None and index is not None and index == progress.value:
-            what = f"example {index} takes" if index >= 0 else "the first example takes"
-            raise ValueError(
-                f"{where}: {what} longer than data_timeout={timeout:g} seconds. Mend what it "
-                "waits for, or allow more; `resume` then goes on from there."
-            )
-        index = progress.value
-        if received is not None and received[0] == number:
-            if isinstance(received[1], str):
-                raise ValueError(received[1])
-            return received[1]  # type: ignore[no-any-return]
+        def end_with_parent() -> None:
+            parent.join()
+            os._exit(1)  # even while the source hangs
 
-
-# What they do
-
-
-def _serve(
-    source: Source, receive: Callable[[], Any], send: Callable[[Any], None], progress: Any
-) -> None:
-    """Answers questions until there is none."""
+        threading.Thread(target=end_with_parent, daemon=True).start()
 
     def begin(index: int) -> None:
-        progress.value = index
+        current.value = index
 
-    while (question := receive()) is not None:
-        number, indices = question
-        try:
-            answer: Arrays | str = source.read(indices, begin)
-        except ValueError as error:
-            answer = str(error)
-        except MemoryError as error:
-            answer = f"{source.where}: {one_line(error)}. Use fewer `data_workers`."
-        send((number, answer))
-
-
-def _serve_process(pickled: bytes, connection: Connection, progress: Any) -> None:
-    """The whole life of a process that reads."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the one that trains
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        source = pickle.loads(pickled)
-    except Exception as error:  # whatever the user's module raises
-        source = _Unreadable(one_line(error))
-    try:
-        _serve(source, connection.recv, lambda answer: _send(connection, *answer), progress)
-    except (EOFError, OSError):
-        return  # nobody asks any more
-
-
-def _send(connection: Connection, number: int, answer: Arrays | str) -> None:
-    """An answer; arrays as they lie in memory, which pickling would copy twice."""
-    if isinstance(answer, str):
-        connection.send((number, answer))
-        return
-    connection.send((number, [(array.shape, array.dtype) for array in answer]))
-    for array in answer:
-        connection.send_bytes(_bytes(array))
-
-
-def _receive(connection: Connection) -> tuple[int, Arrays | str]:
-    """Receives a message of `_send`."""
-    number, answer = connection.recv()
-    if isinstance(answer, str):
-        return number, answer
-    arrays = [np.empty(shape, dtype) for shape, dtype in answer]
-    for array in arrays:
-        connection.recv_bytes_into(_bytes(array))
-    return number, arrays
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
-class _Unreadable:
-    """Stands for a source that a process cannot unpickle."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def read(self, indices: np.ndarray, begin: Callable[[int], None]) -> Arrays:
-        raise ValueError(
-            f"the source of examples cannot be unpickled in another process: {self._reason}. "
-            "Define its class in a module, or use data_workers=0."
-        )
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent ends, even while the source hangs."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    with suppress(EOFError, OSError):  # the one that trains is gone
+        while (indices := connection.recv()) is not None:
+            answer: Arrays | str
+            try:
+                answer = source.read(indices, begin)
+            except ValueError as error:
+                answer = str(error)
+            except Exception as error:  # such as a MemoryError
+                answer = f"{source.where}: {one_line(error)}. {MEND}"
+            connection.send(answer)
