@@ -205,19 +205,19 @@ def exit_code(command: Callable[[], None]) -> int:
     except ValueError as error:
         if is_verbose():
             traceback.print_exc()
-        _say(f"error: {as_flags(prefix.sub('', ' '.join(str(error).split())))}")
+        show(f"error: {as_flags(prefix.sub('', ' '.join(str(error).split())))}", is_error=True)
         return USER_MISTAKE
     except LostWorkerError as error:
-        _say(f"error: {as_flags(prefix.sub('', str(error)))}")
+        show(f"error: {as_flags(prefix.sub('', str(error)))}", is_error=True)
         return LOST_WORKER
     except LostDirectoryError as error:
-        _say(f"error: {as_flags(prefix.sub('', str(error)))}")
+        show(f"error: {as_flags(prefix.sub('', str(error)))}", is_error=True)
         return LOST_DIRECTORY
     except Terminated as stop:
-        _say(f"stopped by {signal.Signals(stop.number).name}")
+        show(f"stopped by {signal.Signals(stop.number).name}", is_error=True)
         return 128 + stop.number
     except KeyboardInterrupt:
-        _say("stopped by Ctrl-C")
+        show("stopped by Ctrl-C", is_error=True)
         return INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -283,7 +283,10 @@ def _raise_terminated(number: int, frame: Any) -> NoReturn:
     raise Terminated(number)
 
 
-def _say(line: str) -> None:
-    """Prints a line to stderr, if anybody is left to read it."""
-    with suppress(OSError):
-        print(line, file=sys.stderr)
+def show(line: str, is_error: bool = False) -> None:
+    """Prints a line at once; continues if nobody reads stdout or stderr any more."""
+    name = "stderr" if is_error else "stdout"
+    try:
+        print(line, file=getattr(sys, name), flush=True)
+    except OSError:  # Python would fail at its exit to flush what it holds
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

@@ -9,41 +9,40 @@ import pytest
 from tests.app.launch.players import launch, start, start_command
 from tests.processes import wait_for
 from tests.resuming import FLAGS, ROOT, outcome, uninterrupted
+from towers.app.launch.launcher import again, cause, loss
+from towers.app.launch.supervise import End
+from towers.app.reporting.report import title_line
 
-# Every attempt leaves a line: how many workers, which one, its arguments.
+KILLED = "was killed by SIGKILL (is there too little memory?)"
+# Every attempt leaves a line: how many workers, which one, its GPUs, its arguments.
 LOG = """
 with open("log", "a") as file:
     print(count, index, os.environ.get("CUDA_VISIBLE_DEVICES"), *sys.argv[1:], file=file)
-def wait_for_all():
-    while len(Path("log").read_text().splitlines()) < sum(range(count, first + 1)):
-        time.sleep(0.01)
+while len(Path("log").read_text().splitlines()) < sum(range(count, 4)):
+    time.sleep(0.01)
 def miss(who):
     print(f"error: worker {who} was lost.", file=sys.stderr)
     sys.exit(3)
-first = int(os.environ.get("FIRST", "3"))
-wait_for_all()
 """
-KILLED = "was killed by SIGKILL (is there too little memory?)"
+RUN = "runs/cnn-mnist-001"
+TITLE = title_line({"towers": "0.1.0", "TensorFlow": "2.21.0", "Keras": "3.15.1"}, f"run: {RUN}")
 # train.py as far as the launcher sees it.
-TRAIN = """
-directory = next((w.split("=")[1] for w in sys.argv if w.startswith(("--run_dir", "--res"))), None)
-directory = directory or "runs/cnn-mnist-001"
+TRAIN = f"""
 if index == 0:
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    Path(directory, "config.json").touch()
-    print(f"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: {directory}", flush=True)
+    Path("{RUN}").mkdir(parents=True, exist_ok=True)
+    Path("{RUN}", "config.json").touch()
+    print("{TITLE.plain}", flush=True)
     note("named")
-while not Path("named-0").exists():
-    time.sleep(0.01)
+wait_for("named-0")
 """
 
 
 def attempts(tmp_path):
-    """{workers: the arguments of each}."""
+    """{workers: [GPUs and arguments of each]}."""
     found = {}
     for line in sorted((tmp_path / "log").read_text().splitlines()):
-        count, *_, = line.split()
-        found.setdefault(int(count), []).append(line.split()[3:])
+        count, _, *rest = line.split()
+        found.setdefault(int(count), []).append(rest)
     return found
 
 
@@ -52,50 +51,35 @@ def test_a_script_starts_again_with_the_same_arguments_and_one_worker_less(tmp_p
     code, lines, stderr = launch(tmp_path, text, "--workers=3", words=["--x=1"])
     assert (code, stderr) == (0, "")
     assert lines == [
-        f"Restart   worker 2 {KILLED}: script.py starts again with 2 workers (1 of 3)",
-        f"Restart   worker 1 {KILLED}: script.py starts again with 1 worker (2 of 3)",
+        f"Restart   worker 2 {KILLED}: script.py --x=1 goes on with 2 workers (1 of 3)",
+        f"Restart   worker 1 {KILLED}: script.py --x=1 goes on with 1 worker (2 of 3)",
     ]
-    assert attempts(tmp_path) == {3: [["--x=1"]] * 3, 2: [["--x=1"]] * 2, 1: [["--x=1"]]}
+    assert attempts(tmp_path) == {n: [["None", "--x=1"]] * n for n in (3, 2, 1)}
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-@pytest.mark.parametrize("words, directory", [
-    ([], "runs/cnn-mnist-001"), (["--run_dir=mine"], "mine"),
-])
-def test_train_py_resumes_in_its_directory(lost, words, directory, tmp_path):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tmp_path):
     text = LOG + TRAIN + f"if count == 3 and index == {lost}: kill_self()\n" \
         f"if count == 3: miss({lost})"
     code, lines, stderr = launch(
-        tmp_path, text, "--workers=3", words=["train.py", "--epochs=3", *words]
+        tmp_path, text, "--workers=3", "--gpus_per_worker=2", words=["train.py", "--epochs=3"],
+        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
     )
-    title = f"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: {directory}"
+    restart = f"worker {lost} {KILLED}: train.py --resume={RUN} goes on with 2 workers (1 of 3)"
     assert (code, stderr) == (0, "")
-    assert lines == [
-        title,
-        f"Restart   worker {lost} {KILLED}: train.py --resume={directory} goes on with 2 workers "
-        "(1 of 3)",
-        title,
-    ]
-    assert attempts(tmp_path)[2] == [[f"--resume={directory}"]] * 2
-
-
-def test_a_run_that_was_lost_before_it_began_begins_again(tmp_path):
-    text = LOG + "if count == 3 and index == 1: kill_self()\nif count == 3: miss(1)"
-    code, lines, _ = launch(tmp_path, text, "--workers=3", words=["train.py", "--run_dir=mine"])
-    assert (code, len(lines)) == (0, 1)
-    assert "train.py starts again with 2 workers" in lines[0]
-    assert attempts(tmp_path)[2] == [["--run_dir=mine"]] * 2
+    assert lines == [TITLE.plain, f"Restart   {restart}", TITLE.plain]
+    left = [gpus for i, gpus in enumerate(("0,1", "2,3", "4,5")) if i != lost]
+    assert attempts(tmp_path)[2] == [[gpus, f"--resume={RUN}"] for gpus in left]
 
 
 @pytest.mark.matrix
-def test_a_worker_that_no_longer_answers_is_lost(tmp_path):
+def test_a_worker_that_no_longer_answers_is_killed_and_named(tmp_path):
     text = LOG + """
 if count == 3 and index == 1:
     kill_self(signal.SIGSTOP)
 if count == 3:
     time.sleep(0.2)
-    print("error: worker 1 has not answered for 60 s, in the exchange of gradients.",
-          file=sys.stderr)
+    print("error: not all of them came to the end of a step.", file=sys.stderr)
     sys.exit(3)
 """
     code, lines, stderr = launch(
@@ -104,107 +88,90 @@ if count == 3:
     )
     assert (code, stderr) == (0, "")
     assert lines == [
-        "Restart   worker 1 has not answered for 60 s, in the exchange of gradients: script.py "
-        "starts again with 2 workers (1 of 3)"
-    ]
-    assert gpus(tmp_path, 2) == ["4", "6"]
-
-
-@pytest.mark.matrix
-def test_a_worker_that_hangs_is_named_by_the_launcher_which_killed_it(tmp_path):
-    text = LOG + """
-if count == 3 and index == 1:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    note("ready")
-    time.sleep(1000)
-if count == 3:
-    while not Path("ready-1").exists():
-        time.sleep(0.01)
-    print("error: not all of them came to the end of a step.", file=sys.stderr)
-    sys.exit(3)
-"""
-    code, lines, _ = launch(tmp_path, text, "--workers=3")
-    assert (code, lines) == (0, [
         "Restart   not all of them came to the end of a step; worker 1 did not end and was killed: "
-        "script.py starts again with 2 workers (1 of 3)"
-    ])
+        "script.py goes on with 2 workers (1 of 3)"
+    ]
+    assert [gpus for gpus, in attempts(tmp_path)[2]] == ["4", "6"]
 
 
-def gpus(tmp_path, num_workers):
-    """The workers' CUDA_VISIBLE_DEVICES, in the attempt of so many."""
-    lines = sorted((tmp_path / "log").read_text().splitlines())
-    return [line.split()[2] for line in lines if line.startswith(f"{num_workers} ")]
-
-
-def test_the_workers_that_are_left_keep_their_gpus(tmp_path):
-    text = LOG + "if count == 3 and index == 0: kill_self()\nif count == 3: miss(0)"
-    code, *_ = launch(
-        tmp_path, text, "--workers=3", "--gpus_per_worker=2",
-        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
-    )
-    assert code == 0
-    assert (gpus(tmp_path, 3), gpus(tmp_path, 2)) == (["0,1", "2,3", "4,5"], ["2,3", "4,5"])
-
-
-def test_a_single_worker_starts_again_alone_as_often_as_it_may(tmp_path):
-    text = "print('begins', flush=True)\nkill_self(signal.SIGSEGV)"
+def test_a_worker_alone_starts_again_as_often_as_it_may(tmp_path):
+    text = "import faulthandler\nfaulthandler.enable()\n" \
+        "print('begins', flush=True)\nkill_self(signal.SIGABRT)"
     code, lines, stderr = launch(tmp_path, text, "--workers=1", "--max_restarts=2")
-    again = "Restart   worker 0 was killed by SIGSEGV: script.py starts again with 1 worker "
-    assert lines == ["begins", again + "(1 of 2)", "begins", again + "(2 of 2)", "begins"]
-    assert (code, stderr) == (1, "error: worker 0 was killed by SIGSEGV after 2 restarts.\n")
-
-
-@pytest.mark.parametrize("flags", [("--workers=2",), ("--workers=2", "--gpus_per_worker=4")])
-def test_without_restarts_it_says_how_to_go_on(flags, tmp_path):
-    text = TRAIN + "if index == 1: kill_self()\nsys.exit(3)"
-    code, _, stderr = launch(
-        tmp_path, text, *flags, "--max_restarts=0", words=["train.py", "--epochs=3"],
-        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
-    )
-    assert code == 1
-    assert stderr == (
-        f"error: worker 1 {KILLED}. It goes on with: python -m towers.launch {' '.join(flags)} -- "
-        "train.py --resume=runs/cnn-mnist-001\n"
-    )
-
-
-def test_what_a_crash_has_left_is_shown(tmp_path):
-    text = "import faulthandler\nfaulthandler.enable()\nkill_self(signal.SIGABRT)"
-    code, _, stderr = launch(tmp_path, text, "--workers=1", "--max_restarts=0")
+    restart = "Restart   worker 0 was killed by SIGABRT: script.py goes on with 1 worker "
+    assert lines == ["begins", restart + "(1 of 2)", "begins", restart + "(2 of 2)", "begins"]
     assert code == 1 and stderr.startswith("Fatal Python error: Aborted")
-    assert stderr.endswith("error: worker 0 was killed by SIGABRT.\n")
+    assert stderr.splitlines()[-1] == (
+        "error: worker 0 was killed by SIGABRT, after 2 restarts. To go on, give the launcher "
+        "behind --: script.py"
+    )
 
 
-@pytest.mark.parametrize("end, code", [("sys.exit(2)", 2), ("1 / 0", 1), ("sys.exit(143)", 143)])
-def test_a_failure_that_would_come_again_is_not_tried_again(end, code, tmp_path):
-    found, lines, _ = launch(tmp_path, f"print('begins')\n{end}", "--workers=1")
-    assert (found, lines) == (code, ["begins"])
+def test_a_failure_that_would_come_again_is_not_tried_again(tmp_path):
+    code, lines, _ = launch(tmp_path, "print('begins')\n1 / 0", "--workers=1")
+    assert (code, lines) == (1, ["begins"])
 
 
-def test_no_restart_once_the_launcher_was_stopped(tmp_path):
+def test_the_launcher_does_not_restart_once_it_was_stopped(tmp_path):
     text = "note('pid', os.getpid())\nsignal.signal(signal.SIGINT, lambda *_: note('got'))\n" \
         "while True: time.sleep(1)"
     process = start(tmp_path, text, "--workers=2")
     pids = [int(text) for text in wait_for(tmp_path / "pid-0", tmp_path / "pid-1")]
-    os.kill(pids[1], signal.SIGKILL)
     process.send_signal(signal.SIGINT)
-    wait_for(tmp_path / "got-0")
-    os.kill(pids[0], signal.SIGKILL)
+    wait_for(tmp_path / "got-0", tmp_path / "got-1")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     assert process.communicate(timeout=30) == ("", "stopped by Ctrl-C\n")
     assert process.returncode == 130
 
 
-def test_every_attempt_has_addresses_of_its_own(tmp_path):
-    text = LOG + """
-with open("addresses", "a") as file:
-    print(*config["cluster"]["worker"], file=file)
-if count == 3 and index == 1: kill_self()
-if count == 3: miss(1)
-"""
-    assert launch(tmp_path, text, "--workers=3")[0] == 0
-    lines = set((tmp_path / "addresses").read_text().splitlines())
-    assert sorted(len(line.split()) for line in lines) == [2, 3]
-    assert all(a.startswith("127.0.0.1:") for line in lines for a in line.split())
+@pytest.mark.parametrize("ends, expected", [
+    ([End(0, 0), End(1, 0)], None),
+    ([End(0, 0), End(1, 5)], End(1, 5)),
+    ([End(1, 1), End(0, 1)], End(1, 1)),  # the first that failed by itself
+    ([End(0, 1), End(1, -9)], End(1, -9)),
+    ([End(2, 1), End(1, 2), End(0, 2)], End(0, 2)),  # a mistake: the chief's words
+    ([End(0, 3), End(1, 1), End(2, 3)], End(1, 1)),  # a worker that misses another comes last
+    ([End(2, 3), End(1, -9, was_asked=True, was_killed=True)], End(2, 3)),
+    ([End(1, 143), End(0, 3)], End(1, 143)),
+    ([End(1, 143), End(0, 1)], End(0, 1)),
+    ([End(1, 143, was_asked=True), End(0, -15, was_asked=True)], None),
+    ([End(1, 130, was_asked=True), End(0, 1, was_asked=True)], End(0, 1, was_asked=True)),
+])
+def test_the_cause_is_the_end_that_explains_the_others(ends, expected):
+    assert cause(ends) == expected
+
+
+@pytest.mark.parametrize("ends, expected", [
+    ([End(1, -9), End(0, 3), End(2, 3)], 1),
+    ([End(0, 3), End(2, 3), End(1, -9, True, True)], 1),
+    ([End(0, 3), End(2, 3), End(1, 143, True)], 2),
+])
+def test_the_run_goes_on_without_the_worker_that_was_lost(ends, expected):
+    assert loss(ends, cause(ends))[0] == expected
+
+
+@pytest.mark.parametrize("words, announced, expected", [
+    (["train.py", "--epochs=3"], "run", ["train.py", "--resume=run"]),
+    # the directory that the command names, in any of absl's ways; the last one counts
+    (["train.py", "--run_dir=run", "--epochs=3"], None, ["train.py", "--resume=run"]),
+    (["towers-train", "-run_dir", "run"], None, ["towers-train", "--resume=run"]),
+    (["train.py", "--run_dir=empty", "--run_dir=run"], None, ["train.py", "--resume=run"]),
+    # the command stays as it is if there is no run yet, if it resumes already, or is no train.py
+    (["train.py", "--run_dir=empty"], None, None),
+    (["train.py", "--epochs=3"], None, None),
+    (["train.py", "--resume=run", "--epochs=9"], "run", None),
+    (["fit.py", "--run_dir=run"], "run", None),
+    (["-m", "package.train", "--run_dir=run"], "run", None),
+])
+def test_after_a_loss_train_py_resumes_and_others_start_again(
+    words, announced, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    assert again(words, announced) == (expected or words)
 
 
 # A model whose process is killed at the first checkpoint after step 0, once.
@@ -235,7 +202,6 @@ def test_train_py_itself_goes_on_to_the_same_bits(tmp_path):
     )
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")
-    again = f"Restart   worker 0 {KILLED}: train.py --resume=run goes on with 1 worker (1 of 3)"
-    assert stdout.splitlines().count(again) == 1
+    assert stdout.count(f"Restart   worker 0 {KILLED}: ") == 1
     assert re.search("^Resume    from step [2-6]:", stdout, re.MULTILINE), stdout
     assert outcome(tmp_path / "run") == uninterrupted(*FLAGS)

@@ -1,4 +1,4 @@
-"""Small scripts that play workers, and the launcher that starts them; no TensorFlow in sight."""
+"""Small scripts that play workers, and the launcher that starts them, without TensorFlow."""
 
 import os
 import subprocess
@@ -20,12 +20,17 @@ def note(name, text=""):
     Path(f"{name}-{index}").write_text(f"{text}\\n")
 
 
+def wait_for(*names):
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)
+
+
 def kill_self(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
 """
 
 
-def start(tmp_path, text, *flags, words=(), inside=(), environment=()):
+def start(tmp_path, text, *flags, words=(), environment=()):
     """The launcher's process, which runs a script as workers.
 
     Args:
@@ -33,30 +38,21 @@ def start(tmp_path, text, *flags, words=(), inside=(), environment=()):
         text: the script, behind BEGINNING; it is called script.py.
         flags: the launcher's.
         words: the script's arguments; a first one that ends in .py names the script.
-        inside: Python statements that the launcher's process runs first.
         environment: variables besides the test's own.
     """
     name = "script.py"
     if words and words[0].endswith(".py"):
         name, *words = words
     (tmp_path / name).write_text(BEGINNING + text)
-    return start_command(
-        tmp_path, *flags, "--", name, *words, inside=inside, environment=environment
-    )
+    return start_command(tmp_path, *flags, "--", name, *words, environment=environment)
 
 
-def start_command(tmp_path, *arguments, inside=(), environment=()):
+def start_command(tmp_path, *arguments, environment=()):
     """The launcher's process with these arguments; see `start`."""
-    program = ["-m", "towers.app.launch"]
-    if inside:
-        program = ["-c", "\n".join([
-            "import sys", *inside, "from towers.app.launch.__main__ import main",
-            "sys.exit(main(sys.argv))",
-        ])]
     hidden = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     kept = {k: v for k, v in os.environ.items() if k not in hidden}
     return subprocess.Popen(
-        [sys.executable, *program, *arguments], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "towers.launch", *arguments], cwd=tmp_path, text=True,
         env={**kept, "PYTHONPATH": str(ROOT), **dict(environment)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )

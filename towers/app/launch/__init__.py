@@ -2,9 +2,6 @@
 
     __main__.py            the command
     worker_environment.py  TF_CONFIG, addresses, and the GPUs of each worker
-    command.py             the command of each worker, at first and after one was lost
-    worker.py              a worker's process and its lines
-    screen.py              the terminal
-    supervise.py           runs all workers until the last has ended; passes signals on
+    supervise.py           runs all workers until the last has ended
     launcher.py            starts again with one worker less after one was lost
 """

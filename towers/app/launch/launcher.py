@@ -1,134 +1,125 @@
-"""launch: the workers of a run, again with one less as often as one was lost."""
+"""launch: the workers of a run, and again with one worker less after one was lost."""
 
-import os
+import re
+import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
-from towers.app.command_line import OTHER_FAILURE, Terminated
-from towers.app.launch import command
-from towers.app.launch.screen import Screen
-from towers.app.launch.supervise import (
-    End,
-    Ended,
-    cause,
-    in_words,
-    lost_worker,
-    passed_on,
-    supervise,
-)
-from towers.app.launch.worker_environment import VARIABLE, free_addresses, tf_config
-from towers.machine.words import plural
-
-_ERROR = b"error: "
+from towers.app.command_line import OTHER_FAILURE, USER_MISTAKE, Terminated, show
+from towers.app.launch.supervise import End, supervise
+from towers.app.launch.worker_environment import INSTALLED, worker_environments
+from towers.machine.signals import handled_by
+from towers.machine.words import counted
+from towers.resume.remote_files import holds_run
 
 
 def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:
-    """Runs the workers; returns the exit code: 0, or that of the first worker that failed.
+    """Runs the workers; returns the exit code: 0, or that of the worker that explains the failure.
 
     Args:
         words: a script and its arguments.
         shares: each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is.
-        max_restarts: how often the run goes on without a worker that was lost.
+        max_restarts: how often the run continues without a worker that was lost.
 
     Raises:
-        ValueError: there is no such script, or a worker cannot be started.
+        ValueError: there is no such script.
         KeyboardInterrupt: Ctrl-C has come, or Terminated: another signal; the workers have ended.
     """
-    command.check(words)
-    screen, left, directory = Screen(), list(shares), None
-    with passed_on() as stop:
+    _check(words)
+    left, directory, stops = list(shares), None, list[int]()
+    with handled_by(lambda number, frame: stops.append(number)):
         for restarts in count():
-            ended = supervise(command.python(words), _environments(left), screen, stop)
-            directory = ended.directory or directory
-            why = cause(ended.ends)
-            if stop.number is not None and (why is None or why.is_loss or why.is_stop):
-                if any(end.code for end in ended.ends):
-                    _raise_stopped(stop.number)
-                return 0
+            start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
+            ends, named = supervise(
+                [sys.executable, *start, *words[1:]], worker_environments(left), stops
+            )
+            directory = named or directory
+            why = cause(ends)
+            if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):
+                raise KeyboardInterrupt if stops[0] == signal.SIGINT else Terminated(stops[0])
             if why is None:
                 return 0
             if not why.is_loss:
-                _show_failure(screen, ended, why)
+                for line in why.errors or [f"error: {why}."]:
+                    show(line, is_error=True)
                 return why.code
-            words = command.again(words, directory)
+            words = again(words, directory)
+            lost, what = loss(ends, why)
             if restarts == max_restarts:
-                _show_loss(screen, ended, why, words, left, restarts)
+                for line in why.errors if why.code < 0 else ():
+                    show(line, is_error=True)
+                show(f"error: {what}, after {counted(restarts, 'restart')}. To go on, give the "
+                     f"launcher behind --: {shlex.join(words)}", is_error=True)
                 return OTHER_FAILURE
             if len(left) > 1:
-                del left[lost_worker(ended.ends, why)]
-            line = _restart_line(ended, why, words, len(left))
-            screen.line(f"Restart   {line} ({restarts + 1} of {max_restarts})".encode())
+                del left[lost]
+            show(
+                f"Restart   {what}: {shlex.join(words)} goes on with "
+                f"{counted(len(left), 'worker')} ({restarts + 1} of {max_restarts})"
+            )
     raise AssertionError("restarts are counted")
 
 
-def _environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
-    """Each worker's: TF_CONFIG, its GPUs, and where `towers` is, installed or not."""
-    root = str(Path(__file__).parents[3])
-    shared = {
-        "PYTHONUNBUFFERED": "1",  # lines come when they are written, not when there are many
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    addresses = free_addresses(len(shares))
-    found = []
-    for index, share in enumerate(shares):
-        own = {} if share is None else {VARIABLE: share}
-        found.append({**shared, "TF_CONFIG": tf_config(addresses, index), **own})
-    return found
+def _check(words: Sequence[str]) -> None:
+    """Raises ValueError unless the words are a script, or -m and a module, with arguments."""
+    is_module = len(words) > 1 and words[0] == "-m"
+    if not (words and (is_module or words[0] == INSTALLED or Path(words[0]).is_file())):
+        given = f"{words[0]!r} is no file in {Path.cwd()}" if words else "there is nothing to run"
+        raise ValueError(
+            f"{given}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
+            "python -m towers.launch --workers=2 -- train.py --num_towers=8"
+        )
 
 
-def _restart_line(ended: Ended, why: End, words: Sequence[str], num_workers: int) -> str:
-    """"worker 1 was killed by SIGKILL: train.py --resume=runs/x goes on with 1 worker"."""
-    goes_on = "goes on" if command.resumes(words) else "starts again"
-    workers = f"{num_workers} {plural('worker', num_workers)}"
-    return f"{_loss(ended, why)}: {command.title(words)} {goes_on} with {workers}"
+def cause(ends: Sequence[End]) -> End | None:
+    """The end that explains the others; None if all ended well, or as they were asked to.
+
+    It is a mistake of the user, as the first of the workers that found it says it; else a signal;
+    else another failure; else a stop. A worker that misses another one comes last.
+
+    Args:
+        ends: of all workers, in the order in which they came.
+    """
+    def weight(end: End) -> tuple[int, int]:
+        if end.code == USER_MISTAKE:
+            return 0, end.worker
+        return 1 if end.code < 0 else 4 if end.is_loss else 3 if end.is_stop else 2, 0
+
+    failed = [e for e in ends if e.code and not (e.was_asked and (e.is_loss or e.is_stop))]
+    return min(failed, key=weight, default=None)
 
 
-def _loss(ended: Ended, why: End) -> str:
-    """Names the lost worker: as the system does, or as the worker does that has missed it."""
-    said = [line for line in ended.errors[why.worker] if line.startswith(_ERROR)]
-    if why.code < 0 or not said:
-        return in_words(why)
-    text = said[0].removeprefix(_ERROR).decode(errors="replace").rstrip(". ")
-    names = [f"worker {end.worker} " for end in ended.ends if end.killed]
-    if not names or text.startswith(names[0]):
-        return text
-    return f"{text}; {names[0]}did not end and was killed"
+def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
+    """(the worker to continue without, what happened to it), from the ends and their `cause`.
+
+    It is the worker that a signal ended, else the one that no longer answered, else the last one.
+    """
+    if why.code < 0:
+        return why.worker, str(why)
+    said = [line.partition("error: ")[2].rstrip(". ") for line in why.errors]
+    text = next(filter(None, said), str(why))
+    silent = next((end.worker for end in ends if end.was_killed), None)
+    if silent is None:
+        return max(end.worker for end in ends), text
+    return silent, f"{text}; worker {silent} did not end and was killed"
 
 
-def _show_failure(screen: Screen, ended: Ended, why: End) -> None:
-    """The failed worker's own words; the chief's as they are."""
-    lines = ended.errors[why.worker]
-    for line in lines:
-        if why.worker and line.startswith(_ERROR):
-            line = b"error: worker %d: %s" % (why.worker, line.removeprefix(_ERROR))
-        elif why.worker:
-            line = b"[worker %d] %s" % (why.worker, line)
-        screen.line(line, is_error=True)
-    if not lines:
-        screen.line(_ERROR + f"{in_words(why)}.".encode(), is_error=True)
+def again(words: Sequence[str], announced: str | None) -> list[str]:
+    """The command that continues after a worker was lost.
 
+    For train.py it is `--resume` with the run's directory, which holds all other flags. A command
+    that resumes already, that has not begun a run yet, or that is another script stays the same.
 
-def _show_loss(
-    screen: Screen, ended: Ended, why: End, words: Sequence[str], shares: Sequence[str | None],
-    restarts: int,
-) -> None:
-    """One line, with the way to go on; before it, what a crash has left."""
-    if why.code < 0 and ended.errors[why.worker]:
-        _show_failure(screen, ended, why)
-    after = f" after {restarts} {plural('restart', restarts)}" if restarts else ""
-    line = f"error: {_loss(ended, why)}{after}."
-    if command.resumes(words):
-        flags = f"--workers={len(shares)}"
-        if shares[0] is not None:
-            flags += f" --gpus_per_worker={len(shares[0].split(','))}"
-        line += f" It goes on with: python -m towers.launch {flags} -- {command.shown(words)}"
-    screen.line(line.encode(), is_error=True)
-
-
-def _raise_stopped(number: int) -> NoReturn:
-    """Ends this process as a signal ends any command."""
-    raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+    Args:
+        words: the command that ran.
+        announced: the run's directory as the chief printed it, if it did.
+    """
+    given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
+    run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]
+    is_new = Path(words[0]).name in ("train.py", INSTALLED) and "\0--resume" not in given
+    if is_new and run_dirs and holds_run(run_dirs[-1]):
+        return [words[0], f"--resume={run_dirs[-1]}"]
+    return list(words)

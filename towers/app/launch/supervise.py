@@ -1,25 +1,31 @@
 """The workers of a run, from their start to the end of the last."""
 
 import math
-import selectors
+import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, NamedTuple, TypeAlias
 
-from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, USER_MISTAKE
-from towers.app.launch.screen import Screen
-from towers.app.launch.worker import Worker
+from towers.app import child_process
+from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, show
 from towers.workers.cluster import LOST_WORKER
-from towers.machine.signals import handled_by
 
-_PAUSE = 0.05  # seconds between two looks at who has ended
+_PAUSE = 0.05  # seconds between two looks at which workers have ended
 _SETTLE = 1.0  # after the first failure: another worker may have failed before, and still end
-_END = 5.0  # from SIGTERM to SIGKILL
+_OBEY = 5.0  # from SIGTERM to SIGKILL
 _SAVE = 300.0  # after the first worker has stopped: the chief saves
-STOPPED = (INTERRUPTED, TERMINATED, HUNG_UP)
+_HOLD = 5.0  # of lines that look like an error: a process that failed ends within that time
+_ERRORS = ("error: ", "Traceback (most recent call last):", "Fatal Python error: ", "stopped by ")
+_TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `report.title_line`
+
+Lines: TypeAlias = "SimpleQueue[tuple[Worker, bytes, bool]]"  # (of, line, whether on stderr)
 
 
 class End(NamedTuple):
@@ -27,233 +33,168 @@ class End(NamedTuple):
 
     worker: its index.
     code: its exit code, negative for a signal.
-    told: it was asked to end before.
-    killed: it had to be killed, for it did not end when it was asked to.
+    was_asked: whether it was asked to end.
+    was_killed: whether it had to be killed, because it did not end when it was asked to.
+    errors: its last lines on stderr, from its error on; they have not been shown.
     """
 
     worker: int
     code: int
-    told: bool = False
-    killed: bool = False
+    was_asked: bool = False
+    was_killed: bool = False
+    errors: tuple[str, ...] = ()
 
     @property
     def is_loss(self) -> bool:
-        """Whether a worker was lost: this one, or one that this one has missed."""
+        """Whether a worker was lost: this one, or another that this one missed."""
         return self.code < 0 or self.code == LOST_WORKER
 
     @property
     def is_stop(self) -> bool:
         """Whether the worker was stopped by a signal, and has saved."""
-        return self.code in STOPPED
+        return self.code in (INTERRUPTED, TERMINATED, HUNG_UP)
+
+    def __str__(self) -> str:
+        """"worker 1 was killed by SIGKILL"."""
+        if self.code >= 0:
+            return f"worker {self.worker} ended with exit code {self.code}"
+        hint = " (is there too little memory?)" if self.code == -signal.SIGKILL else ""
+        return f"worker {self.worker} was killed by {signal.Signals(-self.code).name}{hint}"
 
 
-def cause(ends: Sequence[End]) -> End | None:
-    """The end that explains the others; None where all have ended well, or as they were asked to.
+class Worker:
+    """One worker's process.
 
-    It is the first that failed by itself; of a mistake that several workers have found, the first
-    worker's. Who has lost another worker explains nothing, unless no other worker failed.
+    Lines of stderr that look like an error, and all lines after them, are held back until the
+    worker has ended: if one worker fails, the others fail after it, and would hide its error.
 
-    Args:
-        ends: of all workers, in the order in which they came.
-    """
-    own = [e for e in ends if not (e.told or e.is_stop) and e.code not in (0, LOST_WORKER)]
-    if own and own[0].code == USER_MISTAKE:
-        return min(end for end in own if end.code == USER_MISTAKE)
-    stopped = [end for end in ends if not end.told and end.is_stop]
-    late = [end for end in ends if end.told and end.code > 0 and not (end.is_stop or end.is_loss)]
-    alone = [end for end in ends if not end.told and end.code == LOST_WORKER]
-    return next(iter([*own, *stopped, *late, *alone]), None)
-
-
-def lost_worker(ends: Sequence[End], why: End) -> int:
-    """The worker to go on without.
-
-    Args:
-        ends: of all workers.
-        why: the `cause`, a loss.
-
-    Returns:
-        The one that a signal has ended; else the one that no longer answered; else the last.
-    """
-    if why.code < 0:
-        return why.worker
-    silent = [end.worker for end in ends if end.killed]
-    return silent[0] if silent else max(end.worker for end in ends)
-
-
-def in_words(end: End) -> str:
-    """"worker 1 was killed by SIGKILL"."""
-    if end.code >= 0:
-        return f"worker {end.worker} ended with exit code {end.code}"
-    name = signal.Signals(-end.code).name
-    hint = " (is there too little memory?)" if name == "SIGKILL" else ""
-    return f"worker {end.worker} was killed by {name}{hint}"
-
-
-def by_weight(ends: Sequence[End]) -> list[End]:
-    """Ends that were seen at the same moment: mistakes first, then signals, then other failures."""
-    def weight(end: End) -> int:
-        return 0 if end.code == USER_MISTAKE else 1 if end.code < 0 else 2
-
-    return sorted(ends, key=lambda end: (weight(end), end.worker))
-
-
-class Stop:
-    """The signal that has come, if one has.
-
-    number: of the first signal; None before.
+    directory: the run's, once the chief has named it.
     """
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._workers: list[Worker] = []
+    def __init__(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.directory: str | None = None
+        self._index = index
+        self._was_asked = self._was_killed = False
+        self._held: list[str] = []
+        self._held_since = math.inf
+        self._readers: list[Thread] = []
+        self._process = child_process.start(
+            command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone
+        )
 
-    def add(self, worker: Worker) -> None:
-        """A worker has started; a signal that has come before is passed on to it, too."""
-        self._workers.append(worker)
-        if self.number is not None:
-            worker.ask_to_end(self.number)
+    def send_lines(self, lines: Lines) -> None:
+        """Starts threads that put all that the worker writes into a queue."""
+        def read(stream: IO[bytes], is_error: bool) -> None:
+            for line in stream:
+                lines.put((self, line, is_error))
 
-    def remove(self, worker: Worker) -> None:
-        """A worker has ended."""
-        self._workers.remove(worker)
+        assert self._process.stdout and self._process.stderr
+        for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True)):
+            self._readers.append(Thread(target=read, args=(stream, is_error), daemon=True))
+            self._readers[-1].start()
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        """The signals' handler; a closed terminal may tell of itself twice."""
-        del frame
-        if self.number is not None and number == signal.SIGHUP:
-            return
-        is_second = self.number is not None
-        if not is_second:
-            self.number = number
-        for worker in self._workers:
-            if is_second:
-                worker.kill()
-            else:
-                worker.ask_to_end(number)
+    def show(self, line: bytes, is_error: bool) -> None:
+        """Shows a line that the worker wrote, or holds it back."""
+        last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # of a bar that was drawn again and again
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        text = last.decode(encoding, "backslashreplace")
+        marked = f"[worker {self._index}] {text}" if self._index else text
+        if is_error and (self._held or text.startswith(_ERRORS)):
+            self._held_since = min(self._held_since, time.monotonic())
+            self._held.append(marked)
+        else:
+            show(marked, is_error)
+            title = _TITLE.fullmatch(text)
+            self.directory = title[1] if title else self.directory
 
+    def show_held(self, seconds: float = _HOLD) -> None:
+        """Shows lines that looked like an error for so long that they were none."""
+        if time.monotonic() >= self._held_since + seconds:
+            for line in self._held:
+                show(line, is_error=True)
+            self._held, self._held_since = [], math.inf
 
-@contextmanager
-def passed_on() -> Iterator[Stop]:
-    """Signals are passed on, inside; those that are ignored, as under nohup, stay ignored."""
-    stop = Stop()
-    with handled_by(stop.receive):
-        yield stop
+    def has_ended(self) -> bool:
+        """Whether its process has ended, and all its lines have been put into the queue."""
+        if self._process.poll() is None:
+            return False
+        for reader in self._readers:
+            reader.join(timeout=1.0)  # what the worker started may hold the stream open
+        return True
 
+    def end(self) -> End:
+        """Its end, after `has_ended`."""
+        if self._process.returncode == 0:
+            self.show_held(0.0)
+        return End(self._index, self._process.returncode, self._was_asked, self._was_killed,
+                   tuple(self._held))
 
-class Ended(NamedTuple):
-    """The ends of all workers.
+    def ask_to_end(self, number: int) -> None:
+        """Sends a signal, once: a second one would interrupt the worker's save."""
+        if not self._was_asked:
+            self._was_asked = True
+            self._process.send_signal(number)
 
-    ends: in the order in which they came.
-    errors: {worker: lines of stderr that nobody has seen}.
-    directory: of the run, where the chief has named it.
-    """
-
-    ends: list[End]
-    errors: dict[int, list[bytes]]
-    directory: str | None
+    def kill(self) -> None:
+        """Ends the worker at once, and all that it has started."""
+        if self._process.poll() is None:
+            self._was_killed = True
+            with suppress(ProcessLookupError):  # it ends by itself, now
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def supervise(
-    command: Sequence[str], environments: Sequence[Mapping[str, str]], screen: Screen, stop: Stop
-) -> Ended:
-    """Runs one worker for each environment. When one fails, the others end within seconds.
+    command: Sequence[str], environments: Sequence[Mapping[str, str]], stops: Sequence[int]
+) -> tuple[list[End], str | None]:
+    """Runs one worker for each environment. If one fails, the others end within seconds.
 
     Args:
-        command: what each of them runs.
-        environments: of the workers, with their TF_CONFIG.
-        screen: where their lines go.
-        stop: passes signals on.
+        command: what each worker runs.
+        environments: variables of each worker, with its TF_CONFIG.
+        stops: the signals that have come so far. The first is passed on, a second one kills.
 
-    Raises:
-        ValueError: a worker cannot be started; those that have are killed.
+    Returns:
+        The ends in the order in which they came, and the run's directory if the chief named it.
     """
     workers: list[Worker] = []
     try:
         for index, environment in enumerate(environments):
-            workers.append(_started(index, command, environment, screen))
-            stop.add(workers[-1])
-        return _watch(workers, stop)
+            workers.append(Worker(index, command, environment))
+        return _watch(workers, stops), workers[0].directory
     finally:
         for worker in workers:
             worker.kill()
 
 
-def _started(
-    index: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen
-) -> Worker:
-    try:
-        return Worker(index, command, environment, screen)
-    except OSError as error:
-        raise ValueError(
-            f"worker {index} cannot be started: {error.strerror}. Use fewer --workers."
-        ) from error
-
-
-def _watch(workers: Sequence[Worker], stop: Stop) -> Ended:
+def _watch(workers: Sequence[Worker], stops: Sequence[int]) -> list[End]:
     running, ends = list(workers), list[End]()
-    limit = _Limit(stop)
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            for source in worker.sources:
-                selector.register(source, selectors.EVENT_READ, worker)
-        while running:
-            for key, _ in selector.select(_PAUSE):
-                if not key.data.read(key.fd):
-                    selector.unregister(key.fd)
-            gone = [worker for worker in running if worker.has_ended()]
-            for worker in gone:
-                for source in worker.sources:
-                    if source in selector.get_map():
-                        selector.unregister(source)
-                worker.close()
-                stop.remove(worker)
-                running.remove(worker)
-            new = by_weight([_end(worker) for worker in gone])
-            ends += new
-            limit.apply(new, running)
-            for worker in running:
-                worker.show_overdue()
-                worker.fit_terminal()
-    errors = {worker.index: worker.take_errors() for worker in workers}
-    return Ended(ends, errors, workers[0].directory)
-
-
-def _end(worker: Worker) -> End:
-    assert worker.code is not None
-    return End(worker.index, worker.code, worker.told, worker.killed)
-
-
-class _Limit:
-    """The time that remaining workers may run, once others have ended."""
-
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
-        self._ask_at = self._kill_at = math.inf
-        self._has_stopped = False
-
-    def apply(self, new: Sequence[End], running: Sequence[Worker]) -> None:
-        """Asks who has run too long to end, and kills who has not ended then.
-
-        Args:
-            new: ends that have just come.
-            running: the workers that are left.
-        """
+    ask_at = kill_at = math.inf
+    lines: Lines = SimpleQueue()
+    for worker in workers:  # after all are started: threads make a fork unsafe
+        worker.send_lines(lines)
+    while running:
+        gone = [worker for worker in running if worker.has_ended()]
+        for _ in range(max(1, lines.qsize())):
+            with suppress(Empty):
+                worker, line, is_error = lines.get(timeout=_PAUSE)
+                worker.show(line, is_error)
         now = time.monotonic()
-        for end in new:
-            self._ask_at = min(self._ask_at, now + self._patience(end))
-        if now >= self._ask_at:
-            self._ask_at, self._kill_at = math.inf, min(self._kill_at, now + _END)
-            for worker in running:
-                worker.ask_to_end(signal.SIGTERM)
-        if now >= self._kill_at:
-            for worker in running:
+        for worker in gone:
+            running.remove(worker)
+            ends.append(worker.end())
+            if ends[-1].code and not stops:
+                patience = _SAVE if any(end.is_stop for end in ends) else _SETTLE
+                ask_at = min(ask_at, now + patience)
+        if now >= ask_at:
+            ask_at, kill_at = math.inf, min(kill_at, now + _OBEY)
+        for worker in running:
+            worker.show_held()
+            if stops or kill_at < math.inf:
+                worker.ask_to_end(stops[0] if stops else signal.SIGTERM)
+            # The shell and the system may both send SIGHUP for one closed terminal.
+            if now >= kill_at or len(stops) > 1 and stops[-1] != signal.SIGHUP:
                 worker.kill()
-
-    def _patience(self, end: End) -> float:
-        """The seconds that a worker's end leaves the others."""
-        number = self._stop.number
-        self._has_stopped |= number is not None or end.is_stop
-        if end.code == 0 or number is not None and (end.is_stop or end.code == -number):
-            return math.inf  # a second Ctrl-C ends who does not
-        return _SAVE if self._has_stopped else _SETTLE
+    return ends

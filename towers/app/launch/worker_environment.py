@@ -2,69 +2,49 @@
 
 import json
 import random
+import shlex
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import suppress
+from itertools import islice, takewhile
 
 from towers.workers.cluster import LARGEST_PORT, is_address
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-_HOST = "127.0.0.1"  # TensorFlow's gRPC asks nobody who he is
-_LOWEST_PORT = 10_000
-# From here on the system gives ports to whoever connects, the workers themselves among them.
-CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_USUAL_CONNECTIONS = 32_768
+INSTALLED = "towers-train"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_HOST = "127.0.0.1"  # TensorFlow's gRPC connections are neither authenticated nor encrypted
+# Linux gives the ports above to whoever connects, the workers themselves among them.
+_PORTS = range(10_000, 32_768)
 
 
-def shares(
-    num_workers: int, gpus_per_worker: int, visible: str | None, num_present: int | None
+def gpu_shares(
+    num_workers: int, gpus_per_worker: int, visible: str | None, num_gpus: int | None
 ) -> list[str]:
     """Each worker's CUDA_VISIBLE_DEVICES, such as ["0,1", "2,3"].
 
     Args:
         num_workers: how many workers.
-        gpus_per_worker: GPUs of each.
-        visible: CUDA_VISIBLE_DEVICES as it is now: numbers or UUIDs; None where it is not set.
-        num_present: how many GPUs the machine has; None where nobody knows. Not looked at where
-            CUDA_VISIBLE_DEVICES is set.
+        gpus_per_worker: GPUs of each worker.
+        visible: CUDA_VISIBLE_DEVICES as it is now, numbers or UUIDs; None if it is not set.
+        num_gpus: how many GPUs the machine has, used if `visible` is None; None if unknown.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are too few GPUs.
     """
     needed = num_workers * gpus_per_worker
-    if visible is not None:
-        names, whose = _named(visible), f"{VARIABLE}={visible!r} names"
-    else:
-        present = needed if num_present is None else num_present
-        names, whose = list(map(str, range(present))), "this machine has"
+    if visible is None:
+        names = list(map(str, range(needed if num_gpus is None else num_gpus)))
+        where = "this machine has"
+    else:  # as for CUDA, the list ends before the first entry that names no GPU
+        entries = map(str.strip, visible.split(","))
+        names = list(takewhile(lambda name: name not in ("", "-1"), entries))
+        where = f"{VISIBLE_GPUS}={visible!r} names"
     if len(names) < needed:
         raise ValueError(
             f"--workers ({num_workers}) with --gpus_per_worker ({gpus_per_worker}) need {needed} "
-            f"GPUs; {whose} {len(names)}. {_way_out(num_workers, gpus_per_worker, len(names))}"
+            f"GPUs; {where} {len(names)}. Use less of either, or leave --gpus_per_worker out."
         )
-    return [
-        ",".join(names[first:first + gpus_per_worker])
-        for first in range(0, needed, gpus_per_worker)
-    ]
-
-
-def _named(visible: str) -> list[str]:
-    """The GPUs in the list; as for CUDA, it ends before the first entry that names none."""
-    names = []
-    for name in map(str.strip, visible.split(",")):
-        if name in ("", "-1"):
-            break
-        names.append(name)
-    return names
-
-
-def _way_out(num_workers: int, gpus_per_worker: int, num_gpus: int) -> str:
-    if num_gpus >= num_workers:
-        return f"Use --gpus_per_worker={num_gpus // num_workers}."
-    if num_gpus >= gpus_per_worker:
-        return f"Use --workers={num_gpus // gpus_per_worker}."
-    return "Leave --gpus_per_worker out to run on CPUs."
+    return [",".join(names[i:i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
@@ -78,58 +58,44 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
 
 
-def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine that nobody listens at, "127.0.0.1:port", all different.
-
-    Raises:
-        ValueError: there are not so many.
-    """
-    found: list[str] = []
-    with ExitStack() as held:
-        for port in candidate_ports():
-            trial = held.enter_context(socket.socket())
-            try:
-                trial.bind((_HOST, port))
-            except OSError:
-                continue
-            found.append(f"{_HOST}:{port}")
-            if len(found) == count:
-                return found
-    raise ValueError(f"{count} workers need as many free ports on {_HOST}; there are fewer.")
-
-
-def checked_hosts(hosts: Sequence[str]) -> list[str]:
-    """The addresses in --hosts.
-
-    Raises:
-        ValueError: there is none, one has another form, or two are the same.
-    """
-    example = "--hosts=10.0.0.1:2222,10.0.0.2:2222"
-    if not hosts:
-        raise ValueError(f"--hosts is empty; name each machine and a port, such as {example}.")
-    for text in hosts:
-        if not is_address(text.strip()):
-            raise ValueError(
-                f"--hosts: {text!r} is not host:port with a port from 1 to {LARGEST_PORT:,}; "
-                f"write it as in {example}, or --hosts=[fe80::1]:2222 for IPv6."
-            )
-    found = [text.strip() for text in hosts]
-    twice = next((address for address in found if found.count(address) > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"--hosts names {twice} twice; each worker needs an address of its own. Two on one "
-            "machine take two ports."
-        )
+def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
+    """The variables of each worker; `shares` holds their GPUs, or None for all."""
+    addresses, found = free_addresses(len(shares)), []
+    for index, share in enumerate(shares):
+        gpus = {} if share is None else {VISIBLE_GPUS: share}
+        config = tf_config(addresses, index)
+        # Unbuffered: each line comes when it is written.
+        found.append({"TF_CONFIG": config, "PYTHONUNBUFFERED": "1", **gpus})
     return found
 
 
-def candidate_ports() -> Iterator[int]:
-    """Ports in random order: another launcher that looks at the same time finds others."""
-    try:
-        end = int(CONNECTIONS.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        end = _USUAL_CONNECTIONS
-    if end < 2 * _LOWEST_PORT:
-        end = LARGEST_PORT + 1
-    ports = range(_LOWEST_PORT, end)
-    yield from random.sample(ports, len(ports))
+def free_addresses(count: int) -> list[str]:
+    """So many different addresses of this machine, "127.0.0.1:port", at which nobody listens."""
+    ports = random.sample(_PORTS, len(_PORTS))  # another launcher, at the same time, finds others
+    return [f"{_HOST}:{port}" for port in islice(filter(_is_free, ports), count)]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial, suppress(OSError):
+        trial.bind((_HOST, port))
+        return True
+    return False
+
+
+def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """A line for each machine: its TF_CONFIG, and the command if there is one.
+
+    Raises:
+        ValueError: there is no host, one is no address, or two are the same.
+    """
+    addresses = [host.strip() for host in hosts]
+    if not addresses or not all(map(is_address, addresses)) or len({*addresses}) < len(addresses):
+        raise ValueError(
+            f"--hosts ({','.join(hosts)}) must be different addresses, host:port, with ports from "
+            f"1 to {LARGEST_PORT:,}, such as --hosts=10.0.0.1:2222,10.0.0.2:2222 or [fe80::1]:2222."
+        )
+    typed = shlex.join(words if words[:1] == [INSTALLED] else ["python", *words])
+    for index, address in enumerate(addresses):
+        assigned = f"TF_CONFIG='{tf_config(addresses, index)}'"
+        start = f"{assigned} {typed}" if words else f"export {assigned}"
+        yield f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}"
