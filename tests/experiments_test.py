@@ -32,6 +32,7 @@ PARSE_SWEEPS = """
 import json, sys
 from absl import flags
 from towers.app import command_line
+from towers.app.config import TrainConfig
 from towers.app.sweep import __main__ as sweep
 from towers.app.sweep.cells import make_cells
 
@@ -40,7 +41,9 @@ for path in sys.argv[1:]:
     flags.FLAGS.unparse_flags()
     command_line.parse_flags(["sweep.py", f"--flagfile={path}"])
     given = flags.FLAGS
-    cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts)
+    cells = make_cells(
+        given.model, given.dropout, given.batch_sizes, given.gpu_counts, TrainConfig()
+    )
     print(json.dumps([len(cells), given.model, given.dataset, given.epochs]))
 """
 

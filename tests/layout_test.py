@@ -14,7 +14,7 @@ BESIDE = {"workers": ("machine",), "resume": ("parallel",)}  # and these
 APP = (
     "named", "class_weight", "fields", "config", "command_line", "continued", "models", "reading",
     "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
-    "__main__", "sweep", "launch",
+    "__main__", "child_process", "sweep", "launch",
 )
 DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -26,8 +26,7 @@ SPEAK_OF_FLAGS = {
     "machine/nvidia.py": "a line of train.py --devices",
     "app/reporting/outcome.py": "the command that goes on with a run",
     "app/training/run_files.py": "names the commands that would refuse a file",
-    "app/sweep/cells.py": "makes command lines of train.py",
-    "app/sweep/child.py": "makes command lines of train.py",
+    "app/sweep/advice.py": "the last line of sweep.py",
     "app/sweep/run_cells.py": "a line of sweep.py",
 }
 A_FLAG = re.compile(r"--[\w{]")

@@ -1,124 +1,108 @@
-"""run_sweep: in the place of train.py, scripts that fail in its ways; and signals."""
+"""run_sweep: in the place of train.py, scripts that fail in its ways; directories; signals."""
 
+import csv
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.processes import has_ended
-from tests.sweep_test import environment, read
+from tests.processes import has_ended, wait_for
 from towers.app.config import TrainConfig
-from towers.app.sweep.cells import Cell
-from towers.app.sweep.run_cells import error_line, run_sweep
-
-ROOT = Path(__file__).parents[3]
-CELLS = [Cell("cnn", None, 64, 1), Cell("cnn", None, 64, 2)]
+from towers.app.sweep.cells import make_cells
+from towers.app.sweep.run_cells import run_sweep
 
 
-def script(tmp_path, text):
-    path = tmp_path / "script.py"
-    path.write_text(text)
-    return path
+def sweep(path, text, shared=TrainConfig(), gpu_counts=("1", "2"), **options):
+    """The rows of a sweep in a directory; `text` is the script that plays train.py."""
+    cells = make_cells(["cnn"], [], ["64"], gpu_counts, shared)
+    return run_sweep(cells, shared, path, [sys.executable, "-c", text], **options)
 
 
-def test_a_failed_cell_is_a_row_and_the_sweep_goes_on(tmp_path, capsys):
-    train = script(tmp_path, "import sys\nsys.exit(f'error: {sys.argv[2:]} makes no sense.')")
-    rows = run_sweep(CELLS, TrainConfig(), tmp_path / "out", train)
-    errors = [
-        "['--num_gpus=1', '--batch_size=64'] makes no sense.",
-        "['--num_gpus=2', '--batch_size=64'] makes no sense.",
-    ]
-    assert [row.error for row in rows] == errors
-    assert [row["error"] for row in read(tmp_path / "out" / "sweep.csv")] == errors
-    wrote, last = capsys.readouterr().out.splitlines()[-2:]
-    assert wrote == f"Wrote     {tmp_path}/out/sweep.csv"
-    assert last == f"Advice    No cell could run: {errors[0]}"
+@pytest.mark.parametrize("text, expected", [
+    ("import sys; print('noise', file=sys.stderr); sys.exit(f'error: {sys.argv[1:3]} are wrong.')",
+     "['--num_gpus=1', '--batch_size=64'] are wrong."),
+    ("1 / 0", "ZeroDivisionError: division by zero"),
+    ("raise SystemExit(1)", "exit code 1, without a word"),
+    ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL; is there too little memory?"),
+    ("pass", "the run left no figures: FileNotFoundError"),
+])
+def test_a_failed_cell_is_a_row_and_the_sweep_goes_on(text, expected, tmp_path, capsys):
+    rows = sweep(tmp_path / "out", text)
+    assert [row.num_gpus for row in rows] == [1, 2] and rows[0].error.startswith(expected)
+    with (tmp_path / "out" / "sweep.csv").open(newline="") as file:
+        assert [line["error"] for line in csv.DictReader(file)] == [row.error for row in rows]
+    assert sorted(os.listdir(tmp_path / "out")) == ["sweep.csv", "sweep.json"]
+    assert "Advice    No cell could run: " in capsys.readouterr().out
 
 
-def test_failed_cells_run_again_only_when_asked_to(tmp_path, capsys):
-    log = tmp_path / "log"
-    train = script(tmp_path, f"open({str(log)!r}, 'a').write('x')\n1 / 0")
-    out = tmp_path / "out"
-    (row, _) = run_sweep(CELLS, TrainConfig(), out, train)
-    assert row.error == "ZeroDivisionError: division by zero"
-    run_sweep(CELLS, TrainConfig(), out, train)
-    assert log.read_text() == "xx"
-    assert "Cells     2: 0 done before, 2 failed (--retry_failed tries again)" in (
-        capsys.readouterr().out
-    )
-    run_sweep(CELLS, TrainConfig(), out, train, retry_failed=True)
-    assert log.read_text() == "xxxx"
+def test_cells_with_a_row_are_not_run_again_unless_they_failed_and_shall_be(tmp_path):
+    text = f"open({str(tmp_path / 'log')!r}, 'a').write('x')\n1 / 0"
+    for options, runs in (({}, 2), ({}, 2), ({"gpu_counts": ("1", "2", "3")}, 3),
+                          ({"retry_failed": True}, 5)):
+        sweep(tmp_path / "out", text, **options)
+        assert len((tmp_path / "log").read_text()) == runs
 
 
-@pytest.mark.parametrize(
-    ("code", "stderr", "expected"),
-    [
-        (2, "noise\nerror: --model is wrong.\n", "--model is wrong."),
-        (1, "Traceback:\n  File x\nKeyError: 'x'\n\n", "KeyError: 'x'"),
-        (1, "", "exit code 1, without a word"),
-        (-9, "", "killed by SIGKILL; is there too little memory?"),
-        (-11, "Fatal Python error: Segmentation fault\n", "killed by SIGSEGV"),
-    ],
-)
-def test_an_error_is_one_line(code, stderr, expected):
-    assert error_line(code, stderr) == expected
+def test_another_sweep_or_machine_is_an_error_with_what_differs(tmp_path):
+    sweep(tmp_path, "pass", TrainConfig(seed=1))
+    path = tmp_path / "sweep.json"
+    settings = json.loads(path.read_text())
+    with pytest.raises(ValueError, match=r"other settings: epochs \(12 there, 4 now\)\. Give the"):
+        sweep(tmp_path, "pass", TrainConfig(epochs=4, seed=1))
+    path.write_text(json.dumps({**settings, "machine": "another"}))
+    with pytest.raises(ValueError, match=r"other settings: machine \(another there"):
+        sweep(tmp_path, "pass", TrainConfig(seed=1))
+    del settings["machine"], settings["seed"]  # of an earlier version: the default, then
+    path.write_text(json.dumps(settings))
+    sweep(tmp_path, "pass")
 
 
-def start(tmp_path):
-    """(a sweep's process, its cell's id), once the second cell runs."""
-    train = script(tmp_path, f"""
+@pytest.mark.parametrize("name, text", [("letter.txt", ""), ("sweep.json", '{"model"')])
+def test_a_directory_of_something_else_is_left_as_it_is(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"out_dir \(.*\) cannot be used: .* Name a new directory"):
+        sweep(tmp_path, "pass")
+    assert os.listdir(tmp_path) == [name] and (tmp_path / name).read_text() == text
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+from tests.app.sweep.run_cells_test import sweep
+from towers.app.command_line import exit_code
+sys.exit(exit_code(lambda: sweep(Path("out"), {text!r})))
+"""
+WAITS = """
 import os, sys, time
 if '--num_gpus=1' in sys.argv:
     sys.exit('error: one is none.')
-open({str(tmp_path / "pid")!r}, 'w').write(f'{{os.getpid()}}\\n')
+open('pid', 'w').write(f'{os.getpid()}\\n')
 time.sleep(100)
-""")
-    code_of_sweep = f"""
-import sys
-from pathlib import Path
-from tests.app.sweep.run_cells_test import CELLS
-from towers.app.command_line import exit_code
-from towers.app.config import TrainConfig
-from towers.app.sweep.run_cells import run_sweep
-sys.exit(exit_code(lambda: run_sweep(CELLS, TrainConfig(), Path("out"), Path({str(train)!r}))))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code_of_sweep],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    pid, deadline = tmp_path / "pid", time.monotonic() + 60
-    while not (pid.exists() and pid.read_text().endswith("\n")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return process, int(pid.read_text())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [
+    (signal.SIGINT, 130), (signal.SIGTERM, 143),
+    pytest.param(signal.SIGKILL, -9, marks=pytest.mark.skipif(
+        sys.platform != "linux", reason="Linux alone knows prctl")),
+])
 def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code, tmp_path):
-    process, pid = start(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP.format(text=WAITS)], cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    (pid,) = wait_for(tmp_path / "pid", seconds=60)
+    with pytest.raises(ValueError, match=r"out_dir \(.*out\) is in use by another sweep"):
+        sweep(tmp_path / "out", "pass")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
-    assert stdout.splitlines()[-1] == (
-        "1 of 2 cells are done. The same command goes on with the rest."
-    )
-    assert stderr.startswith("stopped by ") and stderr.count("\n") == 1
-    (row,) = read(tmp_path / "out" / "sweep.csv")
-    assert (row["num_gpus"], row["error"]) == ("1", "one is none.")
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl")
-def test_a_cell_ends_with_a_sweep_that_is_killed(tmp_path):
-    process, pid = start(tmp_path)
-    process.kill()
-    assert has_ended(pid)
-    process.communicate()
+    assert (process.returncode, has_ended(int(pid))) == (code, True)
+    assert (tmp_path / "out" / "sweep.csv").read_text().endswith(",one is none.\n")
+    if code > 0:
+        assert stdout.endswith("1 of 2 cells are done. The same command goes on with the rest.\n")
+        assert stderr.startswith("stopped by ") and stderr.count("\n") == 1

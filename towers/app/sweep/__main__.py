@@ -2,9 +2,9 @@
 
     python sweep.py --batch_sizes=64,128,256 --gpu_counts=1,2,4,8 --model=cnn --max_steps=100
 
-Every cell is a run of train.py in a process of its own. The same command goes on where an earlier
-one was stopped. On a machine without GPUs the figures are for logical CPU devices. Where the
-package is installed, `towers-sweep` is this command.
+Every cell is a run of train.py in its own process. The same command continues where an earlier one
+was stopped. On a machine without GPUs the figures are for logical CPU devices. Where the package
+is installed, `towers-sweep` is this command.
 """
 
 import sys
@@ -14,10 +14,10 @@ from typing import Any
 from absl import flags
 
 from towers.app import command_line
-from towers.resume.run_dir import RUNS, file_name
 from towers.app.config import TrainConfig
 from towers.app.sweep.cells import make_cells
 from towers.app.sweep.run_cells import run_sweep
+from towers.resume.run_dir import RUNS, file_name
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
@@ -28,7 +28,7 @@ _SHARED = ("dataset", "data_dir", "image_size", "max_steps", "optimizer", "learn
 
 
 def define_flags() -> None:
-    """The lists that span the sweep, and what all its cells share."""
+    """Defines the lists that span the sweep, and the flags that all its cells share."""
     command_line.define_fields(TrainConfig, _SHARED)
     flags.DEFINE_list("model", ["cnn"], "Models, as --model of train.py takes them. The default "
                       "trains in minutes.")
@@ -42,9 +42,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("num_towers", None, "Towers in every cell, whatever its GPU count: then "
                          "the accuracy does not depend on the GPU count. Default: one for each.")
     flags.DEFINE_integer("epochs", None, "Passes over the training data. Default: 1; with "
-                         "--max_steps as many as these take, at most train.py's 12.")
+                         "--max_steps as many as these take, at most train.py's 12.", 1)
     flags.DEFINE_string("out_dir", None, "Directory of the sweep: new, empty, or of the same sweep "
-                        "to go on with; more models, dropouts, batches and GPU counts may be "
+                        "to continue; more models, dropouts, batches and GPU counts may be "
                         "added. Default: runs/sweep-<models>-<dataset>.")
     flags.DEFINE_boolean("retry_failed", False, "Run failed cells again. Off by default: what a "
                          "machine lacks it still lacks.")
@@ -54,18 +54,18 @@ def sweep(argv: list[str]) -> None:
     """Does what the command line asks for.
 
     Raises:
-        ValueError: it makes no sense, or the directory does not fit.
+        ValueError: a flag makes no sense, or the directory does not fit.
         SystemExit: no cell could run.
     """
     if not command_line.parse_flags(argv, __doc__):
         return
     given = flags.FLAGS
-    cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts)
     epochs = given.epochs
     if epochs is None:
         epochs = 1 if given.max_steps is None else TrainConfig.epochs
     values: dict[str, Any] = {name: given[name].value for name in (*_SHARED, "num_towers")}
     shared = TrainConfig(epochs=epochs, **values)
+    cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts, shared)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
     rows = run_sweep(cells, shared, out_dir, retry_failed=given.retry_failed)
@@ -74,7 +74,7 @@ def sweep(argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code of the command line; None: the process' own."""
+    """Returns the exit code of a command line; None stands for the process's own."""
     define_flags()
     return command_line.exit_code(lambda: sweep(argv or sys.argv))
 

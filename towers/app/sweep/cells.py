@@ -1,135 +1,71 @@
-"""The cells of a sweep: global batch x GPU count, x model, x dropout; each a run of train.py."""
+"""The cells of a sweep: model x dropout x global batch x GPU count; each is a run of train.py."""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from towers.resume.run_dir import file_name
 from towers.app.config import TrainConfig
-from towers.machine.words import plural
+from towers.app.sweep.table import Row
 
 
 class Cell(NamedTuple):
-    """One run.
+    """One run of train.py, and its row as long as it has no figures."""
 
-    dropout: None means the model's own rates.
-    batch_size: the global batch.
-    num_gpus: devices that run towers; logical CPU devices on a machine without GPUs.
-    """
-
-    model: str
-    dropout: float | None
-    batch_size: int
-    num_gpus: int
-
-    @property
-    def label(self) -> str:
-        """"cnn", or "cnn dropout=0.25": what speed-up and picture compare the GPU counts of."""
-        return self.model if self.dropout is None else f"{self.model} dropout={self.dropout:g}"
-
-    def config(self, shared: TrainConfig) -> TrainConfig:
-        """The cell's run; `shared` holds what all cells have in common."""
-        return dataclasses.replace(shared, **self._asdict())
+    row: Row
+    config: TrainConfig
 
 
 def make_cells(
     models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
-    gpu_counts: Sequence[str],
+    gpu_counts: Sequence[str], shared: TrainConfig,
 ) -> list[Cell]:
-    """All cells, in the order in which they run, from the flags' lists.
+    """All cells, in the order in which they run.
 
     Args:
-        models: names as --model of train.py takes them.
-        dropouts: rates; none means the models' own.
-        batch_sizes: global batches.
-        gpu_counts: how many devices run towers.
+        models, dropouts, batch_sizes, gpu_counts: as the flags give them; without `dropouts` the
+            models have their own rates.
+        shared: what all cells have in common.
 
     Raises:
-        ValueError: a list is empty, names something twice, or an entry makes no sense.
+        ValueError: a list is empty, names something twice, or holds what train.py would refuse.
     """
-    return [
-        Cell(*values)
-        for values in itertools.product(
-            _parsed("model", models, str, "a name", "cnn,mlp"),
-            _parsed("dropout", dropouts, float, "a number", "0,0.25") if dropouts else [None],
-            _parsed("batch_sizes", batch_sizes, int, "a whole number", "64,128,256"),
-            _parsed("gpu_counts", gpu_counts, int, "a whole number", "1,2,4,8"),
-        )
+    whole = "whole numbers from 1 on"
+    axes = [
+        _parsed("model", models, str, "names", "cnn,mlp"),
+        _parsed("dropout", dropouts, float, "numbers", "0,0.25") if dropouts else [None],
+        _parsed("batch_sizes", batch_sizes, int, whole, "64,128,256"),
+        _parsed("gpu_counts", gpu_counts, int, whole, "1,2,4,8"),
     ]
-
-
-def check_cells(cells: Sequence[Cell], shared: TrainConfig) -> None:
-    """Refuses what no train.py would take, before any time is spent.
-
-    Raises:
-        ValueError: a value makes no sense, or two values contradict each other.
-    """
-    for argument, values in (
-        ("batch_sizes", [cell.batch_size for cell in cells]),
-        ("gpu_counts", [cell.num_gpus for cell in cells]),
-    ):
-        if min(values) < 1:
-            raise ValueError(f"{argument} ({min(values)}) must be at least 1 each.")
-    if shared.epochs < 1:
-        raise ValueError(f"epochs ({shared.epochs}) must be at least 1: a sweep times training.")
-    most = max(cell.num_gpus for cell in cells)
+    most = max(axes[-1])
     if shared.num_towers is not None and shared.num_towers < most:
         raise ValueError(
             f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
             f"whose devices would have no tower. Use num_towers={most} or more."
         )
-    for cell in cells:
-        cell.config(shared)
-
-
-def train_flags(config: TrainConfig) -> list[str]:
-    """The command line of train.py that gives this configuration."""
-    return [f"--{name}={value}" for name, value in config.given().items()]
-
-
-def cell_name(label: str, batch_size: int, num_gpus: int) -> str:
-    """The name of a cell's directory: "cnn_dropout_0.25-batch128-gpus2"."""
-    return f"{file_name(label)}-batch{batch_size}-gpus{num_gpus}"
+    cells = []
+    for model, dropout, batch_size, num_gpus in itertools.product(*axes):
+        config = dataclasses.replace(
+            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
+        )
+        label = model if dropout is None else f"{model} dropout={dropout:g}"
+        towers = shared.num_towers or num_gpus
+        row = Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)
+        cells.append(Cell(row, config))
+    return cells
 
 
 def _parsed(
     argument: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
 ) -> list[Any]:
-    given = ",".join(texts)
-    if not texts:
-        raise ValueError(f"`{argument}` is empty; give a list such as {argument}={example}.")
-    values = []
-    for text in texts:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = ""
-        if value == "":
-            raise ValueError(
-                f"{argument} ({given}): {text!r} is not {what}; give a list such as "
-                f"{argument}={example}."
-            )
-        if value in values:
-            raise ValueError(f"{argument} ({given}) names {value} twice; name it once.")
-        values.append(value)
+    try:
+        values = list(map(kind, texts))
+    except ValueError:
+        values = []
+    is_valid = "" not in values and (kind is not int or min(values, default=0) > 0)
+    if not (values and is_valid and len({*values}) == len(values)):
+        raise ValueError(
+            f"{argument} ({','.join(texts)}) must be a list of different {what}, such as "
+            f"{argument}={example}."
+        )
     return values
-
-
-class Machine(NamedTuple):
-    """The machine of a cell's run.
-
-    gpu: the GPU's name; None where towers ran on logical CPU devices.
-    cores: the processor cores that the process may use.
-    """
-
-    gpu: str | None
-    cores: int
-
-    def __str__(self) -> str:
-        cores = f"{self.cores} {plural('core', self.cores)}"
-        return self.gpu or f"logical CPU devices on {cores}"
-
-    def devices(self, count: int) -> str:
-        """"2 GPUs", "1 device"."""
-        return f"{count} {plural('GPU' if self.gpu else 'device', count)}"

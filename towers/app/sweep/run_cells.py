@@ -1,223 +1,199 @@
-"""run_sweep: every cell in a fresh process of train.py, a row for each, a picture and advice."""
+"""run_sweep: every cell in a fresh process of train.py, a row for each, a picture and advice.
 
-import csv
+    OUT_DIR/
+        sweep.json   what all cells share; models, dropouts, batches and GPU counts may be added
+        sweep.csv    a row for each cell; a cell that has one is not run again
+        sweep.png    the picture
+        cells/       a run directory for each cell, such as cells/cnn-batch128-gpus2/
+"""
+
+import dataclasses
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from towers import __version__
-from towers.resume import run_dir
+from towers.app import child_process
+from towers.app.command_line import show
 from towers.app.config import TrainConfig
-from towers.machine.words import counted, plural
 from towers.app.named import one_line
-from towers.app.sweep import directory, table
+from towers.app.sweep import table
 from towers.app.sweep.advice import advice
-from towers.app.sweep.cells import Cell, Machine, cell_name, check_cells, train_flags
+from towers.app.sweep.cells import Cell
 from towers.app.sweep.chart import draw_sweep
-from towers.app.sweep.child import MEASURED
-from towers.app.sweep.progress import Clock, cell_line, running, show
-from towers.app.sweep.table import Key, Row
+from towers.app.sweep.table import Row
+from towers.machine import nvidia
+from towers.machine.words import counted
+from towers.resume import run_dir
 
-_UNKNOWN = Machine(None, 1)  # of a sweep without a cell done
+SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
 
 
 def run_sweep(
     cells: Sequence[Cell],
     shared: TrainConfig,
     out_dir: Path,
-    train: Path | str = "towers",
+    train: Sequence[str] = (sys.executable, "-m", "towers"),
     retry_failed: bool = False,
 ) -> list[Row]:
-    """Runs the cells that `out_dir` has no row for; see `directory` for what it leaves there.
+    """Runs the cells that `out_dir` has no row for.
 
     Args:
         cells: from `make_cells`.
         shared: what all cells have in common.
         out_dir: new, empty, or of the same sweep.
-        train: the module, or the path, of train.py.
-        retry_failed: run those cells, too, whose row is an error.
+        train: the command of train.py.
+        retry_failed: run also the cells whose row is an error.
 
     Returns:
         The rows of sweep.csv.
 
     Raises:
-        ValueError: a value makes no sense, or `out_dir` is not this sweep's; see also `opened`.
+        ValueError: `out_dir` is not this sweep's, in use by another one, or cannot be written.
         KeyboardInterrupt: with the cells that are done in sweep.csv; the one that ran is killed.
     """
-    check_cells(cells, shared)
-    with directory.opened(out_dir, shared):
-        rows = {row.key: row for row in table.read_table(out_dir / directory.TABLE)}
-        left = [cell for cell in cells if _is_open(rows.get(_key(cell)), retry_failed)]
+    with _opened(out_dir, shared):
+        rows = {row.key: row for row in table.read_table(out_dir / TABLE)}
+        before = [rows[cell.row.key] for cell in cells if cell.row.key in rows]
+        failed = 0 if retry_failed else sum(bool(row.error) for row in before)
+        done = {row.key for row in before if not (retry_failed and row.error)}
+        left = [cell for cell in cells if cell.row.key not in done]
         show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
-        show(f"Cells     {_counted(cells, left, rows)}")
-        try:
-            _run_cells(left, shared, out_dir, train, rows)
-        except KeyboardInterrupt:
-            done = len(cells) - len([c for c in cells if _is_open(rows.get(_key(c)), False)])
-            show(f"{done} of {len(cells)} cells are done. The same command goes on with the rest.")
-            raise
-        return _conclude(out_dir, shared, list(rows.values()))
+        hint = f", {failed} failed before (--retry_failed runs them again)"
+        show(f"Cells     {len(cells)}, {len(left)} to run{hint if failed else ''}")
+        began = time.monotonic()
+        for number, cell in enumerate(left, 1):
+            try:
+                row = _run(cell, out_dir, train)
+            except KeyboardInterrupt:
+                num_done = len(cells) - len(left) + number - 1
+                show(f"{num_done} of {len(cells)} cells are done. The same command goes on with "
+                     "the rest.")
+                raise
+            rows[row.key] = row
+            table.write_table(out_dir / TABLE, table.with_speedups(rows.values()))
+            rest = (time.monotonic() - began) / number * (len(left) - number)
+            show(f"{number}/{len(left)}  {_line(row)} | {timedelta(seconds=round(rest))} left")
+        return _conclude(out_dir, shared, table.with_speedups(rows.values()))
 
 
-def _run_cells(
-    cells: Sequence[Cell],
-    shared: TrainConfig,
-    out_dir: Path,
-    train: Path | str,
-    rows: dict[Key, Row],
-) -> None:
-    """Adds a row for each cell, and writes sweep.csv after each."""
-    clock = Clock(len(cells))
-    for cell in cells:
-        with running(cell, clock):
-            row = run_cell(cell, shared, _cell_directory(out_dir, _key(cell)), train)
-        rows[row.key] = row
-        _write_table(out_dir / directory.TABLE, rows)
-        clock.add_cell()
-        show(cell_line(row, clock))
-
-
-def _write_table(path: Path, rows: dict[Key, Row]) -> None:
-    """Replaces sweep.csv; goes on without where that fails, to try again after the next cell."""
+@contextmanager
+def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
+    """Makes the directory of a new sweep, or continues in that of the same; holds its lock."""
+    path, descriptor = out_dir / SETTINGS, None
+    gpus = ", ".join(gpu.name for gpu in nvidia.driver_gpus() or []) or "no GPU"
+    now = {**dataclasses.asdict(shared), "machine": f"{os.cpu_count()} CPUs, {gpus}"}
     try:
-        table.write_table(path, table.with_speedups(list(rows.values())))
-    except OSError as error:
-        show(f"Warning   {path} cannot be written ({error.strerror}); the sweep goes on.")
+        try:
+            out_dir.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(out_dir, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() and not any(out_dir.iterdir()):
+                text = json.dumps(now, indent=2) + "\n"
+                run_dir.write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+            then = json.loads(path.read_text(encoding="utf-8"))
+        except BlockingIOError:
+            raise ValueError(
+                f"out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
+            ) from None
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"out_dir ({out_dir}) cannot be used: {one_line(error)}. Name a new directory, or "
+                "one of a sweep, that you can write to."
+            ) from error
+        # A field that is younger than the sweep had its default there.
+        then = {**{name: getattr(TrainConfig, name, now[name]) for name in now}, **then}
+        differ = [f"{n} ({then[n]} there, {now[n]} now)" for n in now if then[n] != now[n]]
+        if differ:
+            raise ValueError(
+                f"out_dir ({out_dir}) holds a sweep with other settings: {', '.join(differ)}. Give "
+                "the same ones to go on with it, or name another directory."
+            )
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def run_cell(cell: Cell, shared: TrainConfig, path: Path, train: Path | str) -> Row:
-    """The cell's row, from a run of train.py in a process of its own; a failure is a row, too.
-
-    Args:
-        cell: the cell.
-        shared: what all cells have in common.
-        path: the cell's run directory; what an earlier try left there is removed.
-        train: the module, or the path, of train.py.
-    """
-    shutil.rmtree(path, ignore_errors=True)
-    row = table.empty_row(cell, shared.num_towers)
-    root = str(Path(__file__).parents[3])  # where `towers` is, installed or not
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    flags = train_flags(cell.config(shared))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "towers.app.sweep.child", str(os.getpid()), train, path, *flags],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
+def _run(cell: Cell, out_dir: Path, train: Sequence[str]) -> Row:
+    """The cell's row, from a run of train.py in its own process; a failure is a row, too."""
+    row, path = cell.row, _cell_dir(out_dir, cell.row)
+    shutil.rmtree(path, ignore_errors=True)  # what an earlier try left there
+    given = {**cell.config.given(), "run_dir": path}
+    process = child_process.start(
+        [*train, *(f"--{name}={value}" for name, value in given.items())],
         stdout=subprocess.DEVNULL,  # log.txt has it
         stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
     )
     try:
-        stderr = process.communicate()[1]
+        stderr = process.communicate()[1].decode(errors="replace")
     finally:
-        process.kill()  # where Ctrl-C has come; its checkpoint would not be used
+        process.kill()  # if Ctrl-C has come; its checkpoint would not be used
         process.wait()
-    if process.returncode:
-        return row._replace(error=error_line(process.returncode, stderr))
+    code = process.returncode
+    if code < 0:
+        hint = "; is there too little memory?" if code == -signal.SIGKILL else ""
+        return row._replace(error=f"killed by {signal.Signals(-code).name}{hint}")
+    if code:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        last = (errors or lines or [f"exit code {code}, without a word"])[-1]
+        return row._replace(error=last.removeprefix("error: "))
     shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # nothing goes on from here
     try:
-        measured = json.loads((path / MEASURED).read_text(encoding="utf-8"))
-        results = _read_results(path / run_dir.RESULTS)
-        return table.filled_row(
-            row, results, measured["host_memory_mb"], measured["device_memory_mb"]
-        )
+        return table.filled_row(row, path / run_dir.RESULTS)
     except (OSError, ValueError, LookupError) as error:
         return row._replace(error=f"the run left no figures: {one_line(error)}.")
 
 
-def error_line(code: int, stderr: str) -> str:
-    """Why train.py failed, in one line.
-
-    Args:
-        code: its exit code, negative for a signal.
-        stderr: what it wrote there: an `error:` line, or a traceback.
-    """
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = "; is there too little memory?" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    last = (errors or lines or [f"exit code {code}, without a word"])[-1]
-    return last.removeprefix("error: ")
+def _line(row: Row) -> str:
+    """"cnn  batch   128 on 2,    64 a tower     3,912 examples/s  val_accuracy 0.953"."""
+    where = f"batch {row.batch_size:>5,} on {row.num_gpus}, {row.per_tower_batch:>5,} a tower"
+    if row.error:
+        return f"{row.model}  {where}  failed: {row.error}"
+    figures = f"{row.examples_per_second:>8,.0f} examples/s  val_accuracy {row.val_accuracy:.3f}"
+    return f"{row.model}  {where}  {figures}"
 
 
 def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
-    """The picture, and the last line; returns the rows as sweep.csv has them."""
-    rows = table.with_speedups(rows)
-    machine, *others = _machines(out_dir, rows) or [_UNKNOWN]
-    if others:
-        where = ", ".join(map(str, [machine, *others]))
-        show(f"Warning   the cells ran on different machines ({where}): do not compare them.")
-    models = ", ".join(dict.fromkeys(row.model for row in rows if not row.error))
-    title = f"towers: {models} on {shared.dataset}, {machine}"
-    written = [directory.TABLE]
-    try:
-        if models:
-            draw_sweep(out_dir / directory.CHART, rows, title, _note(shared, machine), machine)
-            written.append(directory.CHART)
-    except Exception as error:  # a picture is not worth a sweep
-        show(f"Warning   {directory.CHART} cannot be drawn: {one_line(error)}.")
+    """Draws the picture and prints the last lines; returns the rows."""
+    gpu = next(filter(None, (_gpu(_cell_dir(out_dir, row)) for row in rows)), None)
+    done = [row for row in rows if not row.error]
+    models = ", ".join(dict.fromkeys(row.model for row in done))
+    steps = None if shared.max_steps is None else counted(shared.max_steps, "step")
+    note = f"{steps or counted(shared.epochs, 'epoch')} each; {shared.precision}"
+    note += "" if gpu else "; no GPU here: the figures say little about GPUs"
+    title = f"towers: {models} on {shared.dataset}, {gpu or 'logical CPU devices'}"
+    written = [TABLE]
+    if done:
+        try:
+            draw_sweep(out_dir / CHART, done, title, note, gpu)
+            written.append(CHART)
+        except Exception as error:  # a picture is not worth a sweep
+            show(f"Warning   {CHART} cannot be drawn: {one_line(error)}.")
     show(f"Wrote     {', '.join(str(out_dir / name) for name in written)}")
-    show(f"Advice    {advice(rows, machine)}")
+    show(f"Advice    {advice(rows, gpu)}")
     return rows
 
 
-def _note(shared: TrainConfig, machine: Machine) -> str:
-    """The line below the picture's title."""
-    length = f"{shared.epochs} {plural('epoch', shared.epochs)} each"
-    if shared.max_steps is not None:
-        length = f"{counted(shared.max_steps, 'step')} each"
-    note = f"{length}; {shared.precision}. A ring: the smallest global batch from which more "
-    note += f"{'GPUs' if machine.gpu else 'devices'} are faster than 1."
-    return note if machine.gpu else f"{note} No GPU here: the figures say little about GPUs."
+def _cell_dir(out_dir: Path, row: Row) -> Path:
+    label, batch_size, num_gpus = row.key
+    return out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
 
 
-def _machines(out_dir: Path, rows: Sequence[Row]) -> list[Machine]:
-    """The machines that the done cells ran on: one, unless the directory has moved."""
-    found = []
-    for row in rows:
-        try:
-            text = (_cell_directory(out_dir, row.key) / MEASURED).read_text(encoding="utf-8")
-            measured = json.loads(text)
-            found.append(Machine(measured["gpu"], measured["cores"]))
-        except (OSError, ValueError, LookupError):
-            continue
-    return list(dict.fromkeys(found))
-
-
-def _counted(cells: Sequence[Cell], left: Sequence[Cell], rows: dict[Key, Row]) -> str:
-    """"8", or "8: 3 done before, 1 failed (--retry_failed tries again)"."""
-    before = [rows[_key(cell)] for cell in cells if cell not in left]
-    failed = sum(bool(row.error) for row in before)
-    text = f"{len(cells)}"
-    if before:
-        text += f": {len(before) - failed} done before"
-    return f"{text}, {failed} failed (--retry_failed tries again)" if failed else text
-
-
-def _read_results(path: Path) -> list[run_dir.Result]:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        run_dir.Result.of(list(map(float, row.values())), list(row)[1:-2]) for row in rows
-    ]
-
-
-def _cell_directory(out_dir: Path, key: Key) -> Path:
-    return out_dir / directory.CELLS / cell_name(*key)
-
-
-def _key(cell: Cell) -> Key:
-    return cell.label, cell.batch_size, cell.num_gpus
-
-
-def _is_open(row: Row | None, retry_failed: bool) -> bool:
-    """Whether a cell is still to run, given its row if it has one."""
-    return row is None or retry_failed and bool(row.error)
+def _gpu(run: Path) -> str | None:
+    """The name of the GPUs that a cell ran on, as its log names devices; None for CPU devices."""
+    log = run / run_dir.LOG
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    names = [gpu.name for gpu in nvidia.driver_gpus() or []] or ["GPU"]
+    return names[0] if re.search(r"^Devices .*/gpu:", text, re.MULTILINE) else None

@@ -1,34 +1,34 @@
 """sweep.csv: a row for each cell, with its speed-up and its efficiency."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from towers.resume.run_dir import Result, write_atomically
-from towers.app.sweep.cells import Cell
+from towers.resume.run_dir import write_atomically
 
-Key: TypeAlias = tuple[str, int, int]  # label, global batch, GPU count: what no two rows share
+_TEXTS = ("model", "error")
+_COUNTS = ("batch_size", "per_tower_batch", "num_gpus", "num_towers", "epochs")
 
 
 class Row(NamedTuple):
-    """One cell; None is an empty field, as everything but the first five is where a cell failed.
+    """One cell. None is an empty field; a failed cell has only the first five and its error.
 
-    model: with the dropout rate where the sweep gives one: "cnn dropout=0.25".
+    model: with the dropout rate if the sweep gives one: "cnn dropout=0.25".
     batch_size: the global batch.
     per_tower_batch: the largest shard of it.
     num_gpus: devices that ran towers, logical CPU devices without GPUs.
     num_towers: towers over all of them.
-    epochs: that have a row in the run's results.csv; --max_steps may end the last one early.
-    accuracy, val_accuracy: of the last of them.
-    seconds: of all of them, validation and the first step's tracing included.
-    examples_per_second: of the training steps alone, see `mean_speed`.
+    epochs: the rows of the run's results.csv; --max_steps may end the last epoch early.
+    accuracy, val_accuracy: of the last epoch.
+    seconds: of all epochs, validation and the first step's tracing included.
+    examples_per_second: of the training steps alone, the harmonic mean over the epochs.
     speedup: examples_per_second, divided by that of 1 GPU at the same model and global batch; None
-        where that cell is missing or failed.
+        if that cell is missing or failed.
     efficiency: speedup / num_gpus.
-    host_memory_mb, device_memory_mb: peaks in 10^6 bytes, of the process and of the fullest GPU.
-    error: one line; empty where the cell is done.
+    host_memory_mb, device_memory_mb: empty; earlier versions measured them.
+    error: one line; empty if the cell is done.
     """
 
     model: str
@@ -48,72 +48,57 @@ class Row(NamedTuple):
     error: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, int, int]:
         """The columns that no two rows share."""
         return self.model, self.batch_size, self.num_gpus
 
 
-def empty_row(cell: Cell, num_towers: int | None) -> Row:
-    """The row of a cell before it runs; None towers are one for each GPU."""
-    towers = num_towers or cell.num_gpus
-    per_tower = -(-cell.batch_size // towers)
-    return Row(cell.label, cell.batch_size, per_tower, cell.num_gpus, towers)
+def filled_row(row: Row, results: Path) -> Row:
+    """The row of a cell that is done, with the figures of its run's results.csv.
 
-
-def mean_speed(results: Sequence[Result]) -> float:
-    """Examples per second over all epochs: the harmonic mean, for as many examples in each."""
-    return harmonic_mean([result.examples_per_second for result in results])
-
-
-def filled_row(row: Row, results: Sequence[Result], host_mb: float, device_mb: float | None) -> Row:
-    """The row of a cell that is done.
-
-    Args:
-        row: the `empty_row`.
-        results: the epochs, at least one.
-        host_mb, device_mb: peaks in 10^6 bytes; None where there is no GPU.
+    Raises:
+        OSError, ValueError, LookupError: it has no such figures.
     """
+    with results.open(newline="", encoding="utf-8") as file:
+        epochs = list(csv.DictReader(file))
     return row._replace(
-        epochs=len(results),
-        accuracy=results[-1].values["accuracy"],
-        val_accuracy=results[-1].values["val_accuracy"],
-        seconds=sum(result.seconds for result in results),
-        examples_per_second=mean_speed(results),
-        host_memory_mb=host_mb,
-        device_memory_mb=device_mb,
+        epochs=len(epochs),
+        accuracy=float(epochs[-1]["accuracy"]),
+        val_accuracy=float(epochs[-1]["val_accuracy"]),
+        seconds=sum(float(epoch["seconds"]) for epoch in epochs),
+        # All examples by all seconds, as every epoch has as many examples.
+        examples_per_second=harmonic_mean(float(e["examples_per_second"]) for e in epochs),
     )
 
 
-def with_speedups(rows: Sequence[Row]) -> list[Row]:
+def with_speedups(rows: Iterable[Row]) -> list[Row]:
     """The rows, speed-up and efficiency computed anew, sorted by model, batch and GPU count."""
-    alone = {
-        (row.model, row.batch_size): row.examples_per_second for row in rows if row.num_gpus == 1
-    }
+    rows = list(rows)
+    alone = {row.key: row.examples_per_second for row in rows}
+    found = []
+    for row in rows:
+        speed, of_one = row.examples_per_second, alone.get((row.model, row.batch_size, 1))
+        speedup = speed / of_one if speed and of_one else None
+        efficiency = speedup and speedup / row.num_gpus
+        found.append(row._replace(speedup=speedup, efficiency=efficiency))
     models = list(dict.fromkeys(row.model for row in rows))
-    return [
-        _with_speedup(row, alone.get((row.model, row.batch_size)))
-        for row in sorted(rows, key=lambda row: (models.index(row.model), *row.key[1:]))
-    ]
+    return sorted(found, key=lambda row: (models.index(row.model), *row.key[1:]))
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Replaces sweep.csv.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-
+def write_table(path: Path, rows: Iterable[Row]) -> None:
+    """Replaces sweep.csv."""
     def write(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Row._fields)
-            writer.writerows([_text(value) for value in row] for row in rows)
+            for row in rows:  # None is written as an empty field
+                writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
 
     write_atomically(path, write)
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows that `write_table` wrote; none where there is no file.
+    """The rows that `write_table` wrote; none if there is no file.
 
     Raises:
         ValueError: it holds something else.
@@ -121,36 +106,18 @@ def read_table(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        header, *lines = list(csv.reader(file)) or [[]]
-    try:
-        if tuple(header) != Row._fields:
-            raise ValueError("other columns")
-        return [_row(line) for line in lines]
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
-        ) from None
+        try:
+            return [
+                Row(**{name: _value(name, text) for name, text in line.items()})
+                for line in csv.DictReader(file)
+            ]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
+            ) from None
 
 
-def _with_speedup(row: Row, alone: float | None) -> Row:
-    if not alone or row.examples_per_second is None:
-        return row._replace(speedup=None, efficiency=None)
-    speedup = row.examples_per_second / alone
-    return row._replace(speedup=speedup, efficiency=speedup / row.num_gpus)
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else value
-
-
-def _row(line: list[str]) -> Row:
-    if len(line) != len(Row._fields):
-        raise ValueError(f"a row with {len(line)} fields")
-    model, *counts, error = line
-    batch_size, per_tower, num_gpus, num_towers = map(int, counts[:4])
-    floats = [float(text) if text else None for text in counts[5:]]
-    epochs = int(counts[4]) if counts[4] else None
-    cell = Row(model, batch_size, per_tower, num_gpus, num_towers, epochs)
-    return Row._make([*cell[:6], *floats, error])
+def _value(name: str, text: str) -> Any:
+    if name in _TEXTS:
+        return text
+    return None if text == "" else int(text) if name in _COUNTS else float(text)
