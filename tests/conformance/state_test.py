@@ -1,4 +1,7 @@
-"""State that layers keep: what three towers make of it is what Keras makes of the whole batch."""
+"""State that layers keep: what three towers make of it is what Keras makes of the whole batch.
+
+In a plain step and in a custom one alike.
+"""
 
 import warnings
 
@@ -33,11 +36,29 @@ def batches():
     return [(rng.normal(size=(n, 4)), rng.normal(size=(n, 2))) for n in BATCHES]
 
 
-def trained(build, num_towers, num_devices=1):
+class Custom(keras.Sequential):
+    """Keras' own step, written out."""
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+
+def trained(build, num_towers, num_devices=1, is_custom=False):
     """The variables after three steps on towers; with 0 towers by Keras itself."""
     keras.utils.set_random_seed(3)
     model = build()
-    if num_towers:
+    if is_custom:
+        model = Custom(model.layers)
+        parallel = towers.make_parallel(model, num_devices, num_towers=num_towers)
+        parallel.compile(keras.optimizers.SGD(0.1), "mse")
+        for batch in batches():
+            parallel.train_on_batch(*batch)
+    elif num_towers:
         step = towers.TowerStep(
             model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
             devices=towers.tower_devices(num_devices, "cpu"),
@@ -114,6 +135,7 @@ def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         found = {n: trained(build, n) for n in (1, 3)}
+        found["custom"] = trained(build, 3, is_custom=True)
     for num_towers, variables in found.items():
         for ours, theirs in zip(variables, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-14, err_msg=num_towers)
@@ -121,21 +143,26 @@ def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("is_custom", [False, True])
 @pytest.mark.parametrize("function, options", [
     (lambda old, x: tf.maximum(old, tf.reduce_max(x)), {}),
     (lambda old, x: tf.sqrt(tf.reduce_mean(x**2)), {}),
     (lambda old, x: tf.argmax(x[0]), {"dtype": "int64"}),
 ], ids=["maximum", "root", "an index"])
-def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(function, options):
-    with pytest.warns(UserWarning, match="/keeps/kept' what it.*tower 0's is kept.*aggregation="):
-        trained(lambda: model_of(Keeps(function, **options)), 3)
+def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(
+    function, options, is_custom
+):
+    with pytest.warns(UserWarning, match="/?kept' what it.*tower 0's is kept.*aggregation="):
+        trained(lambda: model_of(Keeps(function, **options)), 3, is_custom=is_custom)
 
 
-def test_tower_0s_value_is_no_surprise_where_it_was_asked_for():
+@pytest.mark.parametrize("is_custom", [False, True])
+def test_tower_0s_value_is_no_surprise_where_it_was_asked_for(is_custom):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         trained(lambda: model_of(Keeps(
-            lambda old, x: tf.reduce_max(x), aggregation="only_first_replica")), 3)
+            lambda old, x: tf.reduce_max(x), aggregation="only_first_replica")), 3,
+            is_custom=is_custom)
 
 
 def test_state_that_inference_assigns_is_kept_as_by_keras(float64):

@@ -1,16 +1,11 @@
 """Variables, Keras' and TensorFlow's, while a step is traced: assignments are recorded.
 
-| assigned from a shard         | the towers' values become            |
-| ----------------------------- | ------------------------------------ |
-| a metric: old + x             | old + sum(x), when it is read again; |
-|                               | a mean x weighs n_i / N              |
-| BatchNorm statistics          | their mean, or tower 0's             |
-| random seeds                  | tower 0's: advanced once             |
-| a sum of sums and means over  | the batch's                          |
-|     rows, and of what no row  |                                      |
-|     has a part in             |                                      |
-| any with aggregation="mean"   | their mean, with a warning           |
-| all else                      | refused                              |
+What the towers' values become says the table in towers/step/assigned.py. Two things differ, as a
+custom step may read a variable again after it was assigned:
+
+    a metric       old + x becomes old + the sum of all x when it is read again, and no other
+                   assignment of what is computed of a shard is allowed
+    a parameter    becomes what the table says of any variable: no update follows by itself
 """
 
 import functools
@@ -23,7 +18,7 @@ import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras
 from towers.custom_step.step_collectives import StepCollectives, Update
-from towers.step.assigned import terms_of
+from towers.step.assigned import terms_and_parts, warn_of_first
 from towers.step.raw_variables import read_as_they_are, variable_behind
 
 # The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
@@ -213,14 +208,6 @@ class VariableScope(keras.StatelessScope):
         is_mean = kind.name == "mean" and added.dtype.is_floating
         return self._collectives.weighted(added) if is_mean else self._collectives.masked(added)
 
-    def _part_of_term(self, term: tf.Tensor) -> tf.Tensor | None:
-        """A shard's part of a sum, or of a mean, over the batch's rows; None of anything else."""
-        kind = self._collectives.rows.kind(term).name
-        if kind == "sum":
-            return self._collectives.masked(term)
-        is_mean = kind == "mean" and term.dtype.is_floating
-        return self._collectives.weighted(term) if is_mean else None
-
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
         collectives, key = self._collectives, id(variable)
@@ -230,19 +217,15 @@ class VariableScope(keras.StatelessScope):
             return collectives.sum([collectives.weighted(value)])[0]
         if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
             return collectives.first([value])[0]
-        same, own = terms_of(value, collectives.dependence.local)
-        parts = [self._part_of_term(term) for term in own]
+        same, own, parts = terms_and_parts(value, collectives)
         known = [part for part in parts if part is not None]
         if len(known) == len(own):
             return functools.reduce(tf.add, [*same, *collectives.sum(known)])
         if variable.aggregation == "mean" and value.dtype.is_floating:
-            what = f"what the step assigns to variable {variable.path!r}"
+            what = f"what is assigned to variable {variable.path!r}"
             return collectives.sum([collectives.part(value, what)])[0]
-        raise ValueError(
-            f"{self._lines[key]} assigns variable {variable.path!r} what it computes of a shard: "
-            "every tower has a value of its own. Compute it of towers.gather(rows), the rows of "
-            'all towers, or make the variable with aggregation="mean".'
-        )
+        warn_of_first(variable, self._lines[key])
+        return collectives.first([value])[0]
 
 
 def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

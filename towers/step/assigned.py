@@ -1,4 +1,5 @@
-"""Values that a tower's forward pass assigns to variables, and how the towers' become one.
+"""Values that a tower assigns to variables, and how the towers' become one: in plain steps and in
+custom ones, whose variables.py says what is different there.
 
 | the value                                     | after the step                            |
 | --------------------------------------------- | ----------------------------------------- |
@@ -29,7 +30,7 @@ import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras
 from towers.step.raw_variables import read_as_they_are, variable_behind
-from towers.step.shard_facts import ShardFacts
+from towers.step.shard_facts import ShardFacts, part_of
 from towers.step.state import is_seed
 
 _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
@@ -222,8 +223,7 @@ def _split(
     variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Splits a new value into terms that enter once, and the tower's parts of all other terms."""
-    same, own = terms_of(after, shard.dependence.local)
-    parts = [shard.part(term) for term in own]
+    same, own, parts = terms_and_parts(after, shard)
     known = [part for part in parts if part is not None]
     if len(known) == len(own):
         return same, known
@@ -241,8 +241,21 @@ def _split(
     if variable.aggregation == "mean" and after.dtype.is_floating:
         shard.rows.check(after, f"what is assigned to variable {variable.path!r}")
         return [], [shard.weighted(after)]
-    _warn_of_first(variable, scope)
+    warn_of_first(variable, scope.line(variable))
     return [after], []
+
+
+def terms_and_parts(
+    value: tf.Tensor, facts: Any
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
+    """(terms that depend on no shard, terms that do, the tower's parts of these) of a new value.
+
+    Args:
+        value: that a tower assigns.
+        facts: as of `part_of`, which says when a part is None.
+    """
+    same, own = terms_of(value, facts.dependence.local)
+    return same, own, [part_of(term, facts) for term in own]
 
 
 def terms_of(
@@ -273,9 +286,10 @@ def _after(last: Callable, first: Callable) -> Callable:
     return lambda term: last(first(term))
 
 
-def _warn_of_first(variable: Any, scope: TowerScope) -> None:
+def warn_of_first(variable: Any, line: str) -> None:
+    """Warns that tower 0's value is kept of what the line assigns to a variable."""
     warnings.warn(
-        f"{scope.line(variable)} assigns variable {variable.path!r} what it computes of a shard: "
+        f"{line} assigns variable {variable.path!r} what it computes of a shard: "
         "every tower has a value of its own, and tower 0's is kept. Make the variable with "
         'aggregation="mean" or "sum"; or assign it what is computed of towers.gather(rows), the '
         "rows of all towers, in a train_step of the model's own.",

@@ -42,13 +42,6 @@ class ShardFacts(NamedTuple):
                 dependence.feed(tensor, local=True, level=0)
         return cls(dependence, Rows.of_shard(rows), weight)
 
-    def part(self, value: tf.Tensor) -> tf.Tensor | None:
-        """A tower's part of a sum or a mean over the batch's rows; None for any other value."""
-        kind = self.rows.kind(value).name
-        if kind == "sum":
-            return self.masked(value)
-        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
-
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """value * n_t / N."""
         return value * tf.cast(self.weight, value.dtype)
@@ -72,7 +65,7 @@ class ShardFacts(NamedTuple):
         Raises:
             ValueError: it is neither.
         """
-        part = self.part(value)
+        part = part_of(value, self)
         if part is None:
             fault = self.rows.kind(value).fault
             reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
@@ -106,3 +99,16 @@ class ShardFacts(NamedTuple):
             return sums
 
         return meet
+
+
+def part_of(value: tf.Tensor, facts: Any) -> tf.Tensor | None:
+    """A tower's part of a sum or a mean over the batch's rows; None for any other value.
+
+    Args:
+        value: without a batch axis.
+        facts: of a tower's trace: ShardFacts, or a custom step's collectives.
+    """
+    kind = facts.rows.kind(value).name
+    if kind == "sum":
+        return facts.masked(value)
+    return facts.weighted(value) if kind == "mean" and value.dtype.is_floating else None
