@@ -101,7 +101,7 @@ def test_an_experiment_is_found_where_there_is_no_checkout(name, tmp_path):
 def test_a_flagfile_that_is_neither_file_nor_experiment_is_one_line_with_their_names(tmp_path):
     (tmp_path / "wide_mlp").write_text("--batch_size=0\n")  # a file comes first
     done = run_installed("towers-train", "--flagfile", "wide_mlp", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "error: --batch_size (0) must be at least 1.\n")
+    assert done.returncode == 2 and done.stderr.startswith("error: --batch_size (0) must be ")
     done = run_installed("towers-train", "--flagfile=elsewhere/wide_mlp.flags", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "('elsewhere/wide_mlp.flags') is neither a file nor" in done.stderr

@@ -58,14 +58,14 @@ def eight(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num_gpus=0"], "--num_gpus (0) must be at least 1."),
-        (["--num_gpus=-1"], "--num_gpus (-1) must be at least 1."),
+        (["--num_gpus=0"], "--num_gpus (0) must be a whole number from 1 to 1024."),
+        (["--num_gpus=-1"], "--num_gpus (-1) must be a whole number from 1 to 1024."),
         (["--num_gpus=two"], "flag --num_gpus=two: invalid literal for int()"),
         (["--num_gpu=2"], "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
-        (["--batch_size=0"], "--batch_size (0) must be at least 1."),
+        (["--batch_size=0"], "--batch_size (0) must be a whole number from 1 to "),
         (["--batch_size=8", "--batch_size_per_gpu=8"], "give only one of them"),
-        (["--learning_rate=-1"], "--learning_rate (-1.0) must be above 0"),
-        (["--learning_rate=nan"], "--learning_rate (nan) must be above 0"),
+        (["--learning_rate=-1"], "--learning_rate (-1.0) must be a number above 0"),
+        (["--learning_rate=nan"], "--learning_rate (nan) must be a number above 0"),
         (["--num_towers=many"], "flag --num_towers=many: invalid literal for int()"),
         (["--predict=x.keras"], "--predict (x.keras) needs --out, a new file"),
         (["--evaluate=x.keras", "--resume=run"], "--evaluate and --resume: give only one of them."),
@@ -115,7 +115,7 @@ def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
 def test_verbosity_1_shows_the_traceback(tmp_path):
     done = run_train("--num_gpus=0", "--verbosity=1", cwd=tmp_path)
     assert done.stderr.startswith("Traceback ")
-    assert done.stderr.endswith("\nerror: --num_gpus (0) must be at least 1.\n")
+    assert done.stderr.endswith("\nerror: --num_gpus (0) must be a whole number from 1 to 1024.\n")
     assert done.returncode == 2
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.resuming import FLAGS, NOTEBOOK, STEPS, resumed, start, train, uninterrupted
 from towers.app.after_training.model_files import file_config
 from towers.resume import checkpoints
-from towers.app.continued import continued_config
+from towers.app import fields
+from towers.app.continued import continued_config, identity
 from towers.app.config import TrainConfig
 
 NAMED = TrainConfig(model="theirs:model", dataset="mnist")
@@ -104,7 +106,7 @@ def run(tmp_path, monkeypatch):
     return directory
 
 
-def test_a_module_beside_the_config_that_names_it_is_refused_by_its_file(run):
+def test_a_module_beside_the_config_that_names_it_is_refused_by_its_file(run, monkeypatch):
     with pytest.raises(ValueError) as caught:
         continued_config(".", {})
     text = str(caught.value)
@@ -112,14 +114,9 @@ def test_a_module_beside_the_config_that_names_it_is_refused_by_its_file(run):
     assert str(run / "theirs.py") in text and "trust_run_dir=True" in text
     with pytest.raises(ValueError, match="names model=theirs:model"):
         file_config(run / "best.keras", {})
-
-
-def test_a_package_a_folder_and_one_further_in_are_refused_too(run, monkeypatch):
+    (run / "config.json").write_text(dataclasses.replace(NAMED, trust_run_dir=True).to_json())
     (run / "theirs.py").unlink()
-    (run / "theirs").mkdir()  # without __init__.py, as Python takes it
-    with pytest.raises(ValueError, match="names model=theirs:model"):
-        continued_config(".", {})
-    (run / "inner" / "theirs").mkdir(parents=True)
+    (run / "inner" / "theirs").mkdir(parents=True)  # a package without __init__.py, further in
     monkeypatch.chdir(run / "inner")
     with pytest.raises(ValueError, match="names model=theirs:model"):
         continued_config("..", {})
@@ -131,22 +128,14 @@ def test_it_is_imported_where_the_user_asks_for_it(given, run):
     assert file_config(run / "best.keras", given).model == "theirs:model"
 
 
-def test_it_is_imported_from_the_users_own_pythonpath(run, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(run))
-    monkeypatch.syspath_prepend(str(run))
-    assert continued_config(".", {}).model == "theirs:model"
-
-
-def test_a_module_of_the_directory_that_one_works_in_is_ones_own(run, monkeypatch):
+def test_it_is_imported_from_the_users_own_pythonpath_or_directory(run, monkeypatch):
     (run.parent / "theirs.py").write_text("")
     monkeypatch.chdir(run.parent)
     assert continued_config("run", {}).model == "theirs:model"
-
-
-def test_no_config_asks_for_trust_itself(run):
-    (run / "config.json").write_text(dataclasses.replace(NAMED, trust_run_dir=True).to_json())
-    with pytest.raises(ValueError, match="names model=theirs:model"):
-        continued_config(".", {})
+    monkeypatch.chdir(run)
+    monkeypatch.setenv("PYTHONPATH", str(run))
+    monkeypatch.syspath_prepend(str(run))
+    assert continued_config(".", {}).model == "theirs:model"
 
 
 def test_built_in_names_and_paths_are_no_modules(run):
@@ -162,9 +151,33 @@ def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(saved.to_json())
     other = continued_config(".", {"export": "other", "export_pixels": True})
     assert (other.export, other.export_pixels) == ("other", True)
-    assert continued_config(".", {"export": "served"}).export == "served"
     assert continued_config(".", {}).export is None
     script = {"resume": "auto", "run_dir": ".", "export": "served"}
     assert continued_config(".", script).export == "served"
     (tmp_path / "served").mkdir()  # the script that is started again has exported already
     assert continued_config(".", script).export is None
+
+
+def test_resume_lets_change_what_its_help_names_and_nothing_else(tmp_path):
+    """What it lets change is no part of a run's identity."""
+    (tmp_path / "config.json").write_text(
+        TrainConfig(early_stopping=3, tensorboard=True).to_json()
+    )
+    special = {"schedule": "cosine", "class_weight": "0:1,1:5", "image_size": "8x8x1",
+               "strategy": "mirrored"}
+    free = {"tensorboard"}
+    for field in dataclasses.fields(TrainConfig):
+        says = fields.declared(field)
+        other = special.get(field.name) or {
+            "text": "other", "count": 7, "number": 0.5, "switch": not field.default,
+            "choice": says.words and says.words[-1],
+        }[says.kind]
+        try:
+            continued_config(str(tmp_path), {field.name: other})
+            free.add(field.name)
+        except ValueError as error:
+            assert f"cannot change {field.name} (" in str(error)
+        if field.name == "resume":
+            help = set(re.findall(r"`(\w+)`", fields.help_of(TrainConfig, field)))
+    assert free == help - {"run_dir"}
+    assert not free & set(identity(TrainConfig()))

@@ -9,19 +9,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from absl import app, flags
 from absl import logging as absl_logging
 
 from towers.app import fields
 from towers.machine import places, signals
-from towers.workers.cluster import LOST_WORKER, LostWorkerError
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
+from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
 
@@ -30,6 +30,10 @@ EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles, which the pa
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
 _COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors, in a pipe, too
+_PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
+    "text": flags.ArgumentParser, "count": flags.IntegerParser, "number": flags.FloatParser,
+    "switch": flags.BooleanParser,
+}
 
 
 def parse_flags(argv: list[str], says: str | None = None) -> bool:
@@ -40,8 +44,8 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
         says: what the help begins with; None: the main module's docstring.
 
     Raises:
-        ValueError: a flag is unknown, a value has another type, something is no flag, a flagfile
-            cannot be read, or the help cannot be written.
+        ValueError: a flag is unknown, a value has another type, something is no flag, or a
+            flagfile cannot be read.
     """
     app.define_help_flags()
     sys.modules["__main__"].__doc__ = says or sys.modules["__main__"].__doc__  # absl prints that
@@ -51,8 +55,10 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
             rest = flags.FLAGS(_with_experiments(argv))[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--flagfile: the file must be UTF-8 text: {error}.") from None
     except SystemExit:  # absl's way to end a --help, with 1
-        _print_help(help.getvalue())
+        show(help.getvalue().rstrip("\n"))
         return False
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
@@ -60,62 +66,25 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
 
 
 def _with_experiments(argv: list[str]) -> list[str]:
-    """The arguments, with the package's own files in the place of flagfiles that are none here."""
-    found = list(argv)
-    for i, word in enumerate(argv):
-        flag, is_assigned, name = word.partition("=")
-        if flag in ("--flagfile", "-flagfile"):
-            if is_assigned:
-                found[i] = f"{flag}={_flagfile(name)}"
-            elif argv[i + 1:]:
-                found[i + 1] = _flagfile(argv[i + 1])
-    return found
-
-
-def _flagfile(name: str) -> str:
-    """The path of a flagfile: as it is; or of an experiment: "mnist_notebook_small".
+    """The arguments, in which --flagfile=NAME may name an experiment in place of a file.
 
     Raises:
-        ValueError: there is neither, or the file is no UTF-8 text.
+        ValueError: there is neither such a file nor such an experiment.
     """
     known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
-    if not name or Path(name).expanduser().exists():
-        _check_encoding(name)
-        return name
-    stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
-    if stem in known:
-        return known[stem]
-    raise ValueError(
-        f"--flagfile ({fields.shown(name)}) is neither a file nor one of the experiments: "
-        f"{', '.join(sorted(known))}."
-    )
-
-
-def _check_encoding(name: str) -> None:
-    """Raises ValueError for a flagfile that absl would read wrongly, or not at all."""
-    with suppress(OSError):  # absl says why it cannot be read
-        content = Path(name).expanduser().read_bytes()
-        try:
-            is_plain = not content.decode().startswith("\ufeff")
-        except UnicodeDecodeError:
-            is_plain = False
-        if not is_plain:
-            raise ValueError(
-                f"--flagfile ({fields.shown(name)}) must be UTF-8 text without a byte-order mark. "
-                "Save it again in that encoding."
-            )
-
-
-def _print_help(text: str) -> None:
-    """Prints it as far as somebody reads it; raises ValueError where it cannot be written."""
-    if sys.stdout is None:
-        return
-    try:
-        print(text, end="", flush=True)
-    except OSError as error:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # else Python fails at its exit, too
-        if not isinstance(error, BrokenPipeError):
-            raise ValueError(f"--help: stdout cannot be written: {error.strerror}.") from None
+    found = []
+    for word in argv:
+        flag, _, name = word.partition("=")
+        if flag == "--flagfile" and name and not Path(name).expanduser().exists():
+            stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
+            if stem not in known:
+                raise ValueError(
+                    f"--flagfile ({fields.shown(name)}) is neither a file nor one of the "
+                    f"experiments: {', '.join(sorted(known))}."
+                )
+            word = f"{flag}={known[stem]}"
+        found.append(word)
+    return found
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
@@ -123,70 +92,38 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
 
     Args:
         config: a dataclass whose fields are declared by `fields`.
-        names: of the fields; all without any.
+        names: the names of some fields; all without any.
     """
     for field in dataclasses.fields(config):
-        if not names or field.name in names:
-            help = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
-            _define_flag(fields.declared(field), field.name, field.default, help)
-
-
-def _define_flag(says: fields.Declared, name: str, default: Any, help: str) -> None:
-    if says.kind == "choice":
-        flags.DEFINE_enum(name, default, says.words, help)
-    elif says.kind in ("count", "number") and says.words:
-        flags.DEFINE(_NumberOrWord(says.kind, *says.words), name, default, help)
-    elif says.kind == "switch" and says.words:
+        if names and field.name not in names:
+            continue
+        says, default = fields.declared(field), cast(Any, field.default)
+        help = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
+        if says.kind == "choice":
+            flags.DEFINE_enum(field.name, default, says.words, help)
+            continue
         flags.DEFINE(
-            _SwitchOrWord(*says.words), name, default, help, boolean=True, serializer=_AsWritten()
+            _OrWord(_PARSERS[says.kind](), says.words), field.name, default, help,
+            serializer=_AsWritten(), boolean=says.kind == "switch",
         )
-    else:
-        _DEFINE[says.kind](name, default, help)
 
 
-_DEFINE: dict[str, Callable[..., Any]] = {
-    "text": flags.DEFINE_string, "count": flags.DEFINE_integer, "number": flags.DEFINE_float,
-    "switch": flags.DEFINE_boolean,
-}
+class _OrWord(flags.ArgumentParser):
+    """Reads a word as it is, "auto" or "warn", and anything else as another parser does."""
 
+    def __init__(self, parser: flags.ArgumentParser, words: Collection[str]) -> None:
+        self._parser, self._words = parser, words
+        self.syntactic_help = parser.syntactic_help
 
-class _NumberOrWord(flags.ArgumentParser):
-    """"8" -> 8, "auto" -> "auto"; of a "number" that is no "count" "0.5" -> 0.5."""
-
-    def __init__(self, kind: str, word: str) -> None:
-        self._kind, self._word = (int if kind == "count" else float), word
-        self.syntactic_help = f"a {'whole ' if kind == 'count' else ''}number, or {word}"
-
-    def parse(self, argument: Any) -> float | str:
-        if argument == self._word or isinstance(argument, self._kind):
-            return argument  # type: ignore[no-any-return]
-        try:
-            return self._kind(argument)
-        except ValueError:
-            raise ValueError(f"it must be {self.syntactic_help}") from None
-
-
-class _SwitchOrWord(flags.BooleanParser):
-    """"true" -> True, "warn" -> "warn"; --noNAME is False."""
-
-    def __init__(self, word: str) -> None:
-        self._word = word
-        self.syntactic_help = f"true, false or {word}"
-
-    def parse(self, argument: Any) -> bool | str:  # type: ignore[override]
-        if argument == self._word:
-            return self._word
-        try:
-            return super().parse(argument)
-        except ValueError:
-            raise ValueError(f"it must be {self.syntactic_help}") from None
+    def parse(self, argument: Any) -> Any:
+        return argument if argument in self._words else self._parser.parse(argument)
 
 
 class _AsWritten(flags.ArgumentSerializer):
-    """True -> "true", "auto" -> "auto"; absl would write "true" for any word."""
+    """True -> "true", "auto" -> "auto"; absl would write "true" for any word of a switch."""
 
     def serialize(self, value: Any) -> str:
-        return str(value).lower()
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def exit_code(command: Callable[[], None]) -> int:
@@ -202,17 +139,14 @@ def exit_code(command: Callable[[], None]) -> int:
     prefix = places.prefix(places.here())
     try:
         command()
-    except ValueError as error:
+    except (ValueError, LostWorkerError, LostDirectoryError) as error:
         if is_verbose():
             traceback.print_exc()
-        show(f"error: {as_flags(prefix.sub('', ' '.join(str(error).split())))}", is_error=True)
-        return USER_MISTAKE
-    except LostWorkerError as error:
-        show(f"error: {as_flags(prefix.sub('', str(error)))}", is_error=True)
-        return LOST_WORKER
-    except LostDirectoryError as error:
-        show(f"error: {as_flags(prefix.sub('', str(error)))}", is_error=True)
-        return LOST_DIRECTORY
+        text = as_flags(prefix.sub("", " ".join(str(error).split())))
+        show(f"error: {text}", is_error=True)
+        if isinstance(error, LostWorkerError):
+            return LOST_WORKER
+        return LOST_DIRECTORY if isinstance(error, LostDirectoryError) else USER_MISTAKE
     except Terminated as stop:
         show(f"stopped by {signal.Signals(stop.number).name}", is_error=True)
         return 128 + stop.number
