@@ -1,4 +1,7 @@
-"""Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch."""
+"""Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch.
+
+Both are computed without Keras' noise, and in float32 where layers compute in 16 bits.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,16 +11,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.workers.cluster import ALONE
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
+from towers.workers.cluster import ALONE
 
 # What float rounding may amount to, by what matmuls and convolutions multiply in: 2^-53, 2^-24 and
 # 2^-11, 2^-11 or 2^-8 an operation (IEEE 754; TF32: NVIDIA's A100 whitepaper), over the sums of a
-# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last. A sum of
-# many rows that is itself of 16 bits, such as a bias' gradient, has no such bound: see `_compared`.
+# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last.
 _TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2, "bfloat16": 2e-1}
 
 # A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
@@ -32,30 +34,25 @@ _UNKNOWN = (
 class Verification(NamedTuple):
     """The result of the comparison.
 
-    difference: max|a - b| / max|b| of the variable where it most exceeds its tolerance; b: the
-        large batch's, in float32 where layers compute in 16 bits. Where b is nearly zero, see
-        `_NEGLIGIBLE`.
-    tolerance: what float rounding may amount to in that variable.
+    difference: max|a - b| / max|b| of the variable where it is largest; b: the large batch's.
+        Where b is nearly zero, see `_NEGLIGIBLE`.
     variable: its path.
-    draws_noise: whether the model draws noise by tf.random, which this check cannot leave out.
-    batch_norm_layers: layers that normalize by the statistics of each tower's own shard.
     multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
-    cause: the lines of the model to blame, as far as can be told, and the way out; empty where
-        the difference is float rounding or by design.
+    by_design: why towers differ from one device as they should, in words.
+    cause: the lines of the model to blame, as far as can be told, and the fix; empty where the
+        difference is float rounding or by design.
     """
 
     difference: float
-    tolerance: float
     variable: str
-    draws_noise: bool
-    batch_norm_layers: list[str]
     multiplied_in: str
+    by_design: list[str]
     cause: str = ""
 
     @property
-    def is_by_design(self) -> bool:
-        """Whether towers differ from one device as they should."""
-        return self.difference > self.tolerance and bool(self._reasons())
+    def tolerance(self) -> float:
+        """What float rounding may amount to."""
+        return _TOLERANCES[self.multiplied_in]
 
     @property
     def _rounding(self) -> str:
@@ -65,7 +62,7 @@ class Verification(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """The error with its ways out; None where nothing is wrong."""
+        """The error with its fixes; None where nothing is wrong."""
         if not self.cause:
             return None
         return (
@@ -80,25 +77,16 @@ class Verification(NamedTuple):
         if self.cause:
             cause = self.cause.rstrip(".")
             return f"{found}MORE than {self._rounding} explains: {cause}"
-        if self.is_by_design:
-            return f"{found}by design, {' and '.join(self._reasons())}"
+        if self.difference > self.tolerance:
+            return f"{found}by design, {' and '.join(self.by_design)}"
         within = "" if self.multiplied_in == "float32" else f", within {self._rounding}"
         return f"{found}the averaged gradient is the large-batch gradient{within}"
-
-    def _reasons(self) -> list[str]:
-        reasons = []
-        if self.draws_noise:
-            reasons.append("each tower draws its own random numbers by tf.random")
-        if self.batch_norm_layers:
-            names = ", ".join(self.batch_norm_layers)
-            reasons.append(f"each tower normalizes by its own shard in {names}")
-        return reasons
 
 
 def verify_gradients(
     step: TowerStep, loss: Any, x: Any, y: Any, sample_weight: Any = None, loss_weights: Any = None
 ) -> Verification:
-    """Computes both gradients on one batch without Keras' noise; changes no variable and no seed.
+    """Computes both gradients on one batch without noise; changes no variable and no seed.
 
     Args:
         step: the towers, made for this check alone: the graph that is traced here has no noise.
@@ -106,35 +94,28 @@ def verify_gradients(
         x: the global batch's inputs [N, ...], or a structure of these.
         y, sample_weight: its labels and weights, likewise.
     """
-    def large_batch() -> list[tf.Tensor | None]:
-        one_tower = TowerStep(
-            step.model, "sgd", loss, loss_weights=loss_weights,
-            devices=step.devices[:1], num_towers=1, policy=step.policy, cluster=ALONE,
-            jit_compile=step.compiles,
+    model = step.model
+    one_tower = TowerStep(
+        model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
+        policy=step.policy, cluster=ALONE, jit_compile=step.compiles,
+    )
+    with noise_left_out(), _in_float32(model):
+        averaged, expected = (
+            [g if g is None else tf.convert_to_tensor(g)
+             for g in towers.gradients(x, y, sample_weight)[1]]
+            for towers in (step, one_tower)
         )
-        return _dense(one_tower.gradients(x, y, sample_weight)[1])
-
-    with noise_left_out():
-        averaged, rounded = _dense(step.gradients(x, y, sample_weight)[1]), large_batch()
-        with _in_float32(step.model) as changed:
-            expected = large_batch() if changed else rounded
-    coarsest = multiplied_in(step.model, step.devices)
+        coarsest = multiplied_in(model, step.devices)
+    by_design = []
+    if step.num_towers > 1 and step.has_unsaved_noise:
+        by_design.append("each tower draws its own random numbers by tf.random")
+    if step.num_towers > 1 and (names := _batch_norm_layers(model, step.batch_norm)):
+        by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
     paths = [variable.path for variable in step.trainable_variables]
-    difference, tolerance, variable = _compared(
-        averaged, rounded, expected, paths, _TOLERANCES[coarsest]
-    )
-    several = step.num_towers > 1
-    found = Verification(
-        difference,
-        tolerance,
-        variable,
-        several and step.has_unsaved_noise,
-        _batch_norm_layers(step.model, step.batch_norm) if several else [],
-        coarsest,
-    )
-    if difference <= tolerance:
+    found = Verification(*_compared(averaged, expected, paths), coarsest, by_design)
+    if found.difference <= found.tolerance:
         return found
-    cause = " ".join(step.tower.faults) or ("" if found.is_by_design else _UNKNOWN)
+    cause = " ".join(step.tower.faults) or ("" if by_design else _UNKNOWN)
     return found._replace(cause=cause)
 
 
@@ -151,13 +132,9 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
     return max(used & _TOLERANCES.keys(), key=list(_TOLERANCES).index, default="float32")
 
 
-def _dense(gradients: Sequence[Any]) -> list[tf.Tensor | None]:
-    return [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-
-
 @contextmanager
-def _in_float32(model: keras.Model) -> Iterator[bool]:
-    """Layers that compute in 16 bits on float32 parameters compute in float32; were there any?"""
+def _in_float32(model: keras.Model) -> Iterator[None]:
+    """Within, layers that compute in 16 bits on float32 parameters compute in float32."""
     policies = [
         (layer, layer.dtype_policy)
         for layer in all_layers(model)
@@ -167,42 +144,24 @@ def _in_float32(model: keras.Model) -> Iterator[bool]:
     try:
         for layer, _ in policies:
             layer.dtype_policy = "float32"
-        yield bool(policies)
+        yield
     finally:
         for layer, policy in policies:
             layer.dtype_policy = policy
 
 
 def _compared(
-    averaged: Sequence[Any], rounded: Sequence[Any], expected: Sequence[Any],
-    paths: Sequence[str], tolerance: float,
-) -> tuple[float, float, str]:
-    """(difference, tolerance, path) of the variable that most exceeds its tolerance.
-
-    Args:
-        averaged, rounded: the towers' gradients and one tower's, in the dtypes of the model.
-        expected: one tower's in float32. What `rounded` loses, towers may lose, and as much again.
-        paths: the variables'.
-        tolerance: of a variable where that is less.
-    """
-    found = [(0.0, tolerance, "none")]
-    least = _NEGLIGIBLE * max((_largest(b) for b in expected if b is not None), default=0.0)
-    for a, r, b, path in zip(averaged, rounded, expected, paths, strict=True):
-        if b is not None:
-            lost = 2 * _relative_difference(r, b, least)
-            allowed = max(tolerance, lost if math.isfinite(lost) else 0.0)
-            found.append((_relative_difference(a, b, least), allowed, path))
-    return max(found, key=lambda each: each[0] / each[1])
-
-
-def _relative_difference(actual: tf.Tensor, expected: tf.Tensor, least: float) -> float:
-    largest = max(_largest(expected), least)
-    difference = _largest(actual - expected) / largest if largest else 0.0
-    return math.inf if math.isnan(difference) else difference  # of any two, max() finds it
-
-
-def _largest(tensor: tf.Tensor) -> float:
-    return float(tf.reduce_max(tf.abs(tensor)))
+    averaged: Sequence[Any], expected: Sequence[Any], paths: Sequence[str]
+) -> tuple[float, str]:
+    """(difference, path) of the variable that differs most; a NaN differs by infinity."""
+    largest = [0.0 if b is None else float(tf.reduce_max(tf.abs(b))) for b in expected]
+    least = _NEGLIGIBLE * max(largest, default=0.0)
+    found = [(0.0, "none")]
+    for a, b, of_b, path in zip(averaged, expected, largest, paths, strict=True):
+        if b is not None and max(of_b, least):
+            difference = float(tf.reduce_max(tf.abs(a - b))) / max(of_b, least)
+            found.append((math.inf if math.isnan(difference) else difference, path))
+    return max(found)
 
 
 def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
