@@ -1,6 +1,7 @@
 """make_parallel's fit on several real workers, by scripts that know nothing of them."""
 
 import json
+import signal
 
 import pytest
 
@@ -18,6 +19,17 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
             assert code == 0, errors
         digests |= {json.loads(path.read_text()) for path in out.iterdir()}
     assert len(digests) == 1
+
+
+def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_path):
+    for count, killed in ((1, []), (2, ["killed"]), (2, [])):
+        out = tmp_path / str(count)
+        out.mkdir(exist_ok=True)
+        for code, _, errors in run_all(count, *WORKER, "resumed", out, *killed):
+            assert code == (-signal.SIGKILL if killed else 0), errors
+    assert not list((tmp_path / "2" / "backup-1").glob("*"))  # the chief's alone
+    digests = {path.read_text() for path in tmp_path.glob("*/*.json")}
+    assert len(digests) == 1 and len(list(tmp_path.glob("*/*.json"))) == 3
 
 
 @pytest.mark.parametrize("what, said", [

@@ -4,7 +4,6 @@ import inspect
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -450,12 +449,6 @@ def test_a_directory_in_use_or_of_no_use_is_refused(fits, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
         fits.fit(tmp_path / "file")
-
-
-def test_several_workers_are_refused(fits, tmp_path, monkeypatch):
-    monkeypatch.setattr(resumed_fit, "join_workers", lambda: SimpleNamespace(num_workers=2))
-    with pytest.raises(ValueError, match="Resume goes on with one process"):
-        fits.fit(tmp_path)
 
 
 def test_the_arguments_of_fit_are_kerass():

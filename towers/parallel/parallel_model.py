@@ -198,11 +198,12 @@ class ParallelModel(keras.Model):
                         "num_towers": towers.num_towers,
                         "batch_norm": towers.batch_norm or "average",
                     }
-                    return resumed_fit(
+                    history = resumed_fit(
                         self, fit, fit_arguments(*args, **kwargs), identity=made,
                         prepare=functools.partial(_prepare_training, self),
                     )
-                history = fit(*args, **kwargs)
+                else:
+                    history = fit(*args, **kwargs)
             towers.workers.barrier()
             return history
         finally:

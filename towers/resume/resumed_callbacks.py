@@ -11,6 +11,7 @@ from towers.resume.train_state import TrainState, plain
 from towers.machine import callback_internals
 from towers.machine.signals import Pending
 from towers.resume.resumed_data import Data
+from towers.workers.workers import Workers
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
@@ -27,6 +28,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         train_state: TrainState,
         data: Data,
         pending: Pending,
+        workers: Workers,
         **options: Any,
     ) -> None:
         """
@@ -37,12 +39,13 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             train_state: where to begin.
             data: of the epochs.
             pending: the signal that waits for the end of a step.
+            workers: those that train together, a signal to one of which is every one's.
             options: of Keras' list.
         """
         super().__init__(list(callbacks), add_history=True, **options)
         self.train_state, self.is_done = train_state, False
         self._directory, self._checkpointer = directory, checkpointer
-        self._data, self._pending = data, pending
+        self._data, self._pending, self._workers = data, pending, workers
         self._steps_done = train_state.epoch_step  # of the epoch under way
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -76,7 +79,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of an execution, whose last is `batch`, and saves if it is time."""
         if self.is_done:
-            self._obey()
+            self._obey(self._agree())
             return
         super().on_train_batch_end(batch, logs)
         state, before = self.train_state, self.train_state.step
@@ -84,14 +87,15 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         state.step += steps - state.epoch_step
         state.epoch_step = steps
         state.stopped = bool(self.model.stop_training)
-        if self._pending.number or self._checkpointer.is_due(state.step, before):
+        signal = self._agree()
+        if signal or self._checkpointer.is_due(state.step, before):
             self._save(logs)
-        self._obey()
+        self._obey(signal)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """A validation that was interrupted begins anew, after the newest checkpoint's steps."""
         super().on_test_batch_end(batch, logs)
-        self._obey()
+        self._obey(self._agree())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves each epoch, with what callbacks have made of it."""
@@ -101,7 +105,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         state.stopped = bool(self.model.stop_training)
         state.take_history(self.model.history)
         self._save({})
-        self._obey()
+        self._obey(self._agree())
 
     def _restore(self) -> None:
         self._checkpointer.restore()
@@ -112,13 +116,20 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self.train_state.logs = {k: v for k, v in values.items() if isinstance(v, (int, float))}
         self._checkpointer.save(self.train_state)
 
-    def _obey(self) -> None:
+    def _agree(self) -> int:
+        """The signal that has come to one of the workers; 0: none."""
+        return self._workers.all_reduce_max(self._pending.number or 0)[0]
+
+    def _obey(self, signal: int) -> None:
         """Ends the process, when a signal has come; says where the same script goes on."""
-        if self._pending.number:
-            self._checkpointer.wait()
+        if not signal:
+            return
+        self._checkpointer.wait()
+        step = self._checkpointer.newest_step()
+        if step is not None:
             print(
-                f"\nsaved at step {self._checkpointer.newest_step()}: the same script goes on from "
-                f"{self._directory}",
+                f"\nsaved at step {step}: the same script goes on from {self._directory}",
                 flush=True,
             )
-            self._pending.obey(self._pending.number)
+        self._workers.barrier()
+        self._pending.obey(signal)

@@ -12,7 +12,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ def resumed_fit(
     """
     resume = resume_among(arguments["callbacks"])
     assert resume is not None
-    if join_workers().num_workers > 1:
-        raise ValueError("towers.Resume goes on with one process; the environment names several.")
+    workers = Workers(join_workers())
+    is_chief = workers.cluster.is_chief  # the others may not see its disk
     arguments = _with_split(arguments)
     _check_callbacks(arguments["callbacks"])
     others = [
@@ -108,18 +108,24 @@ def resumed_fit(
     ]
     with (
         remote_dir.mirrored(
-            str(resume.directory), _warn, is_new=False, argument="directory", goes_on="directory"
+            str(resume.directory) if is_chief else None, _warn, is_new=False,
+            argument="directory", goes_on="directory",
         ) as mirror,
-        run_dir.locked(mirror.copy if mirror else resume.directory, "directory"),
+        run_dir.locked(mirror.copy if mirror else resume.directory, "directory")
+        if is_chief else nullcontext(),
         signals.deferred() as pending,
         compared(vars(model)) as options,
     ):
         checkpointer = Checkpointer(
-            mirror.copy if mirror else resume.directory, Workers(join_workers()), _warn,
+            mirror.copy if mirror else resume.directory, workers, _warn,
             every=resume.every, argument="directory", mirror=mirror,
         )
         then, train_state = _read(checkpointer, resume.directory)
-        start = _start(then, train_state, arguments, model.steps_per_execution)
+        seed = random.getrandbits(31)  # drawn each time, so that all go on with the same state
+        start = _start(
+            then, int(workers.broadcast(b"%d" % seed)), train_state, arguments,
+            model.steps_per_execution,
+        )
         data = make_data(
             start, **{name: arguments[name] for name in _DATA}, done=lambda: train_state.step,
             saved=checkpointer.found and checkpointer.found.checkpoint.state.get(_ITERATOR),
@@ -144,7 +150,7 @@ def resumed_fit(
         checkpointer.restore()
         with closing(checkpointer):
             callbacks = ResumedCallbacks(
-                others, resume.directory, checkpointer, train_state, data, pending,
+                others, resume.directory, checkpointer, train_state, data, pending, workers,
                 **_options(arguments), model=model,
                 steps=arguments["steps_per_epoch"] or data.num_batches,
             )
@@ -258,11 +264,11 @@ def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start(
-    then: Mapping[str, Any] | None, state: TrainState, arguments: Mapping[str, Any], execution: int
+    then: Mapping[str, Any] | None, seed: int, state: TrainState, arguments: Mapping[str, Any],
+    execution: int,
 ) -> Start:
-    """The Start of the data, with the seed of their order, which follows Keras' and Python's."""
+    """The Start of the data; `seed`: of their order, in a fit that begins."""
     steps, first = arguments["steps_per_epoch"], arguments["initial_epoch"]
-    seed = random.getrandbits(31)  # drawn in each process, so that all go on with the same state
     if then is None:
         state.epoch = first
     return Start(
