@@ -84,9 +84,3 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(flags, message, tmp_path):
     assert (done.returncode, done.stdout, os.listdir(tmp_path)) == (2, "", ["file"])
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert message in done.stderr
-
-
-def test_help_lists_the_flags(tmp_path):
-    done = sweep("--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--batch_sizes: Global batches" in done.stdout and "--[no]retry_failed" in done.stdout

@@ -140,18 +140,13 @@ sys.exit(143)
     assert (code, lines, stderr) == (143, ["saved"], "[worker 1] stopped by SIGTERM\n")
 
 
-@pytest.mark.matrix
-def test_what_looked_like_an_error_is_shown_if_the_worker_goes_on(tmp_path):
-    text = "print('error: none.', file=sys.stderr)\ntime.sleep(7)\nprint('goes on')\nsys.exit(5)"
-    code, lines, stderr = launch(tmp_path, text, "--workers=1")
-    assert (code, lines, stderr) == (
-        5, ["goes on"], "error: none.\nerror: worker 0 ended with exit code 5.\n"
-    )
-
-
-def test_a_worker_that_ends_well_has_all_its_lines_shown(tmp_path):
-    text = "print('error: but not mine.', file=sys.stderr)"
-    assert launch(tmp_path, text, "--workers=1") == (0, [], "error: but not mine.\n")
+@pytest.mark.telling("sleep0-*")
+@pytest.mark.parametrize("seconds, code, end", [
+    (0, 0, ""), (7, 5, "error: worker 0 ended with exit code 5.\n"),
+], ids=["sleep0-ends_well", "sleep7-goes_on"])
+def test_what_looked_like_an_error_is_shown_if_it_was_none(seconds, code, end, tmp_path):
+    text = f"print('error: none.', file=sys.stderr)\ntime.sleep({seconds})\nsys.exit({code})"
+    assert launch(tmp_path, text, "--workers=1") == (code, [], f"error: none.\n{end}")
 
 
 def started(tmp_path, text, seconds=1.0):

@@ -7,15 +7,13 @@ own. If a worker is lost, the run continues from its last checkpoint with the ot
 package is installed, `towers-launch` is this command, and `towers-train` is train.py.
 """
 
-import os
 import sys
 
 from absl import flags
 
 from towers.app import command_line
-from towers.app.launch import worker_environment
 from towers.app.launch.launcher import launch
-from towers.machine import nvidia
+from towers.app.launch.worker_environment import gpu_shares, lines_to_type
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
@@ -49,24 +47,12 @@ def run(argv: list[str]) -> int:
         return 0
     given = flags.FLAGS
     if given.print_tf_config or given.hosts:
-        for line in worker_environment.lines_to_type(given.hosts, words):
+        for line in lines_to_type(given.hosts, words):
             print(line)
         return 0
     if given.workers is None:
         raise ValueError("--workers is missing: say how many, such as --workers=2.")
-    visible = os.environ.get(worker_environment.VISIBLE_GPUS)
-    shares: list[str | None] = [None] * given.workers
-    if given.gpus_per_worker is not None:
-        gpus = nvidia.driver_gpus() if visible is None else None
-        shares[:] = worker_environment.gpu_shares(
-            given.workers, given.gpus_per_worker, visible, None if gpus is None else len(gpus)
-        )
-    elif given.workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
-        command_line.show(
-            f"Warning   all {given.workers} workers see the same GPUs, and TensorFlow takes all of "
-            "their memory. --gpus_per_worker gives each worker its own."
-        )
-    return launch(words, shares, given.max_restarts)
+    return launch(words, gpu_shares(given.workers, given.gpus_per_worker), given.max_restarts)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,13 +1,16 @@
 """Each worker's environment: TF_CONFIG and CUDA_VISIBLE_DEVICES."""
 
 import json
+import os
 import random
 import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import takewhile
 
+from towers.app.command_line import show
+from towers.machine import nvidia
 from towers.workers.cluster import LARGEST_PORT, is_address
 
 INSTALLED = "towers-train"
@@ -17,28 +20,25 @@ _HOST = "127.0.0.1"  # TensorFlow's gRPC connections are neither authenticated n
 _PORTS = range(10_000, 32_768)
 
 
-def gpu_shares(
-    num_workers: int, gpus_per_worker: int, visible: str | None, num_gpus: int | None
-) -> list[str]:
-    """Each worker's CUDA_VISIBLE_DEVICES, such as ["0,1", "2,3"].
-
-    Args:
-        num_workers: how many workers.
-        gpus_per_worker: GPUs of each worker.
-        visible: CUDA_VISIBLE_DEVICES as it is now, numbers or UUIDs; None if it is not set.
-        num_gpus: how many GPUs the machine has, used if `visible` is None; None if unknown.
+def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None]:
+    """Each worker's CUDA_VISIBLE_DEVICES, such as ["0,1", "2,3"]; None leaves it as it is.
 
     Raises:
         ValueError: there are too few GPUs.
     """
+    visible = os.environ.get(VISIBLE_GPUS)
+    if gpus_per_worker is None:
+        if num_workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
+            show(f"Warning   all {num_workers} workers see the same GPUs, and TensorFlow takes all "
+                 "of their memory. --gpus_per_worker gives each worker its own.")
+        return [None] * num_workers
     needed = num_workers * gpus_per_worker
     if visible is None:
-        names = list(map(str, range(needed if num_gpus is None else num_gpus)))
-        where = "this machine has"
+        gpus, where = nvidia.driver_gpus(), "this machine has"
+        names = [str(i) for i in range(needed if gpus is None else len(gpus))]
     else:  # as for CUDA, the list ends before the first entry that names no GPU
-        entries = map(str.strip, visible.split(","))
+        entries, where = map(str.strip, visible.split(",")), f"{VISIBLE_GPUS}={visible!r} names"
         names = list(takewhile(lambda name: name not in ("", "-1"), entries))
-        where = f"{VISIBLE_GPUS}={visible!r} names"
     if len(names) < needed:
         raise ValueError(
             f"--workers ({num_workers}) with --gpus_per_worker ({gpus_per_worker}) need {needed} "
@@ -47,39 +47,33 @@ def gpu_shares(
     return [",".join(names[i:i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
 
 
-def tf_config(addresses: Sequence[str], index: int) -> str:
-    """TF_CONFIG's text for one worker.
-
-    Args:
-        addresses: of all workers, "host:port", the chief's first.
-        index: of this worker.
-    """
-    cluster = {"worker": list(addresses)}
-    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-
-
 def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
-    """The variables of each worker; `shares` holds their GPUs, or None for all."""
+    """The variables of each worker; `shares` are their GPUs, from `gpu_shares`."""
     addresses, found = free_addresses(len(shares)), []
     for index, share in enumerate(shares):
         gpus = {} if share is None else {VISIBLE_GPUS: share}
-        config = tf_config(addresses, index)
         # Unbuffered: each line comes when it is written.
-        found.append({"TF_CONFIG": config, "PYTHONUNBUFFERED": "1", **gpus})
+        found.append({"TF_CONFIG": _tf_config(addresses, index), "PYTHONUNBUFFERED": "1", **gpus})
     return found
+
+
+def _tf_config(addresses: Sequence[str], index: int) -> str:
+    """The text that tells a worker its index and all workers' addresses, the chief's first."""
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
 
 
 def free_addresses(count: int) -> list[str]:
     """So many different addresses of this machine, "127.0.0.1:port", at which nobody listens."""
-    ports = random.sample(_PORTS, len(_PORTS))  # another launcher, at the same time, finds others
-    return [f"{_HOST}:{port}" for port in islice(filter(_is_free, ports), count)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as trial, suppress(OSError):
-        trial.bind((_HOST, port))
-        return True
-    return False
+    found: list[str] = []
+    # In random order: another launcher, at the same time, finds others.
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind((_HOST, port))
+            found.append(f"{_HOST}:{port}")
+        if len(found) == count:
+            break
+    return found
 
 
 def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
@@ -96,6 +90,6 @@ def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
         )
     typed = shlex.join(words if words[:1] == [INSTALLED] else ["python", *words])
     for index, address in enumerate(addresses):
-        assigned = f"TF_CONFIG='{tf_config(addresses, index)}'"
+        assigned = f"TF_CONFIG='{_tf_config(addresses, index)}'"
         start = f"{assigned} {typed}" if words else f"export {assigned}"
         yield f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}"

@@ -6,17 +6,12 @@ from towers.app.sweep.table import Row
 from towers.machine.words import counted
 
 
-def devices(count: int, gpu: str | None) -> str:
-    """"2 GPUs"; "1 device" if `gpu`, the GPUs' name, is None."""
-    return counted(count, "GPU" if gpu else "device")
-
-
-def advice(rows: Sequence[Row], gpu: str | None) -> str:
+def advice(rows: Sequence[Row], on_gpus: bool) -> str:
     """One sentence.
 
     Args:
         rows: all cells, with speed-ups.
-        gpu: the name of the GPUs that they ran on; None for logical CPU devices.
+        on_gpus: whether their devices were GPUs.
     """
     done = [row for row in rows if not row.error]
     if not done:
@@ -27,26 +22,25 @@ def advice(rows: Sequence[Row], gpu: str | None) -> str:
         best = max(own, key=lambda row: row.examples_per_second or 0.0)
         clauses.append(
             f"{model} is fastest at a global batch of {best.batch_size:,} on "
-            f"{devices(best.num_gpus, gpu)} ({best.examples_per_second:,.0f} examples/s)"
+            f"{counted(best.num_gpus, 'device')} ({best.examples_per_second:,.0f} examples/s)"
         )
-        counts = sorted({row.num_gpus for row in own} - {1})
-        clauses += [f"{devices(count, gpu)} {_verdict(own, count, gpu)}" for count in counts]
-    where = "" if gpu else "On logical CPU devices, which say little about GPUs, "
+        for count in sorted({row.num_gpus for row in own} - {1}):
+            clauses.append(f"{count} devices {_verdict(own, count, on_gpus)}")
+    where = "" if on_gpus else "On logical CPU devices, which say little about GPUs, "
     return f"{where}{'; '.join(clauses)}."
 
 
-def _verdict(rows: Sequence[Row], num_gpus: int, gpu: str | None) -> str:
+def _verdict(rows: Sequence[Row], num_gpus: int, on_gpus: bool) -> str:
     """From which batch on a GPU count pays, or why it does not."""
     smallest, with_speedup = break_even(rows, num_gpus), compared(rows, num_gpus)
     if smallest is not None:
         return f"pay from a global batch of {smallest:,} on"
     if not with_speedup:
-        return f"have no speed-up, because {devices(1, gpu)} was not measured"
-    last, one = with_speedup[-1], devices(1, gpu)
-    reason = f"they share the cores that {one} has alone"
-    if gpu:
+        return "have no speed-up, because 1 device was not measured"
+    last, reason = with_speedup[-1], "they share the cores that 1 device has alone"
+    if on_gpus:
         reason = "a step computes too little for what it moves; try larger batches or --profile"
-    return f"do not pay ({last.speedup:.2f} times {one} at {last.batch_size:,}): {reason}"
+    return f"do not pay ({last.speedup:.2f} times 1 device at {last.batch_size:,}): {reason}"
 
 
 def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towers.app.reporting.chart_style import COLORS, drawn, style_axes
-from towers.app.sweep.advice import break_even, compared, devices
+from towers.app.sweep.advice import break_even, compared
 from towers.app.sweep.table import Row
+from towers.machine.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,14 +16,13 @@ _EXAMPLES = 10_000  # whose training time is drawn: an epoch's order of size, fo
 _WIDE = 4.0  # ratio of slowest to fastest from which the time's axis is logarithmic
 
 
-def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str, gpu: str | None) -> None:
+def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
     """Draws two panels for each model that has a cell done.
 
     Args:
         path: of the PNG.
         rows: the cells that are done, with speed-ups.
         title, note: lines at the top and at the bottom.
-        gpu: the name of the GPUs that they ran on; None for logical CPU devices.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -32,7 +32,7 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str, gpu: str 
     with drawn(path, 11.0, 0.9 + 3.8 * len(models), title, note) as figure:
         panels = figure.subplots(len(models), 2, squeeze=False)
         for model, (time, accuracy) in zip(models, panels, strict=True):
-            _draw_model(time, accuracy, [row for row in rows if row.model == model], gpu)
+            _draw_model(time, accuracy, [row for row in rows if row.model == model])
             x_label = "global batch (examples of one update)"
             style_axes(
                 time, f"{model}: time", x_label, f"seconds for {_EXAMPLES:,} training examples"
@@ -40,7 +40,7 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str, gpu: str 
             style_axes(accuracy, f"{model}: accuracy", x_label, "validation accuracy")
 
 
-def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row], gpu: str | None) -> None:
+def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     counts = sorted({row.num_gpus for row in rows})
@@ -48,7 +48,7 @@ def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row], gpu: str | 
         own = sorted((row for row in rows if row.num_gpus == count), key=lambda r: r.batch_size)
         batches, color = [row.batch_size for row in own], COLORS[index % len(COLORS)]
         seconds = [_EXAMPLES / (row.examples_per_second or 1.0) for row in own]
-        label = devices(count, gpu)
+        label = counted(count, "device")
         if count > 1 and compared(rows, count):
             smallest = break_even(rows, count)
             label += f", faster than 1 from {smallest:,} on" if smallest else ", not faster than 1"
@@ -57,7 +57,7 @@ def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row], gpu: str | 
         wider = len(counts) - 1 - index
         accuracy.plot(batches, [row.val_accuracy or 0.0 for row in own], "o-", color=color,
                       linewidth=1.5 + 1.2 * wider, markersize=5 + 2 * wider,
-                      label=devices(count, gpu))
+                      label=counted(count, "device"))
     ticks = sorted({row.batch_size for row in rows})
     for axes in (time, accuracy):
         axes.set_xscale("log", base=2)

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -91,8 +92,7 @@ def run_sweep(
 def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
     """Makes the directory of a new sweep, or continues in that of the same; holds its lock."""
     path, descriptor = out_dir / SETTINGS, None
-    gpus = ", ".join(gpu.name for gpu in nvidia.driver_gpus() or []) or "no GPU"
-    now = {**dataclasses.asdict(shared), "machine": f"{os.cpu_count()} CPUs, {gpus}"}
+    now = {**dataclasses.asdict(shared), "machine": _machine()}
     try:
         try:
             out_dir.mkdir(parents=True, exist_ok=True)
@@ -167,22 +167,23 @@ def _line(row: Row) -> str:
 
 def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
     """Draws the picture and prints the last lines; returns the rows."""
-    gpu = next(filter(None, (_gpu(_cell_dir(out_dir, row)) for row in rows)), None)
+    logs = [path.read_text(errors="replace") for path in out_dir.glob(f"cells/*/{run_dir.LOG}")]
+    on_gpus = any(re.search(r"^Devices .*/gpu:", log, re.MULTILINE) for log in logs)
     done = [row for row in rows if not row.error]
     models = ", ".join(dict.fromkeys(row.model for row in done))
-    steps = None if shared.max_steps is None else counted(shared.max_steps, "step")
-    note = f"{steps or counted(shared.epochs, 'epoch')} each; {shared.precision}"
-    note += "" if gpu else "; no GPU here: the figures say little about GPUs"
-    title = f"towers: {models} on {shared.dataset}, {gpu or 'logical CPU devices'}"
+    length = counted(shared.max_steps or shared.epochs, "step" if shared.max_steps else "epoch")
+    note = f"{length} each; {shared.precision}; "
+    note += "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
     written = [TABLE]
     if done:
         try:
-            draw_sweep(out_dir / CHART, done, title, note, gpu)
+            title = f"towers: {models} on {shared.dataset}, {_machine()}"
+            draw_sweep(out_dir / CHART, done, title, note)
             written.append(CHART)
         except Exception as error:  # a picture is not worth a sweep
             show(f"Warning   {CHART} cannot be drawn: {one_line(error)}.")
     show(f"Wrote     {', '.join(str(out_dir / name) for name in written)}")
-    show(f"Advice    {advice(rows, gpu)}")
+    show(f"Advice    {advice(rows, on_gpus)}")
     return rows
 
 
@@ -191,9 +192,7 @@ def _cell_dir(out_dir: Path, row: Row) -> Path:
     return out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
 
 
-def _gpu(run: Path) -> str | None:
-    """The name of the GPUs that a cell ran on, as its log names devices; None for CPU devices."""
-    log = run / run_dir.LOG
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    names = [gpu.name for gpu in nvidia.driver_gpus() or []] or ["GPU"]
-    return names[0] if re.search(r"^Devices .*/gpu:", text, re.MULTILINE) else None
+def _machine() -> str:
+    """"16 CPUs, 2 x NVIDIA H100"; found without TensorFlow, which the cells alone start."""
+    gpus = Counter(gpu.name for gpu in nvidia.driver_gpus() or [])
+    return ", ".join([f"{os.cpu_count()} CPUs", *(f"{n} x {name}" for name, n in gpus.items())])
