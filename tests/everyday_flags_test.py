@@ -120,24 +120,12 @@ def test_class_weights_are_those_of_keras_fit(float64):
 
 @pytest.mark.parametrize("values, message", [
     ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
-    ({"freeze": "no such variable"}, "is found in no trainable variable's path"),
     ({"init_from": "missing.keras"}, "is no file; name a .keras file"),
-    ({"optimizer": "adam", "momentum": 0.9}, r"^momentum \(0.9\): adam has none"),
     ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
     ({"class_weight": "9:1"}, r"^class_weight \(9:1\) names class 9, and the classes are 0 to "),
-    ({"export": "."}, r"^export \(.\) exists already; name a new directory"),
+    ({"export": "."}, r"^export \(.\) exists already"),
 ])
 def test_what_cannot_be_is_refused_before_there_is_a_directory(values, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         towers.train(config(run_dir="run", **values))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_batch_normalization_is_synchronized_where_towers_share_a_device():
-    def run(num_gpus):
-        return towers.train(config(
-            model="tests.everyday:named_model", run_dir=f"run-{num_gpus}", num_gpus=num_gpus,
-            num_towers=4, batch_norm="synchronized", max_steps=2,
-        ))
-
-    assert run(1)["loss"] == run(2)["loss"]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from absl import logging as absl_logging
 
 from towers.app import command_line, fields
 from towers.app.command_line import Terminated, exit_code
@@ -137,21 +136,6 @@ def test_a_closed_terminal_takes_no_words_and_under_nohup_ends_nothing(monkeypat
     assert exit_code(lambda: signal.raise_signal(signal.SIGHUP)) == 129
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert exit_code(lambda: signal.raise_signal(signal.SIGHUP)) == 0
-
-
-@pytest.mark.parametrize("verbosity, expected", [
-    (absl_logging.WARNING, False), (absl_logging.INFO, True),
-])
-def test_a_mistakes_traceback_is_shown_to_who_asks_for_it(verbosity, expected, capsys):
-    before = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(verbosity)
-    try:
-        assert exit_code(raises(ValueError("wrong"))) == 2
-    finally:
-        absl_logging.set_verbosity(before)
-    stderr = capsys.readouterr().err
-    assert ("Traceback" in stderr) is expected
-    assert stderr.endswith("error: wrong\n")
 
 
 PROGRAM = """

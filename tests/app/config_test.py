@@ -95,8 +95,8 @@ def test_what_an_older_config_chose_and_the_device_policy_decides_now_is_dropped
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("{", "config.json is not JSON"),
-    ("[]", "must hold an object"),
+    ("{", "config.json must be a JSON object"),
+    ("[]", "config.json must be a JSON object"),
     ('{"colour": "red"}', "colour.*, which this version of towers does not know"),
     ('{"epochs": "twelve"}', r"^config.json: epochs \('twelve'\) must be a whole number "),
 ])

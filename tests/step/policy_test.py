@@ -6,7 +6,6 @@ import functools
 import re
 import time
 from collections import Counter
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -49,18 +48,12 @@ def batch(count=24):
     return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
 
 
-class Graphs(NamedTuple):
-    """An update as it is traced, and what TensorFlow makes of that for each device."""
-
-    traced: tf.Graph
-    partitions: list[tf.compat.v1.GraphDef]
-
-
 @functools.cache
 def graphs_of(policy, options=PLAIN):
+    """An update as it is traced, and what TensorFlow makes of that for each device."""
     step = make_step(policy, **dict(options))
     partitions = partition_graphs(lambda: step(*batch()))
-    return Graphs(step.traces[-1].graph, partitions)
+    return step.traces[-1].graph, partitions
 
 
 def tower_calls(graph, scope=""):
@@ -90,7 +83,7 @@ def turns(graph, scope=""):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(policy, expected, options):
-    assert turns(graphs_of(policy, options).traced) == expected
+    assert turns(graphs_of(policy, options)[0]) == expected
 
 
 @pytest.mark.telling("cpu")
@@ -122,7 +115,7 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, placed):
     """Optimized, as it runs: control edges between devices are transfers there."""
-    partitions = graphs_of(GPU, options).partitions
+    partitions = graphs_of(GPU, options)[1]
     if placed:
         step = make_step(GPU, **dict(options))
         x, y = (tf.constant(part) for part in batch())
@@ -142,7 +135,7 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_no_operation_is_left_without_a_device(options):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
-    graph = graphs_of(GPU, options).traced
+    graph = graphs_of(GPU, options)[0]
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
     assert not [
@@ -160,15 +153,15 @@ def additions(graph):
 
 def test_each_addition_is_made_on_the_device_of_its_left_child_or_all_of_them_at_home():
     """((0 1) 2) ((3 4) 5), two towers a device: 0 + 1, + 2, + (3 4 5) on the first; 3 + 4, + 5."""
-    assert additions(graphs_of(GPU).traced) == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
-    assert additions(graphs_of(CPU).traced) == {}
+    assert additions(graphs_of(GPU)[0]) == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
+    assert additions(graphs_of(CPU)[0]) == {}
 
 
 @pytest.mark.parametrize("policy, sends", [(UNPACKED, SUMS), (GPU, 1)], ids=["unpacked", "packed"])
 def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     senders = [
         node.attr["send_device"].s.decode()[-5:]
-        for graph in graphs_of(policy).partitions for node in graph.node
+        for graph in graphs_of(policy)[1] for node in graph.node
         if node.op == "_Recv" and node.device.endswith("CPU:0")
         and "_sum/" in node.attr["tensor_name"].s.decode()
     ]
@@ -178,7 +171,7 @@ def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
 @pytest.mark.parametrize(("policy", "programs"), [(GPU, ["update_program"]),
                                                   (CPU, ["sum_and_update_program"])], ids=str)
 def test_the_update_is_one_program_with_the_sum_where_that_is_made_at_home(policy, programs):
-    graph = graphs_of(policy).traced
+    graph = graphs_of(policy)[0]
     found = [re.search(r"_((sum_and_)?update_program)_", str(op.get_attr("f").name))
              for op in graph.get_operations() if "PartitionedCall" in op.type]
     assert [match[1] for match in found if match] == programs

@@ -357,11 +357,11 @@ class TrainConfig:
             ValueError: this is no such JSON, a field is unknown, or a value makes no sense.
         """
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"config.json is not JSON: {error}.") from None
-        if not isinstance(values, dict):
-            raise ValueError("config.json must hold an object, one entry for each field.")
+            values = dict(json.loads(text).items())
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"config.json must be a JSON object, one entry for each field: {error}."
+            ) from None
         retired = [k for k, default in _RETIRED.items() if values.pop(k, default) != default]
         if retired:
             warnings.warn(

@@ -35,10 +35,9 @@ class Declared:
     """A field's declaration.
 
     kind: "text", "count", "number", "switch" or "choice".
-    help: what it does, its unit and its default's reason; other fields stand in backquotes, and
-        {FREE} stands for all fields of that role.
+    help: names other fields in backquotes; {FREE} stands for all fields of that role.
     check: (name, value) -> the value to hold; raises ValueError. It sees no None that is a default.
-    words: of a choice all values; else what the field may be beside a value of its kind.
+    words: all values of a choice; else what the field may be beside a value of its kind.
     """
 
     kind: str

@@ -61,6 +61,20 @@ def test_a_model_takes_other_shapes_and_gives_probabilities(name):
     np.testing.assert_allclose(y.sum(axis=1), 1, rtol=1e-5)  # float32 rounding of 7 additions
 
 
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_a_recurrent_model_encodes_notes_one_hot_itself_and_reads_images_row_by_row(name):
+    notes = np.random.default_rng(0).integers(0, 20, (3, 7))
+    from_notes = models.load(name).build((7,), 20)
+    from_vectors = models.load(name).build((7, 20), 20)
+    from_vectors.set_weights(from_notes.get_weights())
+    assert from_notes.inputs[0].dtype == "int32"
+    np.testing.assert_array_equal(
+        from_notes(notes), from_vectors(np.eye(20, dtype=np.float32)[notes])
+    )
+    assert models.load(name).build((1,), 20)(np.ones((3, 1), np.int32)).shape == (3, 20)
+    assert models.load(name).build((12, 14, 3), 20).layers[1].input.shape == (None, 12, 42)
+
+
 def test_the_large_models_keep_their_older_names():
     assert models.load("towers.models.gru:build_large").name == "gru_large"
 

@@ -78,15 +78,10 @@ def load(name: str) -> ModelSource:
 
 
 def load_file(path: str | Path, argument: str = "model", *, compile: bool = True) -> keras.Model:
-    """The model in a file that Keras has saved.
-
-    Args:
-        path: the file.
-        argument: the name of the argument that `path` is, for the error.
-        compile: with its loss, metrics and optimizer.
+    """The model in a file that Keras has saved; `compile`: with loss, metrics and optimizer.
 
     Raises:
-        ValueError: there is no such file, or Keras cannot read it.
+        ValueError: Keras cannot read it; the error names the `argument` that `path` is.
     """
     try:
         return keras.saving.load_model(path, compile=compile)

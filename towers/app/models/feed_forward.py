@@ -38,25 +38,15 @@ def mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     The width of 2048 makes averaging and update dominate. Examples of any shape are flattened.
     """
     hidden = [Dense(2048, activation="relu"), Dense(2048, activation="relu")]
-    return keras.Sequential(
-        [keras.Input(input_shape), Flatten(), *hidden, Dense(num_classes, activation="softmax")],
-        name="mlp",
-    )
+    return keras.Sequential([
+        keras.Input(input_shape), Flatten(), *hidden, Dense(num_classes, activation="softmax"),
+    ], name="mlp")
 
 
 def _classifier(
     name: str, input_shape: tuple[int, ...], num_classes: int, convolutions: list
 ) -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input(input_shape),
-            *convolutions,
-            MaxPooling2D(2),
-            Dropout(0.25),
-            Flatten(),
-            Dense(128, activation="relu"),
-            Dropout(0.5),
-            Dense(num_classes, activation="softmax"),
-        ],
-        name=name,
-    )
+    return keras.Sequential([
+        keras.Input(input_shape), *convolutions, MaxPooling2D(2), Dropout(0.25), Flatten(),
+        Dense(128, activation="relu"), Dropout(0.5), Dense(num_classes, activation="softmax"),
+    ], name=name)

@@ -14,14 +14,8 @@ DROPOUT = 0.2
 
 
 def build(
-    name: str,
-    layer: Callable[..., keras.layers.Layer],
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    num_layers: int,
-    units: int,
-    dense_units: int = 512,
+    name: str, layer: Callable[..., keras.layers.Layer], input_shape: tuple[int, ...],
+    num_classes: int, *, num_layers: int, units: int, dense_units: int = 512,
 ) -> keras.Model:
     """A built model that reads a sequence and predicts what comes next.
 
@@ -30,13 +24,11 @@ def build(
 
     Args:
         name: the model's name.
-        layer: keras.layers.GRU or keras.layers.LSTM.
+        layer: keras.layers.GRU or keras.layers.LSTM; `num_layers` of so many `units`.
         input_shape: (steps,): each a number 0 ... num_classes - 1, as the label is; the model
             encodes it one-hot, on the tower's own device, so that the input stays small. Or
             (steps, ...): one vector a step, such as an image's rows from top to bottom.
         num_classes: the number of labels 0 ... num_classes - 1.
-        num_layers, units: the recurrent layers, at least 1, and the units of each.
-        dense_units: the units of the layer after them.
 
     Returns:
         int32 [N, steps] or float32 [N, *input_shape] -> probabilities, float32 [N, num_classes].

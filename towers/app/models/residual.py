@@ -65,10 +65,8 @@ def build_bottlenecks(
     - the scale of each block's last BatchNormalization begins at 0, so that a block begins as
       its shortcut.
 
-    Args:
-        name, input_shape, num_classes: as for `build_small`.
-        num_blocks: the blocks of each stage.
-        filters: of the first stage's 3x3 convolutions; doubled from stage to stage.
+    `num_blocks` is for each stage; the 3x3 convolutions of the first have `filters`, doubled from
+    stage to stage.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)
@@ -93,14 +91,9 @@ def convolve(
 ) -> keras.KerasTensor:
     """Convolution without bias, BatchNormalization, ReLU; [N, ceil(h / strides), ..., filters].
 
-    Strided windows are padded by size // 2 on each side, as in the papers' own code ("same" would
-    pad the far side more): their centers are the pixels that a strided shortcut takes.
-
-    Args:
-        x: [N, h, w, channels], symbolic.
-        filters, size, strides: of the convolution; its window's size is odd.
-        relu: whether a ReLU follows.
-        gamma: the initializer of the BatchNormalization's scale.
+    Strided windows, of an odd size, are padded by size // 2 on each side, as in the papers' own
+    code ("same" would pad the far side more): their centers are the pixels that a strided shortcut
+    takes. `gamma` initializes the BatchNormalization's scale.
     """
     if strides > 1 and size > 1:
         x = keras.layers.ZeroPadding2D(size // 2)(x)

@@ -21,7 +21,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
     """
 
     def __init__(self, config: dict[str, Any], label_smoothing: float) -> None:
-        """Args: config: of a SparseCategoricalCrossentropy; label_smoothing: 0 to below 1."""
+        """Args: config: of a SparseCategoricalCrossentropy."""
         super().__init__("smoothed_crossentropy", config["reduction"], config.get("dtype"))
         self._from_logits, self._label_smoothing = config["from_logits"], label_smoothing
 

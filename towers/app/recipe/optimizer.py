@@ -14,12 +14,7 @@ _NOT_ALONE = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap
 
 
 def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name; scales the loss where float16 would underflow.
-
-    Args:
-        config: the run's; `optimizer` in it is what was asked for, `name` what it becomes.
-        name: such as "adam", in any case.
-        length: of the run, for the schedule.
+    """The Keras optimizer of that name, in any case; scales the loss where float16 would underflow.
 
     Raises:
         ValueError: Keras has none of that name, or it has no such argument.
