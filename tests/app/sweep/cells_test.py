@@ -15,11 +15,11 @@ def cells(shared=TrainConfig(), **lists):
 def test_the_cells_are_all_combinations_batches_before_gpu_counts():
     found = cells(TrainConfig(num_towers=4), models=["cnn", "mlp"], dropouts=["0.25"],
                   batch_sizes=["64", "66"], gpu_counts=["1", "2"])
-    assert [cell.row[:5] for cell in found] == [
+    assert [row[:5] for row in found] == [
         (f"{model} dropout=0.25", batch, shard, gpus, 4) for model in ("cnn", "mlp")
         for batch, shard in ((64, 16), (66, 17)) for gpus in (1, 2)
     ]
-    assert found[-1].config == TrainConfig(
+    assert list(found.values())[-1] == TrainConfig(
         num_towers=4, model="mlp", dropout=0.25, batch_size=66, num_gpus=2
     )
 

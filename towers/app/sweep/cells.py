@@ -3,24 +3,17 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from towers.app.config import TrainConfig
 from towers.app.sweep.table import Row
 
 
-class Cell(NamedTuple):
-    """One run of train.py, and its row as long as it has no figures."""
-
-    row: Row
-    config: TrainConfig
-
-
 def make_cells(
     models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
     gpu_counts: Sequence[str], shared: TrainConfig,
-) -> list[Cell]:
-    """All cells, in the order in which they run.
+) -> dict[Row, TrainConfig]:
+    """All cells in the order in which they run: the row without figures -> the run.
 
     Args:
         models, dropouts, batch_sizes, gpu_counts: as the flags give them; without `dropouts` the
@@ -43,15 +36,14 @@ def make_cells(
             f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
             f"whose devices would have no tower. Use num_towers={most} or more."
         )
-    cells = []
+    cells = {}
     for model, dropout, batch_size, num_gpus in itertools.product(*axes):
         config = dataclasses.replace(
             shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
         )
         label = model if dropout is None else f"{model} dropout={dropout:g}"
         towers = shared.num_towers or num_gpus
-        row = Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)
-        cells.append(Cell(row, config))
+        cells[Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)] = config
     return cells
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +30,6 @@ from towers.app.config import TrainConfig
 from towers.app.named import one_line
 from towers.app.sweep import table
 from towers.app.sweep.advice import advice
-from towers.app.sweep.cells import Cell
 from towers.app.sweep.chart import draw_sweep
 from towers.app.sweep.table import Row
 from towers.machine import nvidia
@@ -41,7 +40,7 @@ SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
 
 
 def run_sweep(
-    cells: Sequence[Cell],
+    cells: Mapping[Row, TrainConfig],
     shared: TrainConfig,
     out_dir: Path,
     train: Sequence[str] = (sys.executable, "-m", "towers"),
@@ -64,18 +63,18 @@ def run_sweep(
         KeyboardInterrupt: with the cells that are done in sweep.csv; the one that ran is killed.
     """
     with _opened(out_dir, shared):
-        rows = {row.key: row for row in table.read_table(out_dir / TABLE)}
-        before = [rows[cell.row.key] for cell in cells if cell.row.key in rows]
-        failed = 0 if retry_failed else sum(bool(row.error) for row in before)
-        done = {row.key for row in before if not (retry_failed and row.error)}
-        left = [cell for cell in cells if cell.row.key not in done]
+        again = {cell.key for cell in cells} if retry_failed else set()
+        before = table.read_table(out_dir / TABLE)
+        rows = {row.key: row for row in before if not (row.error and row.key in again)}
+        left = [cell for cell in cells if cell.key not in rows]
+        failed = sum(bool(rows[cell.key].error) for cell in cells if cell.key in rows)
         show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
         hint = f", {failed} failed before (--retry_failed runs them again)"
         show(f"Cells     {len(cells)}, {len(left)} to run{hint if failed else ''}")
         began = time.monotonic()
         for number, cell in enumerate(left, 1):
             try:
-                row = _run(cell, out_dir, train)
+                row = _run(cell, cells[cell], out_dir, train)
             except KeyboardInterrupt:
                 num_done = len(cells) - len(left) + number - 1
                 show(f"{num_done} of {len(cells)} cells are done. The same command goes on with "
@@ -125,11 +124,12 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _run(cell: Cell, out_dir: Path, train: Sequence[str]) -> Row:
+def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
     """The cell's row, from a run of train.py in its own process; a failure is a row, too."""
-    row, path = cell.row, _cell_dir(out_dir, cell.row)
+    label, batch_size, num_gpus = row.key
+    path = out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
     shutil.rmtree(path, ignore_errors=True)  # what an earlier try left there
-    given = {**cell.config.given(), "run_dir": path}
+    given = {**config.given(), "run_dir": path}
     process = child_process.start(
         [*train, *(f"--{name}={value}" for name, value in given.items())],
         stdout=subprocess.DEVNULL,  # log.txt has it
@@ -185,11 +185,6 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
     show(f"Wrote     {', '.join(str(out_dir / name) for name in written)}")
     show(f"Advice    {advice(rows, on_gpus)}")
     return rows
-
-
-def _cell_dir(out_dir: Path, row: Row) -> Path:
-    label, batch_size, num_gpus = row.key
-    return out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
 
 
 def _machine() -> str:
