@@ -111,25 +111,20 @@ def rows_of(run, out, tmp_path, **given):
     return [line.split(",")[:-1] for line in (tmp_path / "p.csv").read_text().splitlines()]
 
 
-def test_images_without_labels_get_their_classes_names(run, out, tmp_path):
-    """Of another size and in color; the folder holds nothing else."""
+def test_images_get_their_paths_and_their_classes_names(run, out, tmp_path):
+    rows = rows_of(run, out, tmp_path)
+    assert rows[:2] == [["file", "label", "class"], ["val/cat/0.png", "0", "cat"]]
+    (tmp_path / "p.csv").unlink()
+    # Without labels: of another size and in color; the folder holds nothing else.
+    photos = tmp_path / "photos"
     for name, value in (("b", 250), ("a", 3), ("c", 240)):
-        picture(tmp_path / "photos" / f"{name}.png", value, (8, 9, 3))
-    rows = rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
+        picture(photos / f"{name}.png", value, (8, 9, 3))
+    rows = rows_of(run, out, tmp_path, data_dir=str(photos))
     assert rows == [["file", "label", "class"], ["a.png", "1", "dog"], ["b.png", "0", "cat"],
                     ["c.png", "0", "cat"]]
     file = find_file(str(run), "evaluate")
     with pytest.raises(ValueError, match="photos holds no folder, one for each class"):
-        evaluate_file(file_config(file, {"data_dir": str(tmp_path / "photos")}), file, out)
-
-
-def test_images_with_classes_have_their_paths_and_older_runs_no_names(run, out, tmp_path):
-    rows = rows_of(run, out, tmp_path)
-    assert rows[0] == ["file", "label", "class"] and rows[1] == ["val/cat/0.png", "0", "cat"]
-    (run / "classes.json").rename(run / "away.json")
-    (tmp_path / "p.csv").unlink()
-    assert rows_of(run, out, tmp_path)[:2] == [["file", "label"], ["val/cat/0.png", "0"]]
-    (run / "away.json").rename(run / "classes.json")
+        evaluate_file(file_config(file, {"data_dir": str(photos)}), file, out)
 
 
 def test_an_image_that_cannot_be_decoded_is_named_and_nothing_is_left(run, out, tmp_path):
@@ -168,15 +163,15 @@ def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path)
     assert f"          {pixels_test.SAID}\n" in out.text()
 
 
-def test_what_cannot_be_evaluated_says_why(file, out, tmp_path):
+def test_what_cannot_be_evaluated_says_why(file, out, tmp_path, monkeypatch):
     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
-    with pytest.raises(ValueError, match=r"^evaluate \(.*m.keras\): .* without a loss; compile"):
-        evaluate_file(config(), tmp_path / "m.keras", out)
-    with pytest.raises(ValueError, match=r"^evaluate \(.*\) takes inputs of shape \(3,\), and dat"):
-        evaluate_file(config(dataset="tests.app.after_training.predicting_test:numbers"), file, out)
-
-
-def test_several_workers_are_refused(file, out, monkeypatch):
+    numbers = {"dataset": "tests.app.after_training.predicting_test:numbers"}
+    for path, values, words in (
+        (tmp_path / "m.keras", {}, "the model was saved without a loss; compile"),
+        (file, numbers, r"takes inputs of shape \(3,\), and dataset"),
+    ):
+        with pytest.raises(ValueError, match=rf"^evaluate \(.*\):? {words}"):
+            evaluate_file(config(**values), path, out)
     workers = type("Workers", (), {"num_workers": 2})
     monkeypatch.setattr(predicting, "join_workers", lambda: workers)
     with pytest.raises(ValueError, match=r"^evaluate \(.*\) works with one worker"):

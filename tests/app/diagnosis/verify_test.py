@@ -88,12 +88,6 @@ def test_float32_is_tf32_on_gpus_that_have_it_unless_told_otherwise(monkeypatch)
     assert multiplied_in(model, ["/cpu:0"]) == "float32"
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert multiplied_in(model, gpus) == "float32"
-    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        assert multiplied_in(model, gpus) == "float32"
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 class Sampling(keras.layers.Layer):
@@ -154,12 +148,6 @@ class Centred(keras.layers.Layer):
         return x - tf.reduce_mean(x, axis=0)
 
 
-class AddsARoot(keras.layers.Layer):
-    def call(self, x):
-        self.add_loss(tf.sqrt(tf.reduce_mean(tf.square(x))))
-        return x
-
-
 class RootLoss(keras.Sequential):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
@@ -183,25 +171,14 @@ def data():
     return split, split
 
 
-def verified(model, num_towers=3):
-    loss, loss_weights = losses(model)
-    step = TowerStep(
-        model, "sgd", loss, loss_weights=loss_weights, devices=["/cpu:0"], num_towers=num_towers
-    )
-    return verify_gradients(step, loss, *data()[0], loss_weights=loss_weights)
-
-
 @pytest.mark.parametrize(("model", "words"), [
     (centring, ["verify_test.py:", "gives each row a value"]),
-    (lambda: compiled(keras.layers.Dropout(0.5), Centred()), ["gives each row a value"]),
-    (lambda: compiled(AddsARoot()), ["takes Sqrt", "a loss that a layer"]),
     (lambda: compiled(kind=RootLoss), ["takes Sqrt", "a loss that a layer, compute_loss"]),
 ])
 def test_what_makes_the_gradients_differ_is_named_with_the_way_out(model, words):
     model = model()
-    before = [v.numpy().copy() for v in model.variables]
-    error = verified(model).error
-    assert all(word in error for word in [*words, "towers.gather"]), error
-    assert "num_towers=1" in error and "verify_gradients=warn" in error
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable, value)
+    loss, _ = losses(model)
+    step = TowerStep(model, "sgd", loss, devices=["/cpu:0"], num_towers=3)
+    error = verify_gradients(step, loss, *data()[0]).error
+    for word in (*words, "towers.gather", "num_towers=1", "verify_gradients=warn"):
+        assert word in error

@@ -55,32 +55,26 @@ class Verification(NamedTuple):
         return _TOLERANCES[self.multiplied_in]
 
     @property
-    def _rounding(self) -> str:
-        """Such as "float rounding (2e-02)"; of another dtype than float32, with its name."""
-        name = "" if self.multiplied_in == "float32" else f" of {self.multiplied_in}"
-        return f"float rounding{name} ({self.tolerance:.0e})"
-
-    @property
     def error(self) -> str | None:
         """The error with its fixes; None where nothing is wrong."""
         if not self.cause:
             return None
         return (
             "`verify_gradients` has found that the averaged gradient is not the large-batch "
-            f"gradient: they differ by {self.difference:.1e} in {self.variable}, more than "
-            f"{self._rounding} explains. What is to blame: {self.cause.rstrip('.')}; "
-            "or num_towers=1, whose shard is the batch. verify_gradients=warn trains all the same."
+            f"gradient: {self}; or num_towers=1, whose shard is the batch. verify_gradients=warn "
+            "trains all the same."
         )
 
     def __str__(self) -> str:
-        found = f"largest relative difference {self.difference:.1e} ({self.variable}): "
+        found = f"largest relative difference {self.difference:.1e} ({self.variable})"
+        name = "" if self.multiplied_in == "float32" else f" of {self.multiplied_in}"
+        rounding = f"float rounding{name} ({self.tolerance:.0e})"
         if self.cause:
-            cause = self.cause.rstrip(".")
-            return f"{found}MORE than {self._rounding} explains: {cause}"
+            return f"{found}, MORE than {rounding} explains: {self.cause.rstrip('.')}"
         if self.difference > self.tolerance:
-            return f"{found}by design, {' and '.join(self.by_design)}"
-        within = "" if self.multiplied_in == "float32" else f", within {self._rounding}"
-        return f"{found}the averaged gradient is the large-batch gradient{within}"
+            return f"{found}: by design, {' and '.join(self.by_design)}"
+        within = f", within {rounding}" if name else ""
+        return f"{found}: the averaged gradient is the large-batch gradient{within}"
 
 
 def verify_gradients(
