@@ -53,14 +53,14 @@ def measured(tmp_path, step, of_input, num_examples=100):
 
 
 @pytest.mark.parametrize("of_input, of_gradients, of_update, longest", [
-    (0.03, 0.01, 0.005, WAITING), (0.005, 0.03, 0.01, GRADIENTS), (0.005, 0.01, 0.03, UPDATE),
+    (0.08, 0.03, 0.02, WAITING), (0.01, 0.08, 0.02, GRADIENTS), (0.01, 0.03, 0.08, UPDATE),
 ])
 def test_each_part_has_its_time_and_they_add_up_to_the_step(
     of_input, of_gradients, of_update, longest, tmp_path
 ):
     found = measured(tmp_path, Pauses(of_gradients / 8, of_update), of_input)
     expected = {WAITING: of_input, GRADIENTS: of_gradients, UPDATE: of_update}
-    assert found.parts == pytest.approx(expected, abs=0.004)
+    assert found.parts == pytest.approx(expected, abs=0.015)
     assert sum(found.parts.values()) == pytest.approx(found.whole)
     assert max(found.parts, key=found.parts.get) == longest
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
@@ -81,15 +81,15 @@ def test_a_batch_too_large_for_the_memory_or_the_data_is_left_out(most, num_exam
     assert found.speedup(2, 2) is None
 
 
-GPUS = SimpleNamespace(devices=["/gpu:0", "/gpu:1"], home="/cpu:0")
-CPUS = SimpleNamespace(devices=["/cpu:0"], home="/cpu:0")
+GPUS = SimpleNamespace(devices=["/gpu:0", "/gpu:1"], home="/cpu:0", compiles=False)
+CPUS = SimpleNamespace(devices=["/cpu:0"], home="/cpu:0", compiles=False)
 
 
 @pytest.mark.parametrize("step, seconds, words", [
     (GPUS, (0.9, 0.1, 0.05), ["waiting for input, 89%", "--data_workers", "at most 1.0 times"]),
     (GPUS, (0.1, 1.0, 0.9), ["gradients, 90%", "--jit_compile", "at most 1.8 times", "hardly"]),
     (CPUS, (0.1, 1.0, 0.9), ["a GPU", "share the cores", "--num_towers="]),
-    (GPUS, (0.1, 1.0, 0.2), ["update, 80%", "--variable_device=gpu", "1.1 times", "16: faster"]),
+    (GPUS, (0.1, 1.0, 0.2), ["update, 80%", "--variable_device=gpu", "1.1 times", "1.7 times"]),
     (CPUS, (0.1, 1.0, 0.2), ["update, 80%", "--batch_size"]),
 ])
 def test_the_longest_part_is_named_with_what_to_change(step, seconds, words, tmp_path):

@@ -148,7 +148,7 @@ def measure(
         for number in range(_TRACED_STEPS):
             with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
                 acts["whole"]()
-                tf.test.experimental.sync_devices()
+        tf.test.experimental.sync_devices()
     found = {part: statistics.median(values) for part, values in seconds.items()}
     whole, read, alone = (found.pop(part) for part in ("whole", "input", "step"))
     return Profile(batch_size, whole, read, alone, found)
@@ -160,8 +160,8 @@ def _seconds(act: Callable[[], Any]) -> float:
         begin, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - begin < least:
             act()
+            tf.test.experimental.sync_devices()  # as the check for NaN does after each step
             count += 1
-        tf.test.experimental.sync_devices()
     return (time.perf_counter() - begin) / count
 
 
@@ -202,12 +202,13 @@ def _remedy(part: str, step: TowerStep) -> str:
         if on_gpus and not is_gpu(step.home):
             ways += ["--variable_device=gpu", "--strategy=mirrored"]
         return f"fewer or cheaper updates: {', '.join(ways)}."
-    ways = ["--jit_compile"]
+    ways = [] if step.compiles else ["--jit_compile"]
     if keras.config.dtype_policy().name == "float32":
         ways.append("--precision=mixed_bfloat16, where the device computes it fast")
     if not on_gpus:
         ways.append("a GPU")
-    return f"the towers and their average, where a step's time belongs. Faster: {', '.join(ways)}."
+    faster = f" Faster: {', '.join(ways)}." if ways else ""
+    return f"the towers and their average, where a step's time belongs.{faster}"
 
 
 def _more_gpus(profile: Profile, step: TowerStep) -> str:
@@ -220,14 +221,13 @@ def _more_gpus(profile: Profile, step: TowerStep) -> str:
     speedup = profile.speedup(0.5, 1)
     if speedup is None:
         return "a batch of one example cannot be shared: use a larger --batch_size"
-    pays = "" if speedup >= _WORTHWHILE else "; for more, use a larger --batch_size"
-    return f"at most {speedup:.1f} times the examples/s{pays}"
+    advice = "" if speedup >= _WORTHWHILE else "; for more, use a larger --batch_size"
+    return f"at most {speedup:.1f} times the examples/s{advice}"
 
 
 def _larger_batch(profile: Profile) -> str:
     speedup = profile.speedup(2, 2)
     if speedup is None:
         return "not measured: there are too few examples, or too little memory"
-    pays = "faster" if speedup >= _WORTHWHILE else "hardly faster"
-    size = 2 * profile.batch_size
-    return f"about {speedup:.1f} times the examples/s with --batch_size={size}: {pays}"
+    size, judgement = 2 * profile.batch_size, "" if speedup >= _WORTHWHILE else ": hardly faster"
+    return f"about {speedup:.1f} times the examples/s with --batch_size={size}{judgement}"
