@@ -45,7 +45,7 @@ def infer(operation: tf.Operation, facts: Inputs, call: Call) -> list[Fact]:
     ]
 
 
-_BATCH_NORM = "layers/normalization/batch_normalization"
+_NORMALIZATION = "layers/normalization"
 _MASKS = ("NotEqual", "Equal", "Greater")  # of elements and what padding holds
 # Their value for a row depends on the number of elements of padding behind it.
 _OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
@@ -68,8 +68,15 @@ def _with_padding(operation: tf.Operation, output: tf.Tensor, fact: Fact, facts:
     return replace(fact, padded=fact.has_rows and has_open_rows(output))
 
 
+def _is_by_nature(operation: tf.Operation) -> bool:
+    """Whether a layer of Keras' own does it: BatchNormalization, or none along a given axis."""
+    if is_of_keras(operation, _NORMALIZATION):
+        return is_of_keras(operation, f"{_NORMALIZATION}/batch_normalization")
+    return is_of_keras(operation, "layers")
+
+
 def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
-    """A fault that begins in BatchNormalization is by nature; what it means says `batch_norm`."""
+    """A fact without a fault that is by nature."""
     assert fact.fault is not None
     if fact.fault.operation is not operation:
         return fact
@@ -82,7 +89,7 @@ def _forgiven(operation: tf.Operation, fact: Fact, inputs: Inputs) -> Fact:
     if (is_condition or is_index) and is_of_ragged_operations(operation):
         return replace(fact, fault=None)
     begins = all(f.fault is None for f in inputs)
-    if begins and is_of_keras(operation, _BATCH_NORM):
+    if begins and _is_by_nature(operation):
         return Fact(axis=fact.axis, local=True, each=fact.each) if fact.has_rows else SHARED
     return fact
 

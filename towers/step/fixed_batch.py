@@ -22,19 +22,19 @@ class BatchInCode(ValueError):
     """A number of rows that is written into the code."""
 
 
-def check_open_batch(outputs: Sequence[Any], dependence: Dependence) -> None:
+def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
     """Raises BatchInCode where a model computes a fixed number of rows, of whatever batch.
 
     Args:
         outputs: the model's, flattened symbolic tensors [n, ...].
-        dependence: of the tensors of their graph.
+        facts: the ShardFacts of their graph.
     """
-    for output in outputs:
-        if is_composite(output):
-            continue
-        check_no_fixed_batch(output.graph, dependence)
-        operation = _fixing(output, dependence)
-        if operation is not None:
+    dense = [output for output in outputs if not is_composite(output)]
+    if dense:
+        check_no_fixed_batch(dense[0].graph, facts.dependence)
+    for output in dense:
+        operation = _fixing(output, facts.dependence)
+        if operation is not None and facts.rows.kind(output).fault:
             raise BatchInCode(
                 f"{line_of(operation)} makes {output.shape[0]} rows of any batch: the batch size "
                 "is written into the code. Take it from the data: tf.shape(x)[0]."

@@ -284,7 +284,7 @@ class Tower:
         whole = NOTHING
         if facts:
             if not self._is_alone:
-                check_open_batch(predictions, facts.dependence)
+                check_open_batch(predictions, facts)
             whole = without_rows(predictions, facts, is_alone=self._is_alone)
             self.faults = facts.rows.warn()
         return _Forward(predictions, assigned, loss, whole)
