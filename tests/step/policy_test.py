@@ -13,7 +13,9 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.step import small_step
 from tests.step.partitions import partition_graphs
+from tests.step.small_step import batch
 from towers.machine.policy import CPU, GPU, REHEARSAL
 from towers.step.prefetch import place
 
@@ -31,28 +33,14 @@ UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
 
 
 def make_step(policy, **options):
-    keras.utils.set_random_seed(0)
-    with tf.device(HOME):
-        model = keras.Sequential([
-            keras.Input((6,)), L.Dense(8, activation="relu"), L.BatchNormalization(),
-            L.Dropout(0.3), L.Dense(3, activation="softmax"),
-        ])
-        return towers.TowerStep(
-            model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
-            devices=DEVICES, num_towers=NUM_TOWERS, policy=policy, **options,
-        )
-
-
-def batch(count=24):
-    generator = np.random.default_rng(0)
-    return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
+    return small_step.make_step(devices=DEVICES, num_towers=NUM_TOWERS, policy=policy, **options)
 
 
 @functools.cache
 def graphs_of(policy, options=PLAIN):
     """An update as it is traced, and what TensorFlow makes of that for each device."""
     step = make_step(policy, **dict(options))
-    partitions = partition_graphs(lambda: step(*batch()))
+    partitions = partition_graphs(lambda: step(*batch(24)))
     return step.traces[-1].graph, partitions
 
 
@@ -103,7 +91,7 @@ def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(policy, expect
 
 def test_towers_of_evaluation_and_prediction_take_turns_too():
     step = make_step(GPU)
-    x, y = batch()
+    x, y = batch(24)
     for method in (lambda: step.test_batch(x, y), lambda: step.predict_batch(x),
                    lambda: step.gradients(x, y)):
         method()
@@ -118,7 +106,7 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
     partitions = graphs_of(GPU, options)[1]
     if placed:
         step = make_step(GPU, **dict(options))
-        x, y = (tf.constant(part) for part in batch())
+        x, y = (tf.constant(part) for part in batch(24))
         shards = place(step, (x, y, None))
         partitions = partition_graphs(lambda: step.train_batch(x, y, placed=shards))
     sent = {

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.step.partitions import partition_graphs
-from tests.step.switches_test import make_step
+from tests.step.small_step import make_step
 from towers.machine.policy import CPU, GPU
 from towers.step.prefetch import place, prefetched
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.step.switches_test import batch, make_step
+from tests.step.small_step import batch, make_step
 from towers.step import row_counts
 from towers.step.prefetch import place, prefetched
 
