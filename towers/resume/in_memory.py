@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers.resume.source import Epoch, InputOptions, as_written, of_batches
+from towers.resume.source import DataSource, Epoch, InputOptions, as_written, of_batches
 from towers.step.tensor_rows import gather_rows
 
 
 @dataclass(frozen=True, eq=False)
-class InMemory:
+class InMemory(DataSource):
     """N examples in memory.
 
     parts: (x [N, ...], y [N]), or structures of such arrays; tensors on the CPU once opened.
@@ -20,11 +20,8 @@ class InMemory:
 
     parts: tuple[Any, ...]
 
-    how = ""
-    is_sequential = False
-
     @property
-    def num_examples(self) -> int:
+    def num_examples(self) -> int:  # type: ignore[override]
         return int(tf.nest.flatten(self.parts)[-1].shape[0])
 
     @property

@@ -1,12 +1,12 @@
-"""DataSource: one protocol for data, which each kind of source implements in one file.
+"""DataSource: what examples come from, and the part of an epoch that is read of them.
 
-    arrays, tf_data, image_files, random_access (ArrayRecord too), stateful, tfrecord
+    in memory, tf_data, image_files, random_access (ArrayRecord too), stateful, tfrecord
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -94,35 +94,37 @@ class ExplainedBatches:
 Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
 
 
-class DataSource(Protocol):
+class DataSource:
     """The examples of one split.
 
     num_examples: N.
-    how: what happens to them while training runs, for the user; "" for examples in memory.
-    is_sequential: whether an epoch that begins later reads, and leaves out, what comes before.
     labels: all of them, in the split's own order; None where each would have to be read.
     """
 
-    @property
-    def num_examples(self) -> int: ...
+    num_examples: int
+    labels: Any
 
     @property
-    def how(self) -> str: ...
+    def how(self) -> str:
+        """What happens to them while training runs, for the user; "" for examples in memory."""
+        return ""
 
     @property
-    def is_sequential(self) -> bool: ...
-
-    @property
-    def labels(self) -> Any: ...
+    def is_sequential(self) -> bool:
+        """Whether an epoch that begins later reads, and leaves out, what comes before."""
+        return False
 
     def opened(self, options: InputOptions) -> "DataSource":
         """The source as a run reads it: in memory, or with what reads it."""
+        return self
 
     def identity(self) -> Iterable[Any]:
         """The bytes, beside their number, by which the examples are told from others."""
+        raise NotImplementedError
 
     def batches(self, epoch: Epoch) -> Batches:
         """(x [B, ...], y [B, ...]) for each step that is left; the last may be shorter."""
+        raise NotImplementedError
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:

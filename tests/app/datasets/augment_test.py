@@ -13,7 +13,6 @@ from towers.app.datasets import augment as augment_lib
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets import random_access, tf_data
 from towers.app.datasets.image_files import ImageFiles
-from towers.app.datasets.keras_augment import of_layers
 from towers.resume.source import InputOptions
 
 COUNT, SHAPE = 19, (6, 5, 3)
@@ -100,12 +99,8 @@ def test_another_seed_or_epoch_gives_other_examples_and_each_example_its_own(spl
     amounts = {np.frombuffer(after, np.float32)[0] - np.frombuffer(before, np.float32)[0]
                for before, after in first.items()}
     assert len(amounts) == COUNT
-
-
-def test_evaluation_is_not_augmented(splits):
-    options = InputOptions(augment="crop_flip")
-    examples = input_lib.load_examples(splits["arrays"], options)
-    (x, _), = input_lib.ordered_batches(examples, COUNT)
+    examples = input_lib.load_examples(splits["arrays"], InputOptions(augment="crop_flip"))
+    (x, _), = input_lib.ordered_batches(examples, COUNT)  # evaluation
     np.testing.assert_array_equal(x, splits["arrays"][0])
 
 
@@ -135,17 +130,6 @@ def test_of_a_large_image_a_part_is_resized_to_its_size():
     assert min(widths) < 0.5 < max(widths) <= 1.0  # of 8% to all of the area
     left = [float(y[0, -1, 0] - y[0, 0, 0]) for y in (crop_flip(x, seed) for seed in seeds(20))]
     assert min(left) < 0 < max(left)
-
-
-def test_a_layer_keeps_its_own_seeds_whatever_it_has_augmented():
-    layer = layers()
-    function = tf.function(of_layers([layer], SPEC))
-    before = [variable.numpy().tolist() for variable in layer.variables]
-    x = tf.random.stateless_uniform(SHAPE, [1, 2])
-    first = function(x, [1, 2]).numpy()
-    assert (function(x, [1, 3]).numpy() != first).any()
-    np.testing.assert_array_equal(function(x, [1, 2]), first)
-    assert [variable.numpy().tolist() for variable in layer.variables] == before
 
 
 def stateful(x, seed):
@@ -184,12 +168,6 @@ def nothing():
 ])
 def test_what_would_not_augment_the_same_way_twice_is_refused(name, message):
     assert message in refusal(augment_lib.load, name, SPEC)
-
-
-def test_crop_flip_needs_images():
-    assert "needs images [height, width, channels], and x is (3,)" in refusal(
-        augment_lib.load, "crop_flip", tf.TensorSpec((3,))
-    )
 
 
 @pytest.mark.matrix

@@ -67,15 +67,6 @@ def test_the_order_does_not_depend_on_the_batch_size(examples):
     assert one == sum(order(examples, epoch=0, batch_size=64), [])
 
 
-def test_a_batch_larger_than_the_split_holds_all_of_it(examples):
-    assert [len(batch) for batch in order(examples, epoch=0, batch_size=1000)] == [NUM_EXAMPLES]
-
-
 def test_evaluation_takes_the_examples_as_they_come(examples):
     batches = [y.numpy().tolist() for _, y in input_lib.ordered_batches(examples, 50)]
     assert batches == [list(range(50)), list(range(50, 100)), [100, 101, 102]]
-
-
-def test_the_largest_seed_works(splits):
-    examples = input_lib.load_examples(splits["arrays"])
-    assert len(order(examples, epoch=0, seed=2**32 - 1)) == 11

@@ -12,10 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.app.datasets.idx_files import examples, idx_bytes
 from tests.loading import load, refusal
 from towers.app.datasets import idx
 from towers.app.datasets.idx import FILE_NAMES, read_idx
+
+
+def examples(count=6, shape=(4, 5)):
+    x = np.random.default_rng(count).integers(0, 256, (count, *shape)).astype(np.uint8)
+    return x, (np.arange(count) % 10).astype(np.uint8)
+
+
+def idx_bytes(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
 
 IMAGES = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
 WHOLE = idx_bytes(IMAGES)

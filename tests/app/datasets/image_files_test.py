@@ -12,8 +12,6 @@ import tensorflow as tf
 from PIL import ExifTags, Image
 
 import towers
-from tests import forked
-from tests.train_test import environment
 from towers.app import datasets
 from towers.app.after_training.model_files import file_config
 from towers.app.after_training.predicting import evaluate_file
@@ -215,35 +213,6 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     assert "images of 6x7x3" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
         continued_config(str(tmp_path / "run"), {"image_size": "9x9"})
-
-
-STREAMED = """
-import sys
-from towers.app.datasets import memory_share
-memory_share.usable_memory = lambda: 0
-from towers.app import __main__ as train
-sys.exit(train.main(["train.py", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.matrix
-def test_the_command_ends_with_one_line_and_keeps_the_steps_before(folder, tmp_path):
-    """An image of the validation; the steps of the epoch before it are kept."""
-    path = folder / "val" / "class 1" / "33.jpg"
-    damage(path)
-    root = str(Path(__file__).parents[3])
-    done = forked.run(
-        "-c", STREAMED, "--model=mlp", "--dataset=image_folder", f"--data_dir={folder}",
-        "--batch_size=5", "--run_dir=run", "--device=cpu",
-        cwd=tmp_path, environment=environment(PYTHONPATH=root, TF_CPP_MIN_LOG_LEVEL="3"),
-    )
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert len(errors) == 1 and errors[0].startswith(
-        f"error: {path.relative_to(tmp_path)} cannot be decoded: "
-    )
-    assert "23 train, 11 test, decoded while training runs" in done.stdout
-    assert "saved at step 5. Resume: python train.py --resume=run" in done.stdout
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import re
 
-import numpy as np
 import pytest
 
 from tests.loading import load
@@ -25,13 +24,6 @@ def test_mnist_is_embedded_with_its_real_examples(real_mnist):
     assert datasets.num_examples(real_mnist.train) == 60_000
     assert datasets.num_examples(real_mnist.test) == 10_000
     assert (real_mnist.input_shape, real_mnist.num_classes) == ((28, 28, 1), 10)
-
-
-def test_mnist_is_float32_in_0_to_1_and_int32(real_mnist):
-    x, y = real_mnist.train
-    assert x.dtype == np.float32 and y.dtype == np.int32
-    assert x.min() == 0 and x.max() == 1
-    assert x.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)  # the well-known mean
 
 
 def test_embedded_files_have_the_hashes_of_their_readme():

@@ -11,7 +11,6 @@ import towers
 from towers.app.config import TrainConfig
 from towers.app.datasets import batches, pixels, tf_data
 from towers.app.datasets.npz import load as load_npz
-from towers.app.datasets.pixels import notes
 from towers.resume.source import InputOptions
 from towers.app.datasets.tf_data import Streamed
 from towers.app.datasets.user import from_splits, from_splits_of_classes
@@ -74,27 +73,17 @@ def taken(split, restored=()):
     (container, own_task) for container in CONTAINERS for own_task in (False, True)
     if (container, own_task) != ("lists", True)  # several inputs
 ])
-def test_images_are_divided_in_every_container_for_every_task_and_that_is_said(
+def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_that_is_said(
     container, own_task, tmp_path
 ):
-    dataset = CONTAINERS[container](IMAGES, own_task, tmp_path)
-    for split in (dataset.train, dataset.test):
-        x = taken(split)
-        assert x.dtype == np.float32
-        np.testing.assert_array_equal(x, DIVIDED)
-    assert dataset.notes == [SAID]
-
-
-@pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
-@pytest.mark.parametrize("container", ["arrays", "tf.data", "source", "npz"])
-def test_uint8_that_is_no_image_and_floats_stay_in_every_container(container, own_task, tmp_path):
-    flat = IMAGES.reshape(COUNT, -1)
-    dataset = CONTAINERS[container](flat, own_task, tmp_path)
-    np.testing.assert_array_equal(taken(dataset.train), flat)
-    assert dataset.notes == [LEFT]
-    floats = CONTAINERS[container](IMAGES.astype("float32"), own_task, tmp_path)
-    np.testing.assert_array_equal(taken(floats.train), IMAGES)
-    assert floats.notes == []
+    flat, floats = IMAGES.reshape(COUNT, -1), IMAGES.astype("float32")
+    for x, expected, notes in (
+        (IMAGES, DIVIDED, [SAID]), (flat, flat, [LEFT]), (floats, floats, []),
+    ):
+        dataset = CONTAINERS[container](x, own_task, tmp_path)
+        for split in (dataset.train, dataset.test):
+            np.testing.assert_array_equal(taken(split), expected)
+        assert dataset.notes == notes
 
 
 def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monkeypatch):
@@ -105,14 +94,6 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
     for split in (parsed, examples):
         np.testing.assert_array_equal(taken(split), DIVIDED)
     assert parsed.given_spec[0].dtype == tf.uint8
-
-
-def test_each_part_of_a_structure_is_named():
-    image, number = (tf.TensorSpec(shape, tf.uint8) for shape in ((4, 5), ()))
-    assert notes({"a": image, "b": number}) == [
-        SAID.replace("x:", "x['a']:"), LEFT.replace("x:", "x['b']:")
-    ]
-    assert notes(number, tf.TensorSpec(())) == [LEFT.replace("x:", "x (train):")]
 
 
 @pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
@@ -126,12 +107,13 @@ def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, ow
             load("mine", *map(make, images))
 
 
-def test_y_weights_and_ragged_tokens_stay():
+def test_of_a_structure_the_images_of_x_alone_are_divided_and_named():
     tokens = tf.ragged.constant([[1, 2], [3], [], [4], [5], [6]], dtype=tf.uint8)
     dataset = from_splits("mine", ({"t": tokens, "i": IMAGES}, IMAGES, LABELS), None)
     x, y, weight = dataset.train
     assert x["t"].dtype == tf.uint8 and y.dtype == np.uint8 and weight.dtype == np.int32
     np.testing.assert_array_equal(x["i"], DIVIDED)
+    assert dataset.notes == [SAID.replace("x:", "x['i']:"), LEFT.replace("x:", "x['t']:")]
 
 
 def test_uint8_of_an_unknown_rank_is_refused():
@@ -229,15 +211,3 @@ def model():
 
 def splits():
     return (IMAGES, LABELS), (IMAGES, LABELS)
-
-
-def test_a_run_says_so_and_goes_on_with_the_same_pixels(tmp_path, capsys):
-    run = {"num_gpus": 1, "batch_size": 2, "run_dir": str(tmp_path / "run")}
-    given = {"train": (IMAGES, LABELS), "test": (IMAGES, LABELS)}
-    towers.train(TrainConfig(**run, epochs=1), model=model(), **given)
-    assert f"          {SAID}\n" in capsys.readouterr().out
-    divided = {name: (DIVIDED, LABELS) for name in given}
-    towers.train(TrainConfig(resume=run["run_dir"], epochs=2), model=model(), **divided)
-    left = {name: (IMAGES.astype("float32"), LABELS) for name in given}
-    with pytest.raises(ValueError, match="the train data are not those"):
-        towers.train(TrainConfig(resume=run["run_dir"], epochs=3), model=model(), **left)

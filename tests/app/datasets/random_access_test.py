@@ -9,10 +9,10 @@ import towers
 from tests import forked
 from tests import real_workers as workers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels, arrays
-from tests.loading import load, refusal
+from tests.loading import refusal
 from towers.app.config import TrainConfig
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets.random_access import RandomAccess, split_of
+from towers.app.datasets.random_access import split_of
 from towers.app.datasets.user import from_splits_of_classes
 from towers.resume.source import InputOptions
 
@@ -42,12 +42,6 @@ def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(star
     expected = input_lib.shuffled_batches(in_memory(), BATCH, 1, 2, start)
     assert bits(found) == bits(expected)
     assert found.element_spec == expected.element_spec
-
-
-def test_evaluation_takes_the_examples_as_they_come():
-    assert bits(input_lib.ordered_batches(read_examples(), BATCH)) == bits(
-        input_lib.ordered_batches(in_memory(), BATCH)
-    )
 
 
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
@@ -107,12 +101,6 @@ def test_the_digest_is_of_shapes_and_size():
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def test_a_users_function_may_return_two_sources():
-    dataset = load("tests.app.datasets.sources:splits")
-    assert isinstance(dataset.train, RandomAccess)
-    assert (dataset.num_classes, dataset.input_shape) == (NUM_CLASSES, (2, 3, 1))
-
-
 def config(run_dir, **values):
     small = {"model": "tests.app.datasets.random_access_test:model", "num_gpus": 2, "num_towers": 2,
              "dataset": "tests.app.datasets.sources:splits", "batch_size": BATCH, "epochs": 2,
@@ -144,16 +132,6 @@ def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys)
     for a, b in zip(weights(tmp_path / "read"), weights(tmp_path / "arrays"), strict=True):
         np.testing.assert_array_equal(a, b)
     assert "23 train, 7 test, read while training runs" in capsys.readouterr().out
-
-
-def test_a_run_is_saved_at_the_step_before_the_faulty_example(tmp_path, capsys):
-    fault = config(tmp_path / "run", dataset="tests.app.datasets.sources:altered")
-    with pytest.raises(ValueError, match=r"sources:altered \(train\): example 17 holds x of flo"):
-        towers.train(fault)
-    x = [x.numpy() for x, _ in input_lib.shuffled_batches(in_memory(), BATCH, 0, 0)]
-    step = next(i for i, batch in enumerate(x) if (np.rint(255 * batch[:, 0, 0, 0]) == 17).any())
-    out = capsys.readouterr().out
-    assert f"saved at step {step}. Resume: python train.py" in out
 
 
 @pytest.mark.matrix

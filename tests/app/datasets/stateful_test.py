@@ -6,7 +6,7 @@ import pytest
 from tests.app.datasets import loaders
 from tests.resuming import resumed, train, uninterrupted
 from towers.app.datasets import stateful
-from towers.app.datasets.batches import load_examples, ordered_batches, shuffled_batches
+from towers.app.datasets.batches import load_examples, shuffled_batches
 from towers.resume.source import InputOptions
 from towers.app.datasets.user import from_splits, from_splits_of_classes, load
 
@@ -65,11 +65,6 @@ def test_what_is_done_is_not_read_again():
     assert given.read == list(range(8, 50))
 
 
-def test_validation_reads_the_same_examples_each_time():
-    found = examples()
-    assert rows(ordered_batches(found, 16)) == rows(ordered_batches(found, 16))
-
-
 def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
     given = examples()
     for epoch in range(12):
@@ -77,14 +72,6 @@ def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
     assert stateful.state_at(given.source, 0, 0) and stateful.state_at(given.source, 11, 50)
     with pytest.raises(KeyError):
         stateful.state_at(given.source, 0, 1)
-
-
-def test_any_structure_is_trained_on(tmp_path):
-    x, y = loaders.arrays()[0]
-    given = loaders.Sized([{"a": row, "b": row.sum()} for row in x], [(row, 2 * row) for row in y])
-    split = from_splits("given", given, given).train
-    (x, y), *_ = ordered_batches(load_examples(split), 4)
-    assert x["a"].shape == (4, 6, 6, 1) and y[1].shape == (4,)
 
 
 @pytest.mark.parametrize("name, error", [

@@ -3,11 +3,10 @@
     step s of epoch e  ->  examples shuffle(e, s * B), ..., shuffle(e, s * B + B - 1)
 
 `tf.random.experimental.index_shuffle` gives the i-th index of a permutation without the ones
-before it, so that an epoch can begin at any step at once. The batches stay in the CPU's memory:
-a step cuts them into shards there and copies one shard to each device. Image files are decoded in
-that same order while training runs, on all cores, and a random-access source is read in it. What
-can only be streamed is shuffled within a buffer, in an order of the same seed and epoch; what has a
-state is read in its own.
+before it, so that an epoch can begin at any step at once. What can only be streamed is shuffled
+within a buffer, in an order of the same seed and epoch; what has a state is read in its own. The
+batches stay in the CPU's memory: a step cuts them into shards there and copies one shard to each
+device.
 """
 
 import itertools
@@ -18,21 +17,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.augment import Augment, Mix, batch_seed, example_seed, load_mix
-from towers.app.datasets.augment import load as load_augment
+from towers.app.datasets import augment as augment_lib
+from towers.app.datasets.augment import batch_seed, example_seed
 from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
-from towers.resume.source import (
-    Batches,
-    DataSource,
-    Epoch,
-    InputOptions,
-    Order,
-    as_written,
-    sha256,
-    shuffled,
-)
 from towers.app.datasets.user import source_of
+from towers.resume import source as source_lib
+from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, shuffled
 from towers.step.tensor_rows import is_composite
 
 Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
@@ -49,8 +40,8 @@ class Examples(NamedTuple):
     """
 
     source: DataSource
-    augment: Augment | None = None
-    mix: Mix | None = None
+    augment: augment_lib.Augment | None = None
+    mix: augment_lib.Mix | None = None
     weigh: Weigh | None = None
     restored: Sequence[bool] = ()
 
@@ -77,31 +68,26 @@ def load_examples(
     Raises:
         ValueError: see `augment.load` and `tf_data.Streamed.opened`.
     """
-    examples = Examples(source_of(split).opened(options), restored=restored)
-    if options.augment is None:
+    examples, name = Examples(source_of(split).opened(options), restored=restored), options.augment
+    if name is None:
         return examples
     x, y, sample_weight = examples.specs
     if any(map(is_composite, tf.nest.flatten(x))):
         raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
     spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
-    augment = load_augment(options.augment, spec)
     return examples._replace(
-        augment=augment, mix=load_mix(options.augment, x, y, sample_weight)
+        augment=augment_lib.load(name, spec), mix=augment_lib.load_mix(name, x, y, sample_weight)
     )
 
 
 def digest(examples: Examples) -> str:
-    """SHA-256 of a split.
-
-    Of a tf.data.Dataset and of a random-access source only its shapes and its size. Of image files
-    their names below their directory, their sizes in bytes and their labels, in order: the
-    directory may be moved. Of files of records their names and sizes.
+    """SHA-256 of a split: of its size, and of what its source knows without reading all of it.
 
     Raises:
         ValueError: the size of an image file cannot be read.
     """
     count = str(examples.num_examples).encode()
-    return sha256(itertools.chain([count], examples.source.identity()))
+    return source_lib.sha256(itertools.chain([count], examples.source.identity()))
 
 
 def shuffled_batches(
@@ -121,14 +107,16 @@ def shuffled_batches(
     """
     # One seed for each pair.
     key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
-
-    def order(count: int) -> Order:
-        return lambda indices: shuffled(indices, seed, epoch, count)
-
-    augment = examples.augment
-    change = None if augment is None else lambda index, x: augment(x, example_seed(key, index))
-    batches = _batches(examples, Epoch(batch_size, start_step, order, key, change, epoch))
-    if (mix := examples.mix) is None:
+    augment, mix = examples.augment, examples.mix
+    batches = _batches(examples, Epoch(
+        batch_size,
+        start_step,
+        order=lambda count: lambda indices: shuffled(indices, seed, epoch, count),
+        key=key,
+        change=augment and (lambda index, x: augment(x, example_seed(key, index))),
+        number=epoch,
+    ))
+    if mix is None:
         return batches
     mixed = as_written(lambda step, batch: mix(batch, batch_seed(key, step)))
     return batches.enumerate(start_step).map(mixed)

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from towers.app.datasets.random_access import batches_by_index
 from towers.app.datasets.tf_data import cause
 from towers.machine.devices import count_cores
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions
+from towers.resume.source import DataSource, Epoch, ExplainedBatches
 
 Shape = tuple[int, int, int]
 
@@ -28,7 +28,7 @@ _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles:
+class ImageFiles(DataSource):
     """N images that stay files: a split that is decoded while training runs.
 
     directory: where they are.
@@ -43,14 +43,10 @@ class ImageFiles:
     shape: Shape
 
     how = "decoded while training runs"
-    is_sequential = False
 
     @property
-    def num_examples(self) -> int:
+    def num_examples(self) -> int:  # type: ignore[override]
         return len(self.names)
-
-    def opened(self, options: InputOptions) -> "ImageFiles":
-        return self
 
     def identity(self) -> Iterator[bytes]:
         """Their names, sizes and labels. Raises ValueError when a file cannot be looked at."""

@@ -7,7 +7,7 @@ Arrays, archives, tf.data, random-access sources and records: one rule. A model 
 `Rescaling(1 / 255)` or the like gets 0 ... 255 again: it would divide a second time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,35 +136,31 @@ def notes(train: Any, test: Any = None) -> list[str]:
     Raises:
         ValueError: only one of the splits holds uint8 images, and alone would be divided.
     """
-    splits = {"train": train, "test": train if test is None else test}
-    found = {which: list(_uint8_leaves(x)) for which, x in splits.items()}
-    images = {w: {path for path, is_image in leaves if is_image} for w, leaves in found.items()}
-    for path in sorted(images["train"] ^ images["test"]):
-        alone = "train" if path in images["train"] else "test"
+    found = {"train": _uint8_parts(train)}
+    if test is not None and _uint8_parts(test) != found["train"]:
+        found["test"] = _uint8_parts(test)
+    images = {which: {path for path in parts if parts[path]} for which, parts in found.items()}
+    if alone := sorted(images["train"] ^ images.get("test", images["train"])):
+        which = "train" if alone[0] in images["train"] else "test"
         raise ValueError(
-            f"{path}: uint8 images in {alone} alone would be divided by 255. Give one dtype in "
+            f"{alone[0]}: uint8 images in {which} alone would be divided by 255. Give one dtype in "
             "both train and test."
         )
-    if found["train"] == found["test"]:
-        found = {"": found["train"]}
-    lines = []
-    for which, leaves in found.items():
-        for path, is_image in leaves:
-            what = f"{path} ({which})" if which else path
-            lines.append(
-                f"{what}: {_DIVIDED}; give floats to have them as they are"
-                if is_image else
-                f"{what}: uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
-            )
-    return lines
+    return [
+        f"{path}{f' ({which})' if len(found) > 1 else ''}: " + (
+            f"{_DIVIDED}; give floats to have them as they are" if is_image else
+            f"uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
+        )
+        for which, parts in found.items() for path, is_image in parts.items()
+    ]
 
 
-def _uint8_leaves(x: Any) -> Iterable[tuple[str, bool]]:
-    """Each part of uint8: its path, such as x['image'], and whether it is of images."""
-    for path, spec in keras.tree.flatten_with_path(x):
-        if _is_uint8(spec):
-            keys = "".join(f"[{key!r}]" for key in path)
-            yield f"x{keys}", are_pixels(spec, is_batch=False)
+def _uint8_parts(x: Any) -> dict[str, bool]:
+    """The path of each part of uint8, such as x['image'], and whether it is of images."""
+    return {
+        "x" + "".join(f"[{key!r}]" for key in path): are_pixels(spec, is_batch=False)
+        for path, spec in keras.tree.flatten_with_path(x) if _is_uint8(spec)
+    }
 
 
 def _is_uint8(part: Any) -> bool:

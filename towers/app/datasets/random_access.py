@@ -15,7 +15,14 @@ from towers.app.reading.array_records import ArrayRecords
 from towers.app.reading.examples import Source, arrays_of, leaves_of, read_example
 from towers.app.reading.readers import Readers
 from towers.machine.words import counted
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_batches
+from towers.resume.source import (
+    DataSource,
+    Epoch,
+    ExplainedBatches,
+    InputOptions,
+    as_written,
+    of_batches,
+)
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
@@ -23,7 +30,7 @@ Read = Callable[[Iterator[np.ndarray]], Iterator[tuple[np.ndarray, list[np.ndarr
 
 
 @dataclass(frozen=True, eq=False)
-class RandomAccess:
+class RandomAccess(DataSource):
     """N examples that stay where they are: a split that is read while training runs.
 
     source: what is read, and what each example looks like.
@@ -38,7 +45,6 @@ class RandomAccess:
     readers: Readers | None = None
 
     how = "read while training runs"
-    is_sequential = False
     labels = None
 
     def opened(self, options: InputOptions) -> "RandomAccess":

@@ -15,7 +15,7 @@ import numpy as np
 from towers.app.datasets import random_access
 from towers.app.datasets.random_access import RandomAccess
 from towers.resume.repeated import Repeated, methods
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions, Order
+from towers.resume.source import Epoch, ExplainedBatches, InputOptions
 
 count_classes = random_access.count_classes
 
@@ -75,11 +75,9 @@ class Stateful(RandomAccess):
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """The next examples of the row, whatever order is asked for."""
-
-        def order(count: int) -> Order:
-            return lambda indices: indices + epoch.number * count
-
-        return super().batches(epoch._replace(order=order))
+        return super().batches(epoch._replace(
+            order=lambda count: lambda indices: indices + epoch.number * count
+        ))
 
     def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
         examples = self.source.examples

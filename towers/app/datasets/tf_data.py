@@ -25,7 +25,7 @@ from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
 from towers.resume.read_through import count_elements, read_through
-from towers.resume.source import Epoch, ExplainedBatches, InputOptions, as_written, of_examples
+from towers.resume.source import DataSource, Epoch, ExplainedBatches, InputOptions, of_examples
 from towers.step.tensor_rows import is_composite
 
 # Lengths of datasets that had to be read to tell it: a run needs the length several times.
@@ -33,7 +33,7 @@ _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDict
 
 
 @dataclass(frozen=True, eq=False)
-class Streamed:
+class Streamed(DataSource):
     """N examples that come one after the other.
 
     records: an unbatched tf.data.Dataset: of (x, y), or of what `parse` takes.
@@ -51,10 +51,7 @@ class Streamed:
     shuffle_buffer: int = 1
 
     is_sequential = True
-
-    @property
-    def labels(self) -> Any:
-        return None
+    labels = None
 
     @property
     def how(self) -> str:
@@ -76,23 +73,20 @@ class Streamed:
 
     def identity(self) -> Iterator[bytes]:
         """The facts known without reading; "streamed", as the order is another than in memory."""
-        yield os.fsencode(f"streamed\0{self.element_spec}\0")
+        yield os.fsencode(f"streamed\0{self._examples(self.ordered(Epoch(1))).element_spec[1]}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         records = self._left(epoch, self.shuffle_buffer)
-        batches = self._batched(records, epoch)
         left = self.num_examples - epoch.start_step * epoch.batch_size
-        return ExplainedBatches(batches, partial(self._explained, records, left))
-
-    @property
-    def element_spec(self) -> Any:
-        """The specs of (x, y)."""
-        return self._divided(self._parsed(self.records.enumerate())).element_spec[1]
+        return ExplainedBatches(
+            self._batched(records, epoch), partial(self._explained, records, left)
+        )
 
     @property
     def given_spec(self) -> Any:
         """The specs of (x, y) as they are parsed, before pixels are divided."""
-        return self._parsed(self.records.enumerate()).element_spec[1]
+        records = self.records if self.parse is None else self.records.map(self.parse)
+        return records.element_spec
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """(index, record), as an epoch meets them, before they are shuffled."""
@@ -105,39 +99,28 @@ class Streamed:
             records = records.shuffle(shuffle_buffer, epoch.key, reshuffle_each_iteration=False)
         return records.skip(epoch.start_step * epoch.batch_size)
 
-    def _parsed(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """(index, record) -> (index, (x, y)), on all cores, in order."""
-        if (parse := self.parse) is None:
+    def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
+        given, parse = self.given_spec, self.parse
+        is_tuple = isinstance(given, tuple)
+        if parse is None and not any(pixels.divided_parts(given[0] if is_tuple else given)):
             return records
 
-        def parse_record(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
-            x, y = parse(record)
-            return index, (x, y)
+        def example(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
+            parts = record if parse is None else parse(record)
+            if not is_tuple:
+                return index, pixels.divided(parts, is_batch=False)
+            x, *others = parts
+            return index, (pixels.divided(x, is_batch=False), *others)
 
-        return records.map(parse_record, count_cores(), deterministic=True)
-
-    def _divided(self, parsed: tf.data.Dataset) -> tf.data.Dataset:
-        """(index, example) with the pixels of x in [0, 1]."""
-        example = parsed.element_spec[1]
-        is_tuple = isinstance(example, tuple)
-        if not any(pixels.divided_parts(example[0] if is_tuple else example)):
-            return parsed
-
-        @as_written
-        def with_divided(index: tf.Tensor, example: Any) -> tuple[tf.Tensor, Any]:
-            x, *others = example if is_tuple else (example,)
-            x = pixels.divided(x, is_batch=False)
-            return index, (x, *others) if is_tuple else x
-
-        return parsed.map(with_divided, count_cores(), deterministic=True)
+        return records.map(example, count_cores(), deterministic=True)
 
     def _batched(
         self, records: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None
     ) -> tf.data.Dataset:
         specs = tf.nest.flatten(self.records.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
-        examples = self._divided(self._parsed(records))
-        return of_examples(examples, epoch, num_threads, is_ragged)
+        return of_examples(self._examples(records), epoch, num_threads, is_ragged)
 
     def _explained(
         self, records: tf.data.Dataset, left: int, batches: tf.data.Dataset
@@ -190,7 +173,7 @@ class Cached(Streamed):
     how = ""
 
     @property
-    def labels(self) -> Any:
+    def labels(self) -> Any:  # type: ignore[override]
         labels = self.records.map(lambda x, y: y)
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
@@ -198,7 +181,7 @@ class Cached(Streamed):
         return replace(self, records=self.records.cache())
 
     def identity(self) -> Iterator[bytes]:
-        yield str(self.element_spec).encode()
+        yield str(self._examples(self.ordered(Epoch(1))).element_spec[1]).encode()
 
     def batches(self, epoch: Epoch) -> tf.data.Dataset:
         return self._batched(self._left(epoch, self.num_examples), epoch, num_threads=1)
@@ -236,7 +219,7 @@ def split_of(
     if not own_task:
         _check_classes(spec, where)
     if own_task or num_classes is not None:  # else `count_classes` counts the examples, too
-        check_count(given, where)
+        _count(given, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
     return given, (x, y)
 
@@ -256,41 +239,38 @@ def _check_classes(spec: Any, where: str) -> None:
 
 def count_classes(split: tf.data.Dataset, where: str) -> int:
     """1 + the largest label. All are read, and counted."""
-    _check_end(split, where)
-    largest = count = 0
+    if int(split.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        return _count(split, where)  # which raises
+    count = least = largest = 0
     what = f"counting the examples and classes of {where}"
     for labels in read_through(split.map(lambda x, y: y), what):
-        if labels.min() < 0:
-            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
-        largest, count = max(largest, int(labels.max())), count + len(labels)
+        count += len(labels)
+        least, largest = min(least, int(labels.min())), max(largest, int(labels.max()))
+    if least < 0:
+        raise ValueError(f"{where}: label {least} is out of range; 0 is the first.")
     _counts[split] = count
-    check_count(split, where)
+    _count(split, where)
     return largest + 1
 
 
-def check_count(dataset: tf.data.Dataset, where: str) -> None:
-    """Raises ValueError for a dataset without an end, or without examples."""
-    if _count(dataset, where) == 0:
-        raise ValueError(f"{where}: no examples; give at least one.")
+def _count(dataset: tf.data.Dataset, where: str) -> int:
+    """The number of examples; one of unknown length is read once.
 
-
-def _check_end(dataset: tf.data.Dataset, where: str) -> None:
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+    Raises:
+        ValueError: there is none, or no end.
+    """
+    count = _counts.get(dataset, int(dataset.cardinality()))
+    if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             f"{where}: it repeats forever, so that an epoch has no end: remove .repeat() or end it "
             "with .take(N)."
         )
-
-
-def _count(dataset: tf.data.Dataset, where: str) -> int:
-    """The number of examples; one of unknown length is read once."""
-    _check_end(dataset, where)
-    count = int(dataset.cardinality())
-    if count >= 0:
-        return count
-    if dataset not in _counts:
-        _counts[dataset] = count_elements(dataset, f"counting the examples of {where}")
-    return _counts[dataset]
+    if count < 0:
+        count = count_elements(dataset, f"counting the examples of {where}")
+        _counts[dataset] = count
+    if count == 0:
+        raise ValueError(f"{where}: no examples; give at least one.")
+    return count
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:

@@ -22,11 +22,11 @@ _FORMS = (
 
 
 def load(spec: str, own_task: bool = False) -> Dataset:
-    """Calls the function, without arguments, and checks what it returns.
+    """Calls the function, without arguments; what it raises passes through.
 
-    It returns (train, test), see `from_splits_of_classes`; the number of classes is the module's
-    NUM_CLASSES. For a model that brings its own task they are of any structure, see `from_splits`.
-    What the function itself raises passes through.
+    It returns (train, test), see `from_splits_of_classes`, or for a model that brings its own loss
+    `from_splits`. Beside it stand NUM_CLASSES, the number of labels, and NUM_EXAMPLES, of iterables
+    with a state: the examples of an epoch, and those to test on.
 
     Args:
         spec: "package.module:function".
@@ -36,13 +36,23 @@ def load(spec: str, own_task: bool = False) -> Dataset:
         ValueError: it cannot be imported, or returns something else.
     """
     splits = named.import_function(spec, "dataset")()
-    num_classes = named_classes(spec, "dataset")
     if not is_pair(splits):
         raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
-    train, test = _sized(splits, spec)
+    counts = getattr(named.import_module(spec, "dataset"), "NUM_EXAMPLES", None)
+    if counts is not None:
+        if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
+            raise ValueError(
+                f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
+                "numbers, at least 1: the examples of an epoch, and those to test on."
+            )
+        splits = [
+            stateful.Sized(split, count) if _kind(split) is stateful else split
+            for split, count in zip(splits, counts, strict=True)
+        ]
+    train, test = splits
     if own_task:
         return from_splits(spec, train, test)
-    return from_splits_of_classes(spec, train, test, num_classes)
+    return from_splits_of_classes(spec, train, test, named_classes(spec, "dataset"))
 
 
 def named_classes(spec: str, argument: str) -> int | None:
@@ -58,22 +68,6 @@ def named_classes(spec: str, argument: str) -> int | None:
             "number, at least 1."
         )
     return num_classes
-
-
-def _sized(splits: Any, spec: str) -> Any:
-    """(train, test), iterables with a state with their counts in the module's NUM_EXAMPLES."""
-    counts = getattr(named.import_module(spec, "dataset"), "NUM_EXAMPLES", None)
-    if counts is None:
-        return splits
-    if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
-        raise ValueError(
-            f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
-            "numbers, at least 1: the examples of an epoch, and those to test on."
-        )
-    return [
-        stateful.Sized(split, count) if _kind(split) is stateful else split
-        for split, count in zip(splits, counts, strict=True)
-    ]
 
 
 def from_splits_of_classes(

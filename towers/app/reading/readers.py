@@ -111,17 +111,9 @@ class _Reader:
         self._where, self._timeout = source.where, timeout
         context = multiprocessing.get_context("spawn")
         self._index = context.RawValue("q", -1)  # of the example that is being read
-        connection: Any
-        theirs: Any
-        if num_processes:
-            connection, theirs = context.Pipe()
-            kind: Any = context.Process
-        else:
-            asked: queue.Queue[Any] = queue.Queue()
-            answers: queue.Queue[Any] = queue.Queue()
-            connection, theirs = _End(answers, asked), _End(asked, answers)
-            kind = threading.Thread
-        self._connection = connection
+        kind: Any = context.Process if num_processes else threading.Thread
+        ends: Any = context.Pipe() if num_processes else _pipe()
+        self._connection, theirs = ends
         self._worker = kind(target=_serve, args=(source, theirs, self._index), daemon=True)
         try:
             self._worker.start()
@@ -163,16 +155,13 @@ class _Reader:
         self._worker.join()
         code, index = self._worker.exitcode or 0, self._index.value
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        when, remedy = f"at example {index}", (
-            "Where the memory was too small use fewer `data_workers`."
-        )
-        if index < 0:
-            when, remedy = "before the first one", (
-                "It imports the script that runs, which must begin with if __name__ == '__main__', "
-                "and the source's class from its module; or use data_workers=0."
-            )
         return ValueError(
-            f"{self._where}: a process that reads examples has ended {how} {when}. {remedy}"
+            f"{self._where}: a process that reads examples has ended {how} " + (
+                f"at example {index}. Where the memory was too small use fewer `data_workers`."
+                if index >= 0 else
+                "before the first one. It imports the script that runs: begin that with "
+                "if __name__ == '__main__', or use data_workers=0."
+            )
         )
 
 
@@ -188,6 +177,12 @@ class _End:
 
     def close(self) -> None:
         pass
+
+
+def _pipe() -> tuple[_End, _End]:
+    asked: queue.Queue[Any] = queue.Queue()
+    answers: queue.Queue[Any] = queue.Queue()
+    return _End(answers, asked), _End(asked, answers)
 
 
 def _end(worker: Any, connection: Any) -> None:
