@@ -132,7 +132,7 @@ def test_mixing_refuses_classes_and_weights():
         assert "labels must be one-hot, without sample weights: give y as float32" in told
     config = towers.TrainConfig(augment="MixUp", class_weight="0:2", num_gpus=1)
     told = refusal(lambda: towers.train(config, model=compiled(), train=(x, y)))
-    assert "class_weight needs one class an example, and `augment` mixes them" in told
+    assert "needs one class an example, which `augment` does not mix" in told
 
 
 def test_a_run_has_the_same_bits_on_1_2_and_8_devices(tmp_path):

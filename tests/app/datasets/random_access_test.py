@@ -22,7 +22,7 @@ COUNT, BATCH = 23, 5
 
 
 def read_examples(examples=None, **options):
-    split, _ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, own_task=False)
+    split, *_ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, own_task=False)
     return input_lib.load_examples(split, InputOptions(**options))
 
 
@@ -46,7 +46,7 @@ def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(star
 
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     rows = Rows([({"b": index, "a": [1.0, 2.0]}, (0.5, index)) for index in range(4)])
-    split, _ = split_of(rows, "here", None, own_task=False)
+    split, *_ = split_of(rows, "here", None, own_task=False)
     (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
     assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
     assert x["a"].shape == (4, 2)

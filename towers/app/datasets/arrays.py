@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.dataset import Arrays, check_arrays, check_finite
+from towers.app.datasets.dataset import Found, check_arrays, check_finite
 from towers.app.datasets.pixels import divided, specs_of
 from towers.app.named import one_line
 from towers.step.tensor_rows import as_tensor, is_scipy
@@ -19,10 +19,8 @@ from towers.step.tensor_rows import as_tensor, is_scipy
 _MOST_CLASSES = 2**31 - 1  # int32
 
 
-def split_of(
-    given: Any, where: str, num_classes: int | None, own_task: bool
-) -> tuple[Any, tuple[Any, Any]]:
-    """A split of arrays, and the specs of one x and one y as they were given.
+def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+    """A split of arrays.
 
     Of classes, x becomes float32 and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32. For a
     task of the model's own floats become Keras' floatx and all else stays. uint8 images of x are
@@ -31,7 +29,7 @@ def split_of(
     Args:
         given: x, (x, y) or (x, y, sample_weight) of what `np.asarray` takes; of classes (x, y).
         where: what it is, for the errors.
-        num_classes: labels must lie below it; None: it is found afterwards.
+        num_classes: labels must lie below it; None: 1 + the largest label.
         own_task: the examples may have any structure.
 
     Raises:
@@ -45,7 +43,7 @@ def split_of(
         with np.errstate(over="ignore"):  # the infinity is found by check_arrays
             x = divided(x).astype(np.float32, copy=False)
         check_arrays(x, y, num_classes or _MOST_CLASSES, where)
-        return (x, y.astype(np.int32)), specs
+        return (x, y.astype(np.int32)), specs, num_classes or int(y.max()) + 1
     parts = keras.utils.unpack_x_y_sample_weight(_tuples(given))
     if parts[1] is None and parts[2] is not None:
         raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
@@ -53,12 +51,7 @@ def split_of(
     arrays = {what: _arrays(v, what, where) for what, v in named if v is not None}
     _check_lengths(arrays, where)
     specs = specs_of(arrays["x"]), specs_of(arrays["y"]) if "y" in arrays else None
-    return (divided(arrays.pop("x")), *arrays.values()), specs
-
-
-def count_classes(split: Arrays, where: str) -> int:
-    """1 + the largest label."""
-    return int(split[1].max()) + 1
+    return (divided(arrays.pop("x")), *arrays.values()), specs, 1
 
 
 def _array(values: Any, what: str, where: str) -> np.ndarray:

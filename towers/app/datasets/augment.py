@@ -36,11 +36,9 @@ def load(name: str, x_spec: Any) -> Augment | None:
     """What `name` changes in each example, traced for examples of one kind; None: nothing.
 
     Args:
-        name: "crop_flip": images of up to 64 pixels a side are padded with 4 zeros on each side,
-            cropped to their size and flipped; of larger ones a part is resized to their size, and
-            flipped. Or "package.module:function": a function (x, seed) -> x in TensorFlow
-            operations, seed an int32 [2] of the example's own; or one without arguments that
-            returns a Keras layer, such as a Sequential of random layers. Or layers of Keras by
+        name: "crop_flip"; or "package.module:function": a function (x, seed) -> x in TensorFlow
+            operations, seed an int32 [2] of the example's own, or one without arguments that
+            returns a Keras layer, such as a Sequential of random layers; or layers of Keras by
             name, see `keras_augment.named_layers`.
         x_spec: tf.TensorSpec of one x, or a structure of them.
 
@@ -96,30 +94,27 @@ def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
 
 
 def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """An image [height, width, channels]: a random part, of its size, mirrored or not."""
-    is_small = max(x.shape[0], x.shape[1]) <= LARGEST_SMALL
-    cropped, draw = _padded_crop(x, seed) if is_small else _resized_crop(x, seed)
+    """An image [height, width, channels]: a random part, of its size, mirrored or not.
+
+    Up to `LARGEST_SMALL` pixels a side it is padded with zeros and cropped to its size; of a larger
+    one a part is resized to its size.
+    """
+    if max(x.shape[0], x.shape[1]) <= LARGEST_SMALL:
+        # One draw for all: these small operations cost the time.
+        *offsets, draw = tf.unstack(tf.random.stateless_uniform([3], seed))
+        begin = tf.cast(tf.stack(offsets) * (2 * PADDING + 1), tf.int32)
+        padded = tf.pad(x, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
+        cropped = tf.slice(padded, tf.concat([begin, [0]], 0), x.shape)
+    else:
+        crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=ASPECT, area_range=AREA,
+            use_image_if_no_bounding_boxes=True,
+        )
+        resized = tf.image.resize(tf.slice(x, begin, size), x.shape[:2])
+        cropped, draw = tf.cast(resized, x.dtype), tf.random.stateless_uniform([], flip_seed)
     mirrored = tf.cond(draw < 0.5, lambda: tf.reverse(cropped, [1]), lambda: cropped)
     return tf.ensure_shape(mirrored, x.shape)
-
-
-def _padded_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The part, and a number in [0, 1) that has not been used for it."""
-    draws = tf.random.stateless_uniform([3], seed)  # one operation: these small ones cost the time
-    begin = tf.cast(draws[:2] * (2 * PADDING + 1), tf.int32)
-    padded = tf.pad(x, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
-    return tf.slice(padded, tf.concat([begin, [0]], 0), x.shape), draws[2]
-
-
-def _resized_crop(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """A part resized to the size of x, and a number in [0, 1) that has not been used for it."""
-    crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
-    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=ASPECT, area_range=AREA,
-        use_image_if_no_bounding_boxes=True,
-    )
-    resized = tf.image.resize(tf.slice(x, begin, size), x.shape[:2])
-    return tf.cast(resized, x.dtype), tf.random.stateless_uniform([], flip_seed)
 
 
 def _traced(name: str, function: Augment, spec: Any) -> Augment:

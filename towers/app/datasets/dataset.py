@@ -12,6 +12,8 @@ from towers.resume.source import DataSource
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
 # Arrays, or structures of them, or an unbatched tf.data.Dataset, or what is read in its turn.
 Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
+# A split, the specs of one x and one y as they were given, and the number of classes in it.
+Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
 
 _VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 

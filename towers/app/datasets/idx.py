@@ -36,10 +36,7 @@ _UINT8 = 0x08
 def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int) -> Dataset:
     """Reads `FILE_NAMES`, each with or without .gz, also spelled train-images.idx3-ubyte.
 
-    Args:
-        name: of the data set.
-        data_dir: the directory.
-        num_classes: labels must lie in 0 ... num_classes - 1.
+    Labels must lie in 0 ... num_classes - 1.
 
     Returns:
         x float32 [N, height, width, 1] in [0, 1]; y int32 [N].
@@ -81,9 +78,6 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
 
     Takes memory for the values that the file delivers, never for what its header promises.
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
-
-    Args:
-        path: the file.
 
     Returns:
         uint8, of rank 1 to 4, at least one value, writable.

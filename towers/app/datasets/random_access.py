@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from towers.app.datasets.dataset import Found
 from towers.app.datasets.pixels import divided
 from towers.app.reading.array_records import ArrayRecords
 from towers.app.reading.examples import Source, arrays_of, leaves_of, read_example
@@ -115,12 +116,8 @@ def batches_by_index(
     return ExplainedBatches(of_batches(converted, epoch), explained)
 
 
-def split_of(
-    examples: Any, where: str, num_classes: int | None, own_task: bool
-) -> tuple[RandomAccess, Any]:
-    """A split of a source, and the specs of (x, y).
-
-    The first example says what all of them look like.
+def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+    """A split of a source, whose first example says what all of them look like.
 
     Args:
         examples: `len(examples)` of them, `examples[index]` is (x, y): arrays, or dicts and tuples
@@ -150,12 +147,7 @@ def split_of(
         _without_arrays(example), [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
     )
     source = Source(examples, where, leaves, num_classes if is_label else None)
-    return RandomAccess(source, structure, count), structure
-
-
-def count_classes(split: RandomAccess, where: str) -> int:
-    """1: the labels, which nobody counted, are no classes."""
-    return 1
+    return RandomAccess(source, structure, count), structure, num_classes or 1
 
 
 def _without_arrays(value: Any) -> Any:

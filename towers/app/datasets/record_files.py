@@ -7,18 +7,17 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from towers.app import named
 from towers.app.datasets import random_access
-from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import named_classes, of_specs
+from towers.app.datasets.dataset import Dataset, Found
+from towers.app.datasets.user import named_classes, of_splits
 from towers.app.reading.array_records import ArrayRecords
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
 
-# (directory, the names of files in it, where for the errors, NUM_CLASSES) -> a split, its specs
-Make = Callable[[Path, list[str], str, int | None], tuple[Any, Any]]
+# (directory, the names of files in it, where for the errors, NUM_CLASSES) -> a split
+Make = Callable[[Path, list[str], str, int | None], Found]
 
 
 def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -> Dataset:
@@ -41,11 +40,12 @@ def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -
         )
     named.import_function(features, "features")
     num_classes = named_classes(features, "features")
-    places = {which: f"{data_dir} ({which})" for which in files}
-    splits, specs = {}, {}
-    for which, names in files.items():
-        splits[which], specs[which] = make(Path(data_dir or ""), names, places[which], num_classes)
-    return of_specs(dataset, splits, specs, num_classes or 1, places)
+    places = [f"{data_dir} ({which})" for which in files]
+    found = {
+        which: make(Path(data_dir or ""), names, place, num_classes)
+        for (which, names), place in zip(files.items(), places, strict=True)
+    }
+    return of_splits(dataset, found, places)
 
 
 def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
@@ -81,9 +81,7 @@ def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
 def load_array_records(data_dir: str | None, features: str | None) -> Dataset:
     """ArrayRecord files: any record by its index; `features` takes bytes, and returns arrays."""
 
-    def make(
-        directory: Path, names: list[str], where: str, num_classes: int | None
-    ) -> tuple[Any, Any]:
+    def make(directory: Path, names: list[str], where: str, num_classes: int | None) -> Found:
         records = ArrayRecords([f"{directory}/{name}" for name in names], str(features))
         return random_access.split_of(records, where, num_classes, own_task=False)
 

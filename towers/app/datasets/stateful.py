@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers.app.datasets import random_access
+from towers.app.datasets.dataset import Found
 from towers.app.datasets.random_access import RandomAccess
 from towers.resume.repeated import Repeated, methods
 from towers.resume.source import Epoch, ExplainedBatches, InputOptions
-
-count_classes = random_access.count_classes
 
 _STATES_KEPT = 256  # batches are read at most a few ahead of the steps
 
@@ -111,24 +110,22 @@ def _position(source: Stateful, epoch: int, examples_done: int) -> int:
     return epoch * source.num_examples + min(examples_done, source.num_examples)
 
 
-def split_of(
-    given: Any, where: str, num_classes: int | None, own_task: bool
-) -> tuple[Stateful, Any]:
-    """A split of an iterable of (x, y); Args and Returns as `random_access.split_of`.
+def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+    """A split of an iterable of (x, y); Args as `random_access.split_of`.
 
     Raises:
         ValueError: nobody says how many examples an epoch has; or see there.
     """
     sized = given if isinstance(given, Sized) else Sized(given, _length(given, where))
     examples = InTurn(Repeated(sized.iterable, where), sized.num_examples)
-    split, specs = random_access.split_of(examples, where, num_classes, own_task)
+    split, specs, num_classes = random_access.split_of(examples, where, num_classes, own_task)
     label = specs[1]
     if not own_task and getattr(label, "shape", None) != ():
         raise ValueError(
             f"{where}: y is {label}, but must be one integer: give examples, not batches "
             "(batch_size=None, or no Batch operation)."
         )
-    return Stateful(split.source, specs, split.num_examples), specs
+    return Stateful(split.source, specs, split.num_examples), specs, num_classes
 
 
 def check_apart(name: str, train: Any, test: Any = None) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets import pixels
-from towers.app.datasets.dataset import describe, is_pair
+from towers.app.datasets.dataset import Found, describe, is_pair
 from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
@@ -201,8 +201,8 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
 
 def split_of(
     given: tf.data.Dataset, where: str, num_classes: int | None, own_task: bool
-) -> tuple[tf.data.Dataset, tuple[Any, Any]]:
-    """A split as it is given, and the specs of one x and one y; values are not checked.
+) -> Found:
+    """A split as it is given; values are not checked.
 
     Raises:
         ValueError: it holds something else than numbers, or of classes than (x, y) with one
@@ -218,10 +218,10 @@ def split_of(
             )
     if not own_task:
         _check_classes(spec, where)
-    if own_task or num_classes is not None:  # else `count_classes` counts the examples, too
-        _count(given, where)
+        num_classes = num_classes or _count_classes(given, where)
+    _count(given, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    return given, (x, y)
+    return given, (x, y), num_classes or 1
 
 
 def _check_classes(spec: Any, where: str) -> None:
@@ -237,7 +237,7 @@ def _check_classes(spec: Any, where: str) -> None:
         raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
 
 
-def count_classes(split: tf.data.Dataset, where: str) -> int:
+def _count_classes(split: tf.data.Dataset, where: str) -> int:
     """1 + the largest label. All are read, and counted."""
     if int(split.cardinality()) == tf.data.INFINITE_CARDINALITY:
         return _count(split, where)  # which raises
@@ -249,7 +249,6 @@ def count_classes(split: tf.data.Dataset, where: str) -> int:
     if least < 0:
         raise ValueError(f"{where}: label {least} is out of range; 0 is the first.")
     _counts[split] = count
-    _count(split, where)
     return largest + 1
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from towers.app import named
 from towers.app.datasets import record_files
-from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.dataset import Dataset, Found
 from towers.app.datasets.tf_data import Streamed, cause
 from towers.resume.read_through import count_elements
 from towers.resume.source import Epoch
@@ -64,12 +63,10 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
     tf.io.parse_single_example.
     """
 
-    def make(
-        directory: Path, names: list[str], where: str, num_classes: int | None
-    ) -> tuple[Any, Any]:
+    def make(directory: Path, names: list[str], where: str, num_classes: int | None) -> Found:
         split = _split(directory, names, where, str(features))
         _check(split, str(features), num_classes)
-        return split, split.given_spec
+        return split, split.given_spec, num_classes or 1
 
     return record_files.load("tfrecord", data_dir, features, make)
 

@@ -3,6 +3,7 @@
 `package.module:function` returns (train, test), or they are given in Python.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, stateful, tf_data
-from towers.app.datasets.dataset import Dataset, Split, describe, is_pair
+from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
 from towers.resume.in_memory import InMemory
 from towers.resume.repeated import has_state
 from towers.resume.source import DataSource
@@ -130,44 +131,40 @@ def _dataset(
     where: tuple[str, str] | None = None,
 ) -> Dataset:
     stateful.check_apart(name, *given.values())
-    places = dict(zip(given, where or [f"{name} ({which})" for which in given], strict=True))
+    places = where or [f"{name} ({which})" for which in given]
     found = {
-        which: _kind(split).split_of(split, places[which], num_classes, own_task)
-        for which, split in given.items()
+        which: _kind(split).split_of(split, place, num_classes, own_task)
+        for (which, split), place in zip(given.items(), places, strict=True)
     }
-    splits = {which: split for which, (split, _) in found.items()}
-    if num_classes is None and not own_task:
-        num_classes = max(
-            _kind(given[which]).count_classes(split, places[which])
-            for which, split in splits.items()
-        )
-    specs = {which: specs for which, (_, specs) in found.items()}
-    return of_specs(name, splits, specs, None if own_task else num_classes, places)
+    return of_splits(name, found, places, own_task)
 
 
-def of_specs(
-    name: str,
-    splits: dict[str, Any],
-    specs: dict[str, Any],
-    num_classes: int | None,
-    places: dict[str, str],
+def of_splits(
+    name: str, found: dict[str, Found], places: Sequence[str], own_task: bool = False
 ) -> Dataset:
-    """The data set of one split or two, from the specs of one (x, y) as they were given.
+    """The data set of the splits "train" and "test", or of "train" alone.
+
+    Args:
+        name: of the data set.
+        found: the splits.
+        places: where each comes from, for the errors.
+        own_task: there are no classes.
 
     Raises:
         ValueError: train and test differ in shape, or in whether their pixels are divided.
     """
-    notes = pixels.notes(**{which: x for which, (x, _) in specs.items()})
-    shapes = {which: tuple(map(_shapes, pair)) for which, pair in specs.items()}
-    for which, pair in shapes.items():
-        if pair != shapes["train"]:
-            raise ValueError(
-                f"{places[which]}: examples of shapes {pair[0]} and {pair[1]}, but those of "
-                f"{places['train']} are of {shapes['train'][0]} and {shapes['train'][1]}."
-            )
+    notes = pixels.notes(**{which: x for which, (_, (x, _), _) in found.items()})
+    (x, y), *others = [tuple(map(_shapes, specs)) for _, specs, _ in found.values()]
+    if others and others[0] != (x, y):
+        raise ValueError(
+            f"{places[1]}: examples of shapes {others[0][0]} and {others[0][1]}, but those of "
+            f"{places[0]} are of {x} and {y}."
+        )
+    splits = [split for split, _, _ in found.values()]
+    num_classes = None if own_task else max(count for _, _, count in found.values())
     return Dataset(
-        name, splits["train"], splits.get("test"), num_classes, shapes["train"][0], notes,
-        divided=pixels.divided_parts(specs["train"][0]),
+        name, splits[0], splits[1] if others else None, num_classes, x, notes,
+        divided=pixels.divided_parts(found["train"][1][0]),
     )
 
 

@@ -3,7 +3,6 @@
     y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -11,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.class_weight import BALANCED, balanced, note, weights_of
-from towers.app.datasets.batches import Examples, Weigh
+from towers.app.datasets.batches import Examples
+from towers.resume.source import as_written
 
 
 def weighed(
@@ -31,15 +31,9 @@ def weighed(
     """
     if text is None:
         return examples, []
-    if examples.mix is not None:
-        raise ValueError(
-            "class_weight needs one class an example, and `augment` mixes them: leave out the one "
-            "or the other."
-        )
     shape = getattr(model, "output_shape", None)
     outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
-    _, y, sample_weight = examples.specs
-    _check(y, sample_weight, outputs)
+    _check(examples, outputs)
     if text == BALANCED:
         labels = examples.source.labels
         if labels is None:
@@ -57,16 +51,25 @@ def weighed(
                 f"class_weight ({text}) names class {max(weights)}, and the classes are 0 to "
                 f"{num_classes - 1}."
             )
-    return examples._replace(weigh=_weigher(weights)), [note(weights)]
+    table = np.ones(max(weights) + 2, keras.config.floatx())  # the last: of any other class
+    table[list(weights)] = list(weights.values())
+    last = len(table) - 1
+
+    @as_written
+    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+        classes = _classes(y)
+        rows = tf.where((classes >= 0) & (classes < last), classes, last)
+        return x, y, tf.gather(tf.constant(table), rows)
+
+    return examples._replace(weigh=weigh), [note(weights)]
 
 
-def _check(y: Any, sample_weight: Any, outputs: tuple[int | None, ...] | None) -> None:
-    """Raises ValueError for a batch whose labels are not one class an example.
+def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
+    """Raises ValueError for examples whose labels are not one class each.
 
-    Args:
-        y, sample_weight: their specs, of a batch; None: there are none.
-        outputs: the shape of the model's only output, where it is known.
+    outputs: the shape of the model's only output, where it is known.
     """
+    _, y, sample_weight = examples.specs
     if sample_weight is not None:
         raise ValueError(
             "`class_weight` is given beside data that bring sample weights, and Keras takes one of "
@@ -78,25 +81,12 @@ def _check(y: Any, sample_weight: Any, outputs: tuple[int | None, ...] | None) -
     is_one_hot = rank == 2 and (
         y.shape[-1] == outputs[-1] and len(outputs) == 2 if outputs else y.dtype.is_floating
     )
-    if not (is_class or is_one_hot):
+    if not (is_class or is_one_hot) or examples.mix is not None:
         raise ValueError(
-            "`class_weight` needs one class an example: y of shape [N], [N, 1], or one-hot [N, "
-            "classes], of a model with one such output. Leave it out, and give sample weights."
+            "`class_weight` needs one class an example, which `augment` does not mix: y of shape "
+            "[N], [N, 1], or one-hot [N, classes], of a model with one such output. Leave it out, "
+            "and give sample weights."
         )
-
-
-def _weigher(weights: Mapping[int, float]) -> Weigh:
-    """(x, y) -> (x, y, sample_weight), for a batch; a class without a weight counts 1."""
-    table = np.ones(max(weights) + 2, keras.config.floatx())  # the last: of any other class
-    table[list(weights)] = list(weights.values())
-    last = len(table) - 1
-
-    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        classes = _classes(y)
-        rows = tf.where((classes >= 0) & (classes < last), classes, last)
-        return x, y, tf.gather(tf.constant(table), rows)
-
-    return tf.autograph.experimental.do_not_convert(weigh)  # type: ignore[no-any-return]
 
 
 def _classes(y: tf.Tensor) -> tf.Tensor:
