@@ -6,7 +6,7 @@ import tensorflow as tf
 from towers import __version__
 from towers.app.config import WARN
 from towers.app.datasets.batches import ordered_batches, shuffled_batches
-from towers.app.diagnosis import plan, stage_plan
+from towers.app.diagnosis import plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus, undivided_cpu
@@ -69,7 +69,7 @@ def show_plan(run: Run, out: Report) -> None:
     """--plan: the transfers of a step, as on GPUs; or its stages."""
     spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
     if step.stages:
-        lines = stage_plan.table(stage_plan.stage_traffic(step, run.batch_size, spec))
+        lines = plan.stage_table(plan.stage_traffic(step, run.batch_size, spec))
     else:
         batch = plan.full_batch(spec, run.batch_size)
         if step.policy.shares_memory:

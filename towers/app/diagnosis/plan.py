@@ -1,14 +1,19 @@
-"""--plan: what a step moves between its devices, read from its graph.
+"""--plan: what a step moves between its devices, and what stages hold; read from the graphs.
 
     parameters' device   --- parameters, state, shards --->   towers' devices
                          <-- sums of gradients, state, predictions ---
 
+    stage 0   --- outputs that later stages read --->   stage 1
+              <-- gradients of these ---
+
 Counted as on GPUs, also for logical CPU devices: these share one memory, in which nothing moves.
+What a stage's forward pass leaves for its backward pass is held from the one to the other; the
+last stage makes both at once.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -17,6 +22,7 @@ from towers.app.reporting.formats import format_bytes
 from towers.machine.devices import short_name, tower_range
 from towers.step import TowerStep, scopes
 from towers.step.sharding import shard_sizes
+from towers.step.staged import StagedTower
 from towers.step.structures import map_tensors
 from towers.step.tensor_rows import is_composite
 
@@ -83,7 +89,7 @@ def traffic(step: TowerStep, batch_size: int, batch: tuple[Any, Any, Any]) -> di
     graph = tf.function(step.train_graph, autograph=False).get_concrete_function(*batch).graph
     home = "" if step.strategy.num_copies else step.home
     for tensor, source, target in _transfers(graph):
-        size = num_bytes(tensor)
+        size = _num_bytes(tensor)
         if target in rows and (target != home or source not in rows):
             row, scope = rows[target], tensor.op.name.partition("/")[0]
             row.sends_in += 1
@@ -128,15 +134,93 @@ def table(rows: dict[str, Traffic]) -> list[str]:
         count = f"{len(row.examples)} x {each}" if len(row.examples) > 1 else each
         cells.append([
             device, tower_range(*row.towers), count,
-            *map(moved, (row.parameters, row.inputs, row.sums, row.results)),
+            *map(_moved, (row.parameters, row.inputs, row.sums, row.results)),
             f"{row.sends_in:,}", f"{row.sends_out:,}",
         ])
     down = format_bytes(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
     up = format_bytes(sum(row.results for row in rows.values()))
-    return [*aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
+    return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+class StageTraffic(NamedTuple):
+    """One stage, in bytes; of a tower with the largest shard, where it depends on examples.
+
+    devices: that compute it, one of each device group. layers: by name.
+    parameters: that a device of it receives each step, and whose gradients it sends.
+    held: between a tower's forward and its backward pass; None: the last stage makes both at once.
+    most_towers: that are held at a time.
+    later, back: sent to later stages, and, as gradients, to those before.
+    """
+
+    devices: list[str]
+    layers: list[str]
+    parameters: int
+    held: int | None
+    most_towers: int
+    later: int
+    back: int
+
+
+def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTraffic]:
+    """The stages of a step.
+
+    Args:
+        step: the towers, in stages.
+        batch_size: the global batch.
+        batch: x, y or x, y, sample_weight of it, or their specs.
+    """
+    assert step.stages is not None
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    tower, _ = step.tower.trace("train", (x, y, sample_weight))
+    assert isinstance(tower, StagedTower)
+    num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
+    made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
+    reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}
+    trained = zip(step.trainable_variables, step.stages.of(step.trainable_variables))
+    parameters = [0] * num_stages
+    for variable, stage in trained:
+        parameters[stage] += _num_bytes(variable.value)
+
+    def size(names: set[str]) -> int:
+        return sum(_num_bytes(tower.function.graph.get_tensor_by_name(n), rows) for n in names)
+
+    def sent(level: int, to: range) -> int:
+        own = {name for name, at in made_at.items() if at == level}
+        return sum(size(own & reads.get(other, set())) for other in to)
+
+    found = []
+    for stage in range(num_stages):
+        last = 2 * (num_stages - 1)
+        held = {n for n in reads.get(last - stage, ()) if made_at[n] < num_stages}
+        towers = max(step.tower_devices.count(first) for first in step.stages.groups)
+        found.append(StageTraffic(
+            [group[stage] for group in step.stages.groups.values()],
+            step.stages.names[stage],
+            parameters[stage],
+            None if stage == num_stages - 1 else size(held),
+            min(towers, num_stages - stage) if step.policy.take_turns else towers,
+            sent(stage, range(stage + 1, num_stages)),
+            sent(last - stage, range(last - stage + 1, last + 1)),
+        ))
+    return found
+
+
+def stage_table(found: Sequence[StageTraffic]) -> list[str]:
+    """The stages as lines of aligned columns."""
+    cells = [["stage", "on", "parameters", "held by a tower", "towers at most", "to later stages",
+              "back", "layers"]]
+    for stage, row in enumerate(found):
+        first, *others = row.layers
+        layers = f"{first} ... {others[-1]} ({len(row.layers)})" if others else first
+        held = "-" if row.held is None else format_bytes(row.held)
+        cells.append([
+            str(stage), ", ".join(row.devices), format_bytes(row.parameters), held,
+            str(row.most_towers), _moved(row.later), _moved(row.back), layers,
+        ])
+    return _aligned(cells)
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -145,12 +229,12 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def moved(count: int) -> str:
+def _moved(count: int) -> str:
     """The bytes, or "-"."""
     return format_bytes(count) if count else "-"
 
 
-def num_bytes(tensor: tf.Tensor, rows: int = 1) -> int:
+def _num_bytes(tensor: tf.Tensor, rows: int = 1) -> int:
     """A tensor's bytes, where an axis of unknown size counts as `rows` in front, else as 1."""
     if tensor.dtype in (tf.resource, tf.variant):  # a loop's list: what it holds is not known
         return 0
