@@ -1,8 +1,5 @@
-"""Run directories behind a URL: a real S3 server, real processes, connections that are cut."""
+"""Run directories behind a URL: a real S3 server and real processes, or fsspec's memory."""
 
-import random
-import re
-import signal
 import sys
 
 import keras
@@ -11,15 +8,14 @@ import pytest
 
 import towers
 from tests.app.run_test import config
-from tests.resuming import FLAGS, fork, outcome, train, uninterrupted
-from tests.s3 import Cable, Server
+from tests.resuming import FLAGS, outcome, train, uninterrupted
+from tests.s3 import Server
 from towers.app import command_line
-from towers.resume import checkpoints, remote_dir, remote_files, run_dir
 from towers.machine import places
 
 pytestmark = pytest.mark.light
-URL = "s3://bucket/run"
-FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={URL}", "--checkpoint_every=3"]
+S3, MEMORY = "s3://bucket/run", "memory://run"
+FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume=auto"]
 
 
 @pytest.fixture(name="server", scope="module")
@@ -31,20 +27,17 @@ def _server():
     server.close()
 
 
-@pytest.fixture(name="cable")
-def _cable(server, monkeypatch, tmp_path):
-    """What leads to an empty bucket; copies are made in tmp_path/tmp."""
+@pytest.fixture(name="bucket")
+def _bucket(server, monkeypatch, tmp_path):
+    """The files of an empty bucket; copies are made in tmp_path/tmp."""
     files = server.files()
     if files.find("bucket"):
         files.rm("bucket/run", recursive=True)
-    cable = Cable(server.port)
-    for name, value in server.environment(cable.port).items():
+    for name, value in {**server.environment, "TMPDIR": str(tmp_path / "tmp")}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    yield cable
-    cable.close()
+    return files
 
 
 @pytest.fixture(name="memory")
@@ -58,226 +51,137 @@ def _memory(monkeypatch, tmp_path):
     return files
 
 
-def names(files, root="/run"):
-    return [path.removeprefix(f"{root}/") for path in files.find(root)]
+def contents(memory):
+    return {path.removeprefix("/run/"): memory.cat(path) for path in memory.find("/run")}
 
 
 def copies(tmp_path):
-    return list((tmp_path / "tmp").glob("towers-*"))
+    return list(tmp_path.glob("towers-*"))
 
 
-def outcome_there(server, tmp_path):
-    server.files().get("bucket/run", str(tmp_path / "there"), recursive=True)
-    return outcome(tmp_path / "there")
+def at_epoch_end(act):
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: act(epoch))
 
 
-def resume(cwd, *flags, **given):
-    return train(*FLAGS_THERE, "--resume=auto", *flags, cwd=cwd, **given)
-
-
-def test_a_run_killed_amid_an_upload_and_cut_off_amid_another_ends_with_the_same_bits(
-    server, cable, tmp_path
-):
-    """The first process ends before step 6 has its manifest; the second loses its connection."""
-    process = fork(*FLAGS_THERE, cwd=tmp_path, fault="step == 7 and hold('killed')")
-    cable.on_upload(b"epoch-1-step-6/manifest.json", process.kill)
-    assert (process.communicate(100), process.returncode)[1] == -signal.SIGKILL
-    there = names(server.files(), "bucket/run")
-    assert "checkpoints/epoch-1-step-6/arrays.bin" in there
-    assert "checkpoints/epoch-1-step-6/manifest.json" not in there
-    (left,) = copies(tmp_path)
-    assert (left / "run" / "checkpoints" / "epoch-1-step-6").is_dir()
-
-    cable.on_upload(b"epoch-1-step-6/arrays.bin", lambda: cable.cut(2), after=2000)
-    code, stdout, stderr = resume(tmp_path)
-    assert (code, stderr, cable.num_cuts) == (0, "", 1), stdout
-    assert "from step 4: " in stdout
-    assert f"run: {URL}\n" in stdout
-    found = re.search(
-        r"Warning +s3://bucket/run: uploading checkpoints/epoch-1-step-6/arrays.bin took (\d+) "
-        r"attempts in (\d) s, the last failure: .*\.\n", stdout,
-    )
-    assert found and int(found[1]) > 1 and 1 <= int(found[2]) < 6, stdout
-    assert copies(tmp_path) == [left]
-    assert outcome_there(server, tmp_path) == uninterrupted(*FLAGS)
-
-
-@pytest.mark.matrix
-def test_a_connection_lost_for_good_ends_the_run_and_names_the_copy_which_goes_on(
-    server, cable, tmp_path, monkeypatch, capsys
-):
-    class Cut(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            cable.cut(1e9)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(remote_dir, "GIVE_UP_SECONDS", 1.0)
-    with pytest.raises(places.LostDirectoryError) as caught:
-        towers.train(config(run_dir=URL, epochs=1), [Cut()])
-    (copy,) = copies(tmp_path)
-    text = str(caught.value)
-    assert text.startswith(f"{URL} is no longer written: ")
-    assert re.search(r"\(\d+ attempts? in \d+ s\)\. All", text)
-    assert text.endswith(f"All that it lacks is in {copy}/run: go on with resume={copy}/run.")
-    there = names(server.files(), "bucket/run")
-    assert [name for name in there if "manifest" in name] == [
-        "checkpoints/epoch-0-step-0/manifest.json"
-    ]
-    whole = towers.train(config(run_dir="whole"))
-    assert towers.train(towers.TrainConfig(resume=f"{copy}/run", epochs=2)) == whole
-
-    def fail():
-        raise caught.value
-
-    assert command_line.exit_code(fail) == 5
-    assert capsys.readouterr().err == f"error: {text}\n".replace(f"{tmp_path}/", "")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(3))
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(seed, server, cable, tmp_path):
-    """Each moment is one of what it says to the server: listing, downloads, uploads, removals."""
-    generator = random.Random(seed)
-    flags = [*FLAGS[:-1], f"--run_dir={URL}", "--checkpoint_every=1", "--resume=auto"]
-    for _ in range(8):
-        process = fork(*flags, cwd=tmp_path)
-        cable.on_block(generator.randrange(1, 60), process.kill)
-        _, stderr = process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL, stderr
-    code, stdout, stderr = resume(tmp_path)
-    assert (code, stderr) == (0, ""), stdout
-    assert outcome_there(server, tmp_path) == uninterrupted(*FLAGS)
-
-
-@pytest.mark.matrix
-def test_ctrl_c_waits_for_the_upload_and_the_run_goes_on_elsewhere(server, cable, tmp_path):
-    cable.delay = 0.01
-    code, stdout, stderr = train(*FLAGS_THERE, cwd=tmp_path, fault="step == 6 and kill('INT')")
-    assert code == 130, stderr
-    assert f"saved at step 6. Resume: python train.py --resume={URL}\n" in stdout
-    assert copies(tmp_path) == []
-    code, stdout, stderr = train(f"--resume={URL}", cwd=tmp_path)
-    assert (code, stderr) == (0, "") and "from step 6: " in stdout
-    assert outcome_there(server, tmp_path) == uninterrupted(*FLAGS)
-
-
-@pytest.mark.matrix
-def test_a_bucket_that_is_not_there_is_one_line_before_step_1(cable, tmp_path):
-    flags = [flag for flag in FLAGS_THERE if "run_dir" not in flag]
-    code, _, stderr = train(*flags, "--run_dir=s3://elsewhere/run", cwd=tmp_path)
-    assert code == 2
-    assert stderr == (
-        "error: --run_dir (s3://elsewhere/run) cannot be used: elsewhere does not exist.\n"
-    )
-    assert copies(tmp_path) == []
-
-
-@pytest.mark.matrix
-def test_a_server_that_never_answers_is_one_line(cable, tmp_path):
-    cable.cut(1e9)
-    code, _, stderr = resume(tmp_path)
-    assert code == 2 and stderr.count("\n") == 1
-    assert "--run_dir (s3://bucket/run) cannot be reached: " in stderr
-    assert re.search(r"\(\d+ attempts? in \d+ s\)\.\n", stderr)
-
-
-@pytest.mark.parametrize(("url", "said"), [
-    ("gs://bucket/run", "needs a package that is missing (Please install gcsfs"),
-    ("nowhere://bucket/run", "cannot be used: Protocol not known: nowhere."),
+@pytest.mark.parametrize("end", [
+    "6/manifest.json",
+    *(pytest.param(end, marks=pytest.mark.matrix) for end in (
+        "json", "6/arrays.bin", "final.keras", "complete",
+    )),
 ])
-def test_a_url_that_nothing_here_reaches_is_refused_with_the_way_out(url, said, memory):
-    if url.startswith("gs"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "gcsfs", None)
-            with pytest.raises(ValueError) as error:
-                towers.train(config(run_dir=url))
-        assert "pip install 'tf-towers[remote]'" in str(error.value)
-    else:
-        with pytest.raises(ValueError) as error:
-            towers.train(config(run_dir=url))
-    assert str(error.value).startswith(f"run_dir ({url}) {said}")
+def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(end, bucket, tmp_path):
+    fault = f"step == 1 and __import__('tests.s3').s3.kill_before({end!r})"
+    assert train(*FLAGS_THERE, cwd=tmp_path, fault=fault)[0] == -9
+    if end == "6/manifest.json":
+        assert len(bucket.find("bucket/run/checkpoints/epoch-1-step-6")) == 1
+    (left,) = copies(tmp_path / "tmp")
+    code, stdout, stderr = train(*FLAGS_THERE, cwd=tmp_path)
+    assert (code, stderr) == (0, "") and f"run: {S3}\n" in stdout, stdout
+    assert "6/" not in end or "from step 4: " in stdout
+    bucket.get("bucket/run", str(tmp_path / "there"), recursive=True)
+    assert copies(tmp_path / "tmp") == [left]
+    assert outcome(tmp_path / "there") == uninterrupted(*FLAGS)
 
 
-def test_a_run_in_memory_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys):
-    url = "memory://run"
-    history = towers.train(config(run_dir=url, checkpoint_every=1))
-    kept = {name.split("/")[1] for name in names(memory) if name.endswith("manifest.json")}
-    assert kept == {"epoch-1-step-4", "epoch-1-step-6", "epoch-1-step-7", "epoch-2-step-8"}
-    with pytest.raises(ValueError, match=f"holds a run. To continue it: resume={url};"):
+@pytest.mark.parametrize(("url", "words"), [
+    ("s3://elsewhere/run", "bucket does not exist"),
+    ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
+    ("nowhere://bucket/run", "Protocol not known: nowhere."),
+])
+def test_a_url_that_cannot_be_used_is_refused(url, words, bucket, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ValueError, match=rf"^run_dir \({url}\) cannot be used: .*{words}"):
         towers.train(config(run_dir=url))
-    before = {name: memory.cat(f"/run/{name}") for name in names(memory)}
-    assert towers.train(towers.TrainConfig(resume=url)) == history
+    assert copies(tmp_path / "tmp") == []
+
+
+def test_a_run_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys):
+    history = towers.train(config(run_dir=MEMORY, checkpoint_every=1))
+    kept = {name.split("/")[1] for name in contents(memory) if name.endswith("manifest.json")}
+    assert kept == {"epoch-1-step-4", "epoch-1-step-6", "epoch-1-step-7", "epoch-2-step-8"}
+    with pytest.raises(ValueError, match=f"holds a run. To continue it: resume={MEMORY};"):
+        towers.train(config(run_dir=MEMORY))
+    before = contents(memory)
+    assert towers.train(towers.TrainConfig(resume=MEMORY)) == history
     assert "Already complete" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cannot change seed"):
-        towers.train(towers.TrainConfig(resume=url, seed=1))
-    changed = {name for name in before if memory.cat(f"/run/{name}") != before[name]}
-    assert changed == {"log.txt", "checkpoints/lock"}
-
+        towers.train(towers.TrainConfig(resume=MEMORY, seed=1))
+    after = contents(memory)
+    assert {name for name in before if after[name] != before[name]} == {
+        "log.txt", "checkpoints/lock"
+    }
     memory.pipe("/run/checkpoints/epoch-2-step-8/arrays.bin", b"damaged")
     memory.rm("/run/final.keras")
-    assert towers.train(towers.TrainConfig(resume=url)) == history
+    assert towers.train(towers.TrainConfig(resume=MEMORY)) == history
     out = capsys.readouterr().out
     assert "epoch-2-step-8 is damaged" in out and "from step 7" in out
-    assert memory.cat("/run/final.keras") and memory.size(
-        "/run/checkpoints/epoch-2-step-8/arrays.bin") > 7
-    assert list(tmp_path.glob("towers-*")) == []
+    assert contents(memory)["final.keras"] and copies(tmp_path) == []
+    assert len(contents(memory)["checkpoints/epoch-2-step-8/arrays.bin"]) > 7
 
 
 def test_a_run_that_cannot_go_on_changes_nothing(memory, tmp_path):
-    url = "memory://run"
-    towers.train(config(run_dir=url, epochs=1))
-    edited = memory.cat("/run/config.json").replace(b'"seed": 0', b'"seed": 1')
-    memory.pipe("/run/config.json", edited)
-    before = {name: memory.cat(f"/run/{name}") for name in names(memory)}
-    with pytest.raises(ValueError) as error:
-        towers.train(towers.TrainConfig(resume=url))
-    assert str(error.value).startswith(
-        f"{url}/checkpoints/epoch-1-step-4 belongs to another run than config.json beside it: seed"
+    towers.train(config(run_dir=MEMORY, epochs=1))
+    memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b"ed\": 0", b"ed\": 1"))
+    before = contents(memory)
+    with pytest.raises(ValueError, match=f"^{MEMORY}/checkpoints/epoch-1-step-4 belongs to anoth"):
+        towers.train(towers.TrainConfig(resume=MEMORY))
+    assert contents(memory) == before and copies(tmp_path) == []
+
+
+def test_what_is_not_uploaded_is_uploaded_later_or_else_in_the_copy(memory, tmp_path, monkeypatch):
+    def cut(epoch):
+        def put_file(self, local, name):
+            if epoch == 0:
+                raise ConnectionError("cut")
+            connected(self, local, name)
+
+        monkeypatch.setattr(DirFileSystem, "put_file", put_file)
+
+    DirFileSystem = pytest.importorskip("fsspec.implementations.dirfs").DirFileSystem
+    connected = DirFileSystem.put_file
+    whole = towers.train(config(run_dir=str(tmp_path / "whole")))
+    assert towers.train(config(run_dir=MEMORY), [at_epoch_end(cut)]) == whole
+    assert "; training goes on." in contents(memory)["log.txt"].decode() and not copies(tmp_path)
+    with pytest.raises(places.LostDirectoryError) as lost:
+        towers.train(config(run_dir=f"{MEMORY}2", epochs=1), [at_epoch_end(cut)])
+    (copy,) = tmp_path.glob("towers-*/run2")
+    assert str(lost.value) == (
+        f"{MEMORY}2 cannot be written: cut. All that it lacks is in {copy}: go on with "
+        f"resume={copy}."
     )
-    assert {name: memory.cat(f"/run/{name}") for name in names(memory)} == before
-    assert list(tmp_path.glob("towers-*")) == []
+    assert command_line.exit_code(lambda: (_ for _ in ()).throw(lost.value)) == 5
+    assert towers.train(towers.TrainConfig(resume=str(copy), epochs=2)) == whole
 
 
-def test_the_process_that_has_begun_last_is_the_one_that_writes(memory, tmp_path):
-    class Steal(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            memory.pipe("/run/checkpoints/lock", b"process 7 on another, 1")
+def test_only_the_process_that_began_last_writes(memory, tmp_path):
+    def steal(epoch):
+        memory.pipe("/run/checkpoints/lock", b"process 7 on another, 1")
 
-    with pytest.raises(places.LostDirectoryError, match="process 7 on another trains there now"):
-        towers.train(config(run_dir="memory://run"), [Steal()])
-    assert not any("epoch-1" in name or "epoch-2" in name for name in names(memory))
+    with pytest.raises(places.LostDirectoryError, match=f"another process trains in {MEMORY} now"):
+        towers.train(config(run_dir=MEMORY), [at_epoch_end(steal)])
+    assert not any("epoch-1" in name or "epoch-2" in name for name in contents(memory))
     (copy,) = tmp_path.glob("towers-*/run")
     assert (copy / "checkpoints" / "epoch-1-step-4").is_dir()
 
 
-def test_a_file_url_is_an_ordinary_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert not remote_files.is_remote(f"file://{tmp_path}/run")
-    towers.train(config(run_dir=f"file://{tmp_path}/run", epochs=1))
-    assert checkpoints.find(tmp_path / "run" / run_dir.CHECKPOINTS)
-    assert towers.train(towers.TrainConfig(resume=f"file://{tmp_path}/run"))
-
-
 def test_a_fit_goes_on_from_memory(memory, tmp_path):
-    def fit(callbacks=(), directory="memory://run"):
+    def fit(callbacks=(), directory=MEMORY):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        parallel = towers.make_parallel(model, gpus=2)
+        parallel = towers.make_parallel(
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), gpus=2
+        )
         parallel.compile("adam", "mse")
         x = np.arange(60, dtype="float32").reshape(20, 3)
         parallel.fit(
             x, x[:, :2], batch_size=4, epochs=2, verbose=0,
             callbacks=[towers.Resume(directory, every=2), *callbacks],
         )
-        return [weight.numpy().tolist() for weight in model.weights]
+        return [weight.numpy().tolist() for weight in parallel.weights]
 
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 3:
-                raise OSError("failed")
+    def fail(epoch):
+        raise OSError("failed")
 
     with pytest.raises(OSError, match="failed"):
-        fit([Fail()])
-    assert "checkpoints/epoch-0-step-2/manifest.json" in names(memory)
-    assert fit() == fit(directory="whole")
-    assert list(tmp_path.glob("towers-*")) == []
+        fit([at_epoch_end(fail)])
+    assert "checkpoints/epoch-0-step-4/manifest.json" in contents(memory)
+    assert fit() == fit(directory="whole") and copies(tmp_path) == []

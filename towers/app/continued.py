@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from towers.resume import remote_files, run_dir
+from towers.resume import remote_dir, run_dir
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
 from towers.machine import places
@@ -36,7 +36,7 @@ def resumed_directory(given: Mapping[str, Any]) -> str | None:
             "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
         )
     directory = places.as_path(given["run_dir"])
-    return directory if remote_files.holds_run(directory) else None
+    return None if remote_dir.read_config(directory) is None else directory
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -51,14 +51,12 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     """
     directory = places.as_path(directory)
     path = Path(directory) / run_dir.CONFIG
-    try:
-        text = remote_files.read_config(directory, "resume")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        missing = f"{directory}/{run_dir.CONFIG}" if remote_files.is_remote(directory) else path
+    text = remote_dir.read_config(directory, "resume")
+    if text is None:
         raise ValueError(
-            f"resume ({directory}) holds no run that can go on: {missing}: {reason}."
-        ) from None
+            f"resume ({directory}) holds no run that can go on: {directory}/{run_dir.CONFIG} "
+            "cannot be read."
+        )
     saved = TrainConfig.from_json(text)
     check_modules(saved, given, path.parent, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)

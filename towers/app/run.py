@@ -14,8 +14,7 @@ from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.app.continued import continued_config, resumed_directory
 from towers.resume.optimizer_options import compared
-from towers.resume.remote_dir import Mirror
-from towers.resume.remote_files import is_remote
+from towers.resume.remote_dir import Mirror, is_remote
 from towers.resume.train_state import TrainState
 from towers.app.config import AUTO, TrainConfig
 from towers.resume import source
@@ -162,7 +161,7 @@ def _run(
         else:
             _check_limit(run, loaded.train_state)
         _open_log(log, out, captured)
-        describe(run, out, f"run: {mirror.shown if mirror else directory}")
+        describe(run, out, f"run: {mirror.url if mirror else directory}")
         if mirror is not None:
             out.line(report.labelled("Uploads", f"from {directory}, which goes at the end"))
         if unread is not None:
@@ -225,12 +224,9 @@ def _train(
         steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
     )
 
-    def shown() -> Path | str:
-        """The directory that goes on, which a lost connection changes."""
-        return mirror.shown if mirror else directory
-
-    with hang.watching(_watched(run, directory, shown(), out)):
-        with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown()):
+    shown = mirror.url if mirror else directory
+    with hang.watching(_watched(run, directory, shown, out)):
+        with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown):
             loop = Loop(
                 run, train_state, checkpointer, pending, pace,
                 ProgressLines(out, run, train_state, pace),
@@ -241,13 +237,13 @@ def _train(
             except BaseException:
                 saved = loop.stop()
                 if saved is not None:
-                    out.line(outcome.stopped_line(shown(), *saved, is_python(run.config)))
+                    out.line(outcome.stopped_line(shown, *saved, is_python(run.config)))
                 raise
             finally:
                 _draw(run, train_state, directory, out)
         has_final, fault = True, None
         if run.workers.cluster.is_chief:
-            has_final, fault = _save_final(run, train_state, directory, shown())
+            has_final, fault = _save_final(run, train_state, directory, shown)
             if fault is None:
                 checkpointer.finish(train_state)
     outcome.describe_end(run, train_state, pace.run_seconds, out, has_final=has_final)

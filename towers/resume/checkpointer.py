@@ -10,7 +10,7 @@ the same state.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +29,12 @@ from towers.resume.snapshot import (
 )
 from towers.resume.train_state import TrainState
 from towers.machine import callback_internals, hang
+from towers.machine.places import LostDirectoryError
 from towers.workers import watch
 from towers.workers.workers import Workers
 
 SECONDS_BETWEEN_SAVES = 600.0
-_WRITING, _UPLOADING = "writing a checkpoint", "uploading a checkpoint"
-_COMPLETE = "complete"  # in checkpoints/: the step at which the run has ended
+_WRITING = "writing a checkpoint"
 
 Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
 
@@ -72,7 +72,7 @@ class Checkpointer:
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
-        self._writer = checkpoints.Writer(warn, mirror.send if mirror else None)
+        self._writer = checkpoints.Writer(warn, mirror.upload if mirror else None)
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None
@@ -184,7 +184,7 @@ class Checkpointer:
             is_last: whether the run ends here, for a reason of its own.
 
         Raises:
-            LostDirectoryError: a remote directory takes no more; not where the run ends anyway.
+            LostDirectoryError: another process trains in the remote directory.
         """
         self._saved_at = time.monotonic()
         if not self._is_chief:
@@ -197,12 +197,10 @@ class Checkpointer:
             "callbacks": callbacks_state(self._callbacks, self.warn),
         }
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
-        with watch.at_work(_WRITING):  # it may wait for the write before it
+        with self._waiting():  # for the write before it
             self._writer.write(path, Checkpoint(state, arrays), train_state.best.step)
-        if self._mirror is not None:
-            self._mirror.tell(self.warn)
-            if not is_last:
-                self._mirror.check()
+        if self._mirror is not None and self._mirror.is_taken and not is_last:
+            raise LostDirectoryError(f"another process trains in {self._mirror.url} now.")
 
     def save_first(self, train_state: TrainState) -> None:
         """Writes the checkpoint that a run begins with.
@@ -211,15 +209,12 @@ class Checkpointer:
             ValueError: it cannot be written.
         """
         self.save(train_state)
-        with watch.at_work(_WRITING):
+        with self._waiting():
             fault = self._writer.fault()
         if fault is not None:
             raise ValueError(
                 f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}."
             )
-        if self._mirror is not None:
-            with _patient():
-                self._mirror.wait_first()
 
     def is_due(self, step: int, before: int) -> bool:
         """Whether it is time to save after `step` updates; it was asked after `before` of them."""
@@ -229,13 +224,8 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
-        with watch.at_work(_WRITING):
-            is_written = self._writer.wait()
-        if self._mirror is not None:
-            with _patient():
-                self._mirror.wait()
-            self._mirror.tell(self.warn)
-        return is_written
+        with self._waiting():
+            return self._writer.wait()
 
     def close(self) -> None:
         """Waits until nothing is being written."""
@@ -254,16 +244,26 @@ class Checkpointer:
         text = f"{train_state.step}\n"
         try:
             run_dir.write_atomically(
-                self._checkpoints / _COMPLETE, lambda file: file.write_text(text, encoding="utf-8")
+                self._checkpoints / run_dir.COMPLETE,
+                lambda file: file.write_text(text, encoding="utf-8"),
             )
         except OSError as error:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Within, this process waits for the disk; for a network, it may take any time."""
+        with (
+            watch.at_work(_WRITING),
+            hang.within(_WRITING, is_patient=True) if self._mirror else nullcontext(),
+        ):
+            yield
 
     def _read_finished_step(self) -> int | None:
         if not (self.directory / run_dir.FINAL).is_file():
             return None
         try:
-            return int((self._checkpoints / _COMPLETE).read_text(encoding="utf-8"))
+            return int((self._checkpoints / run_dir.COMPLETE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
@@ -284,10 +284,3 @@ class Checkpointer:
         if "path" in said:
             checkpoint = checkpoints.from_bytes(self._workers.broadcast(b""))
             self.found = Found(Path(said["path"]), checkpoint, said["damaged"])
-
-
-@contextmanager
-def _patient() -> Iterator[None]:
-    """Within, the network may take as long as lost connections are tried again."""
-    with watch.at_work(_UPLOADING), hang.within(_UPLOADING, is_patient=True):
-        yield

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from towers.machine.places import LostDirectoryError
 from towers.resume.run_dir import flush_to_disk
 
 FORMAT = 1
@@ -197,7 +198,8 @@ class Writer:
         """
         Args:
             warn: called in the caller's thread, when a write has failed.
-            written: called in the writer's, when one has gone well, with the arguments of `write`.
+            written: called in the writer's, when one has gone well, with the arguments of `write`;
+                may raise LostDirectoryError.
         """
         self._warn, self._written = warn, written
         self._thread: threading.Thread | None = None
@@ -249,6 +251,8 @@ class Writer:
             self._fault = f"{path} cannot be written ({error.strerror})"
         except DamagedError as error:
             self._fault = f"{path} is not written, as it could not be read: {error}"
+        except LostDirectoryError as error:
+            self._fault = str(error).rstrip(".")
         except Exception as error:  # nobody else would see it
             self._fault = f"{path} cannot be written ({error!r})"
 

@@ -1,274 +1,131 @@
-"""A run directory where fsspec reaches: a local copy takes its place, and a thread uploads it.
+"""A run directory where fsspec reaches: a local copy takes its place, and is uploaded.
 
     s3://bucket/run                     the copy, in a new temporary directory
         config.json, log.txt, ...  <--  those that have changed, when a checkpoint is complete
         checkpoints/
-            lock                   <--  whose it is: the process that has begun last
+            lock                   <--  names the process that began last, which alone writes
             epoch-3-step-1502/
-                arrays.bin         <--  after these files, and read back
-                manifest.json      <--  then this, which makes it a checkpoint, and read back
+                arrays.bin         <--  after these files
+                manifest.json      <--  then this, which makes it a checkpoint
+            complete               <--  then, at the end of a run
             epoch-2-step-1001/          an older one is removed only now
-            complete               <--  last
 
 What lies beside a checkpoint is never older than it, as on a local disk: a run that goes on from
-it replaces what is newer. A lost connection is tried again; one that is lost for good ends the run,
-and the copy stays.
+it replaces what is newer.
 """
 
 import os
 import shutil
 import socket
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from towers.resume import checkpoints, run_dir
-from towers.resume.remote_files import RemoteFiles, UnreachableError, is_remote
+from towers.machine import places
 from towers.machine.places import LostDirectoryError
+from towers.resume import checkpoints, run_dir
 
-GIVE_UP_SECONDS = 300.0  # how long a lost connection is tried again; `watch` has as much patience
 _LOCK = f"{run_dir.CHECKPOINTS}/{run_dir.LOCK}"
+_ORDER = {run_dir.CONFIG: 0, checkpoints.ARRAYS: 2, checkpoints.MANIFEST: 3, run_dir.COMPLETE: 4}
 
 
 class Mirror:
-    """The local copy of a remote directory, and the thread that uploads what changes there.
+    """The local copy of a remote directory, which uploads what changes there.
 
-    copy: the directory on the local disk; a caller makes it where there is nothing to download.
-    fault: why nothing is uploaded any more, with the way out; None while all is well.
+    copy: the directory on the local disk; a caller makes it if there is nothing to download.
+    is_taken: another process has begun to train in the remote directory.
     """
 
-    def __init__(self, url: str, argument: str, goes_on: str, parent: Path) -> None:
-        """
-        Args:
-            url: of the remote directory.
-            argument: what the user calls it.
-            goes_on: the argument that goes on with a local directory.
-            parent: a new directory on the local disk, for the copy and for what is on its way.
-
-        Raises:
-            ValueError: a package is missing, or nothing is known of such a URL.
-        """
-        self._files, self._url = RemoteFiles(url, argument), url
-        self._argument, self._goes_on = argument, goes_on
+    def __init__(self, url: str, argument: str, parent: Path) -> None:
+        self.url, self._argument, self._files = url, argument, _open(url)
         self.copy = parent / (run_dir.file_name(url.rstrip("/").rsplit("/", 1)[-1]) or "run")
-        self._outgoing = parent / ".outgoing"
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
-        self._is_claimed, self._is_told = False, False
-        self._sent: dict[Path, tuple[int, int] | None] = {}  # what is there: (time, size)
-        self._sent_checkpoint: Path | None = None
-        self._written: tuple[Path, int | None] | None = None  # the newest one, the best one's step
-        self._thread: threading.Thread | None = None
-        self._is_due, self._guard = False, threading.Lock()
-        self.fault: str | None = None
-        self._reason = ""
+        self._lock, self._has_claimed, self.is_taken = parent / run_dir.LOCK, False, False
+        self._sent: dict[Path, tuple[int, int]] = {}  # time and size of what is there
 
-    @property
-    def shown(self) -> str:
-        """The directory to go on from: the remote one, or the copy where that could not be sent."""
-        return self._url if self.fault is None else str(self.copy)
+    def claim(self) -> None:
+        """Takes the remote directory; later refuses one that another process has taken since."""
+        if not self._has_claimed:
+            self._lock.write_text(self._owner, encoding="utf-8")
+            self._files.put_file(str(self._lock), _LOCK)
+            self._has_claimed = True
+        owner = self._files.cat_file(_LOCK).decode(errors="replace")
+        if owner != self._owner:
+            self.is_taken = True
+            raise OSError(f"{owner.rpartition(',')[0]} trains there now")
 
-    def check_empty(self) -> None:
-        """Raises ValueError where a new run cannot begin, as something is there or nobody answers.
-        """
-        with self._explained():
-            names = [name for name in self._files.names() if name != _LOCK]
-        if run_dir.CONFIG in names:
-            raise ValueError(
-                f"{self._argument} ({self._url}) holds a run. To continue it: resume={self._url}; "
-                "for a new run, name another directory."
-            )
-        if names:
-            raise ValueError(
-                f"{self._argument} ({self._url}) is not empty; name a new directory or an empty "
-                "one."
-            )
+    def names(self) -> list[str]:
+        """The names of the remote files."""
+        self._files.invalidate_cache()
+        return [name for name in self._files.find("") if name != _LOCK]
 
     def download(self) -> None:
         """Copies the files beside the checkpoints, and the newest good checkpoint.
 
-        Newer ones, which are damaged, are copied too: who reads them says what is wrong.
-
-        Raises:
-            ValueError: nobody answers.
+        Newer ones, which are damaged, are copied too: the reader says what is wrong with them.
         """
-        with self._explained():
-            names = self._files.names()
-            (self.copy / run_dir.CHECKPOINTS).mkdir(parents=True)
+        names = self.names()
+        for folder in (Path(), Path(run_dir.CHECKPOINTS), *reversed(_complete(names))):
+            (self.copy / folder).mkdir(parents=True, exist_ok=True)
             for name in names:
-                folder, _, file = name.rpartition("/")
-                if folder in ("", run_dir.CHECKPOINTS) and name != _LOCK and _is_visible(file):
-                    self._files.get(name, self.copy / name)
+                if Path(name).parent == folder:
+                    self._files.get_file(name, str(self.copy / name))
                     self._sent[self.copy / name] = _version(self.copy / name)
-            for path in reversed(_complete(names)):
-                local = self.copy / run_dir.CHECKPOINTS / path.name
-                local.mkdir()
-                for file in (checkpoints.MANIFEST, checkpoints.ARRAYS):
-                    with suppress(FileNotFoundError):
-                        self._files.get(f"{path}/{file}", local / file)
-                if checkpoints.is_good(local):
-                    break
-        self._files.patience = GIVE_UP_SECONDS
+            if checkpoints.is_good(self.copy / folder):
+                break
 
-    def send(self, path: Path, best_step: int | None) -> None:
-        """Begins to upload what has changed; the caller goes on.
+    def upload(self, newest: Path | None = None, best_step: int | None = None) -> None:
+        """Uploads all that has changed; after a new checkpoint, removes those not kept any more.
 
         Args:
-            path: of a checkpoint in the copy that has just been written.
-            best_step: of the best checkpoint, which stays.
-        """
-        self._written = (path, best_step)
-        self._begin()
-
-    def wait(self) -> None:
-        """Waits until nothing is on its way."""
-        while (thread := self._thread) is not None:
-            thread.join()
-
-    def wait_first(self) -> None:
-        """Waits for the first checkpoint of a new run.
+            newest: the checkpoint in the copy that has just been written.
+            best_step: the step of the best checkpoint, which stays.
 
         Raises:
-            ValueError: it is not there; the copy is removed.
+            LostDirectoryError: not all is uploaded; the next call tries again.
         """
-        self.wait()
-        if self.fault is not None:
-            self._is_told = True
-            shutil.rmtree(self.copy, ignore_errors=True)
-            raise ValueError(f"{self._argument} ({self._url}) cannot be used: {self._reason}.")
-        self._files.patience = GIVE_UP_SECONDS
-
-    def tell(self, warn: Callable[[str], None]) -> None:
-        """Says in one line each how often, and how long, a lost connection was tried again."""
-        while self._files.said:
-            warn(f"{self._url}: {self._files.said.pop(0)}.")
-
-    def check(self) -> None:
-        """Raises LostDirectoryError, once, where nothing is uploaded any more."""
-        if self.fault is not None and not self._is_told:
-            self._is_told = True
-            raise LostDirectoryError(self.fault)
-
-    def finish(self) -> None:
-        """Uploads what has changed since, and waits for it."""
-        self._begin()
-        self.wait()
-
-    def _begin(self) -> None:
-        with self._guard:
-            self._is_due = True
-            if self._thread is None and self.fault is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        """Uploads until nothing is due; checkpoints that come meanwhile are one pass together."""
-        while True:
-            with self._guard:
-                if not self._is_due or self.fault is not None:
-                    self._thread = None
-                    return
-                self._is_due = False
-            try:
-                self._upload()
-            except Exception as error:  # nobody else would see it
-                self._reason = str(error) if str(error) else repr(error)
-                self.fault = (
-                    f"{self._url} is no longer written: {self._reason}. All that it lacks is in "
-                    f"{self.copy}: go on with {self._goes_on}={self.copy}."
-                )
-
-    def _upload(self) -> None:
-        """One pass; the checkpoint is held first, and what lies beside it uploaded first."""
-        written = self._written
-        is_new = written is not None and written[0] != self._sent_checkpoint
-        last, others = self._changed(run_dir.CHECKPOINTS), self._changed("")
-        if not is_new and not last and not others:
-            return
-        shutil.rmtree(self._outgoing, ignore_errors=True)
-        self._outgoing.mkdir()
-        if is_new and written is not None:  # links: the copy's may be removed meanwhile
-            for file in (checkpoints.ARRAYS, checkpoints.MANIFEST):
-                os.link(written[0] / file, self._outgoing / file)
-        self._check_owner()
-        self._send_files(others)
-        if is_new and written is not None:
-            self._send_checkpoint(*written)
-        self._send_files(last)
-
-    def _changed(self, folder: str) -> list[Path]:
-        """The files of the copy to upload, config.json first: a run without it is none.
-
-        Args:
-            folder: checkpoints/, without what is in its folders; or "", for all others.
-        """
-        found: list[Path] = []
-        for place, folders, files in os.walk(self.copy / folder):  # some may go meanwhile
-            if folder:
-                folders.clear()
-            elif run_dir.CHECKPOINTS in folders:
-                folders.remove(run_dir.CHECKPOINTS)
-            found += [Path(place, name) for name in files if name != run_dir.LOCK]
-        changed = [
-            path for path in found
-            if _is_visible(path.name) and _version(path) not in (None, self._sent.get(path))
-        ]
-        return sorted(changed, key=lambda path: (path.name != run_dir.CONFIG, path))
-
-    def _check_owner(self) -> None:
-        """Takes the remote directory; later refuses one that another process has taken since."""
-        if not self._is_claimed:
-            (self._outgoing / run_dir.LOCK).write_text(self._owner, encoding="utf-8")
-            self._files.put(self._outgoing / run_dir.LOCK, _LOCK)
-            self._is_claimed = True
-            return
         try:
-            owner = self._files.read(_LOCK).decode(errors="replace")
-        except FileNotFoundError:
-            raise UnreachableError(f"its {_LOCK} was removed") from None
-        if owner != self._owner:
-            raise UnreachableError(f"{owner.rpartition(',')[0]} trains there now")
+            changed = self._changed()
+            if changed:
+                self.claim()
+            for path in changed:
+                version = _version(path)
+                self._files.put_file(str(path), path.relative_to(self.copy).as_posix())
+                self._sent[path] = version
+            if newest is not None:
+                self._prune(newest.relative_to(self.copy), best_step)
+        except Exception as error:  # each protocol's packages have errors of their own
+            name = "resume" if self._argument == "run_dir" else self._argument
+            raise LostDirectoryError(
+                f"{self.url} cannot be written: {_reason(error)}. All that it lacks is in "
+                f"{self.copy}: go on with {name}={self.copy}."
+            ) from error
 
-    def _send_files(self, paths: list[Path]) -> None:
-        for path in paths:
-            version, taken = _version(path), self._outgoing / "file"
-            try:
-                shutil.copyfile(path, taken)  # it may grow meanwhile
-            except FileNotFoundError:
-                continue
-            self._files.put(taken, path.relative_to(self.copy).as_posix())
-            self._sent[path] = version
+    def _changed(self) -> list[Path]:
+        """The files of the copy to upload, in the order of the diagram."""
+        found = []
+        for path in self.copy.rglob("*"):
+            is_kept = path.name == run_dir.LOCK or path.name.startswith(".")
+            with suppress(FileNotFoundError):  # a temporary file
+                if path.is_file() and not is_kept and self._sent.get(path) != _version(path):
+                    found.append(path)
+        return sorted(found, key=lambda path: _ORDER.get(path.name, 1))
 
-    def _send_checkpoint(self, path: Path, best_step: int | None) -> None:
-        """Uploads a checkpoint; then removes those that it makes superfluous."""
-        folder = f"{run_dir.CHECKPOINTS}/{path.name}"
-        self._files.remove(f"{folder}/{checkpoints.MANIFEST}")  # of a damaged one of its name
-        for file in (checkpoints.ARRAYS, checkpoints.MANIFEST):
-            self._files.put(self._outgoing / file, f"{folder}/{file}", is_read_back=True)
-            (self._outgoing / file).unlink()  # the copy may have removed its own
-        self._sent_checkpoint = path
-        names = self._files.names()
+    def _prune(self, newest: Path, best_step: int | None) -> None:
+        """Removes older checkpoints, and those whose upload was interrupted."""
+        names = self.names()
         complete = _complete(names)
-        gone = checkpoints.outdated(complete, Path(folder), best_step)
-        half = [p for p in _found(names) if p not in complete]  # an upload was interrupted
-        for old in [*gone, *half]:
-            for file in (checkpoints.MANIFEST, checkpoints.ARRAYS):
-                self._files.remove(f"{old}/{file}")
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (UnreachableError, FileNotFoundError) as error:
-            raise ValueError(f"{self._argument} ({self._url}) cannot be used: {error}.") from None
+        kept = {*complete} - {*checkpoints.outdated(complete, newest, best_step)}
+        for folder in checkpoints.ordered({Path(name).parent for name in names} - kept):
+            self._files.rm(folder.as_posix(), recursive=True)
 
 
 @contextmanager
 def mirrored(
-    directory: str | None, warn: Callable[[str], None], *, is_new: bool,
-    argument: str = "run_dir", goes_on: str = "resume",
+    directory: str | None, warn: Callable[[str], None], *, is_new: bool, argument: str = "run_dir"
 ) -> Iterator[Mirror | None]:
     """Within, a remote directory has a local copy, which is uploaded; None for a local directory.
 
@@ -277,7 +134,6 @@ def mirrored(
         warn: called with one line.
         is_new: whether it must be empty; else what it holds is downloaded.
         argument: what the user calls it.
-        goes_on: the argument that goes on with a local directory.
 
     Raises:
         ValueError: it is not empty, or cannot be reached, or a package is missing.
@@ -286,61 +142,84 @@ def mirrored(
     if not is_remote(directory):
         yield None
         return
-    parent = Path(tempfile.mkdtemp(prefix="towers-"))
+    url, parent = str(directory), Path(tempfile.mkdtemp(prefix="towers-"))
     try:
-        mirror = Mirror(str(directory), argument, goes_on, parent)
-        mirror.check_empty() if is_new else mirror.download()
+        with _explained(url, argument):
+            mirror = Mirror(url, argument, parent)
+            names = mirror.names()
+            if not names:
+                mirror.claim()
+            elif not is_new:
+                mirror.download()
+        if is_new and names:
+            raise run_dir.not_empty(url, run_dir.CONFIG in names)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)
         raise
     try:
         yield mirror
-    except BaseException as refused:
-        _finish(mirror, parent, warn)
-        if not mirror.copy.exists() and type(refused) is ValueError:  # it names what has gone
-            refused.args = (str(refused).replace(str(mirror.copy), str(directory)),)
+    except BaseException as error:
+        if type(error) is ValueError:  # it may name the copy
+            error.args = (str(error).replace(str(mirror.copy), url),)
         try:
-            mirror.check()
-        except LostDirectoryError as error:  # the other one says how the run has ended
-            warn(str(error))
+            mirror.upload()
+        except LostDirectoryError as lost:  # the other error says how the run has ended
+            warn(str(lost))
+        else:
+            shutil.rmtree(parent, ignore_errors=True)
         raise
-    _finish(mirror, parent, warn)
-    mirror.check()
+    mirror.upload()
+    shutil.rmtree(parent, ignore_errors=True)
 
 
-def _finish(mirror: Mirror, parent: Path, warn: Callable[[str], None]) -> None:
-    """Uploads the rest; removes the copy where it is not needed any more."""
+def is_remote(directory: Any) -> bool:
+    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
+    return isinstance(directory, str) and "://" in places.as_path(directory)
+
+
+def read_config(directory: str, argument: str = "run_dir") -> str | None:
+    """The text of config.json in a directory, a local or a remote one; None if there is none.
+
+    Raises:
+        ValueError: the remote directory cannot be reached.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        if not is_remote(directory):
+            return (Path(directory) / run_dir.CONFIG).read_text(encoding="utf-8")
+        with _explained(directory, argument), suppress(FileNotFoundError):
+            return str(_open(directory).cat_file(run_dir.CONFIG).decode())
+    return None
+
+
+def _open(url: str) -> Any:
+    """fsspec's view of the directory behind a URL."""
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    files, root = url_to_fs(url)
+    return DirFileSystem(root, files)
+
+
+@contextmanager
+def _explained(url: str, argument: str) -> Iterator[None]:
+    """Turns whatever a protocol's package raises into a ValueError that names the argument."""
     try:
-        mirror.finish()
-    except BaseException:  # a signal of somebody who does not wait for the network
-        warn(f"not all is uploaded: what is missing is in {mirror.copy}.")
-        raise
-    mirror.tell(warn)
-    if mirror.fault is None or not mirror.copy.exists():
-        shutil.rmtree(parent, ignore_errors=True)
+        yield
+    except Exception as error:
+        is_missing = isinstance(error, ImportError)
+        fix = " pip install 'tf-towers[remote]' brings what s3:// needs." if is_missing else ""
+        raise ValueError(f"{argument} ({url}) cannot be used: {_reason(error)}.{fix}") from error
 
 
-def _found(names: list[str]) -> list[Path]:
-    """The directories of checkpoints among the names of files, the oldest first."""
-    folders = {Path(name).parent for name in names if name.count("/") == 2}
-    return checkpoints.ordered(
-        [path for path in folders if path.parent.name == run_dir.CHECKPOINTS]
-    )
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or repr(error)
 
 
 def _complete(names: list[str]) -> list[Path]:
-    """Those with a manifest."""
-    return [path for path in _found(names) if f"{path}/{checkpoints.MANIFEST}" in names]
+    """The directories of the checkpoints that have a manifest, the oldest first."""
+    manifests = [name for name in names if name.endswith(checkpoints.MANIFEST)]
+    return checkpoints.ordered(Path(name).parent for name in manifests)
 
 
-def _is_visible(file: str) -> bool:
-    """Whether it is no temporary file, or none at all."""
-    return bool(file) and not file.startswith(".")
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """What changes with a file; None where there is none any more."""
-    with suppress(FileNotFoundError):
-        found = path.stat()
-        return found.st_mtime_ns, found.st_size
-    return None
+def _version(path: Path) -> tuple[int, int]:
+    return path.stat().st_mtime_ns, path.stat().st_size

@@ -109,7 +109,7 @@ def resumed_fit(
     with (
         remote_dir.mirrored(
             str(resume.directory) if is_chief else None, _warn, is_new=False,
-            argument="directory", goes_on="directory",
+            argument="directory",
         ) as mirror,
         run_dir.locked(mirror.copy if mirror else resume.directory, "directory")
         if is_chief else nullcontext(),

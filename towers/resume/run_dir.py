@@ -33,6 +33,7 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
+COMPLETE = "complete"  # in CHECKPOINTS: the step at which the run has ended
 
 _held: set[TextIO] = set()  # the open files of this process' locks
 
@@ -81,7 +82,7 @@ def check(run_dir: str | None) -> None:
     path = Path(run_dir)
     with _explained(path):
         if path.is_dir() and any(path.iterdir()):
-            raise _not_empty(path)
+            raise not_empty(path, (path / CONFIG).exists())
         if path.exists() and not path.is_dir():
             raise ValueError(f"run_dir ({path}) is a file; name a directory.")
 
@@ -116,7 +117,7 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
         try:
             (path / CONFIG).open("x").close()
         except FileExistsError:
-            raise _not_empty(path) from None
+            raise not_empty(path, (path / CONFIG).exists()) from None
         write_config(path, config)
     return named
 
@@ -288,10 +289,13 @@ def _explained(path: Path, argument: str = "run_dir") -> Iterator[None]:
         ) from error
 
 
-def _not_empty(path: Path) -> ValueError:
-    if (path / CONFIG).exists():
+def not_empty(directory: Path | str, holds_run: bool) -> ValueError:
+    """The error of a new run whose directory holds something."""
+    if holds_run:
         return ValueError(
-            f"run_dir ({path}) holds a run. To continue it: resume={path}; for a new run, name "
-            "another directory."
+            f"run_dir ({directory}) holds a run. To continue it: resume={directory}; for a new "
+            "run, name another directory."
         )
-    return ValueError(f"run_dir ({path}) is not empty; name a new directory or an empty one.")
+    return ValueError(
+        f"run_dir ({directory}) is not empty; name a new directory or an empty one."
+    )

@@ -13,7 +13,7 @@ from towers.app.launch.supervise import End, supervise
 from towers.app.launch.worker_environment import INSTALLED, worker_environments
 from towers.machine.signals import handled_by
 from towers.machine.words import counted
-from towers.resume.remote_files import holds_run
+from towers.resume.remote_dir import read_config
 
 
 def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:
@@ -122,6 +122,6 @@ def again(words: Sequence[str], announced: str | None) -> list[str]:
     given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
     run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]
     is_new = Path(words[0]).name in ("train.py", INSTALLED) and "\0--resume" not in given
-    if is_new and run_dirs and holds_run(run_dirs[-1]):
+    if is_new and run_dirs and read_config(run_dirs[-1]) is not None:
         return [words[0], f"--resume={run_dirs[-1]}"]
     return list(words)
