@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from towers.resume import remote_dir, run_dir
+from towers.resume import remote_files, run_dir
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
 from towers.machine import places
@@ -36,7 +36,7 @@ def resumed_directory(given: Mapping[str, Any]) -> str | None:
             "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
         )
     directory = places.as_path(given["run_dir"])
-    return None if remote_dir.read_config(directory) is None else directory
+    return None if remote_files.read_config(directory) is None else directory
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -50,15 +50,14 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         ValueError: there is no run, or a field would make it another one.
     """
     directory = places.as_path(directory)
-    path = Path(directory) / run_dir.CONFIG
-    text = remote_dir.read_config(directory, "resume")
+    text = remote_files.read_config(directory, "resume")
     if text is None:
         raise ValueError(
             f"resume ({directory}) holds no run that can go on: {directory}/{run_dir.CONFIG} "
             "cannot be read."
         )
     saved = TrainConfig.from_json(text)
-    check_modules(saved, given, path.parent, "resume")
+    check_modules(saved, given, Path(directory), "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
     skipped = ("resume", "run_dir") if same_place else ("resume",)
     again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))

@@ -22,11 +22,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from towers.machine import places
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
+from towers.resume.remote_files import explained, is_remote, open_directory, reason
 
 _LOCK = f"{run_dir.CHECKPOINTS}/{run_dir.LOCK}"
 _ORDER = {run_dir.CONFIG: 0, checkpoints.ARRAYS: 2, checkpoints.MANIFEST: 3, run_dir.COMPLETE: 4}
@@ -40,7 +39,7 @@ class Mirror:
     """
 
     def __init__(self, url: str, argument: str, parent: Path) -> None:
-        self.url, self._argument, self._files = url, argument, _open(url)
+        self.url, self._argument, self._files = url, argument, open_directory(url)
         self.copy = parent / (run_dir.file_name(url.rstrip("/").rsplit("/", 1)[-1]) or "run")
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         self._lock, self._has_claimed, self.is_taken = parent / run_dir.LOCK, False, False
@@ -100,7 +99,7 @@ class Mirror:
         except Exception as error:  # each protocol's packages have errors of their own
             name = "resume" if self._argument == "run_dir" else self._argument
             raise LostDirectoryError(
-                f"{self.url} cannot be written: {_reason(error)}. All that it lacks is in "
+                f"{self.url} cannot be written: {reason(error)}. All that it lacks is in "
                 f"{self.copy}: go on with {name}={self.copy}."
             ) from error
 
@@ -144,7 +143,7 @@ def mirrored(
         return
     url, parent = str(directory), Path(tempfile.mkdtemp(prefix="towers-"))
     try:
-        with _explained(url, argument):
+        with explained(url, argument):
             mirror = Mirror(url, argument, parent)
             names = mirror.names()
             if not names:
@@ -170,49 +169,6 @@ def mirrored(
         raise
     mirror.upload()
     shutil.rmtree(parent, ignore_errors=True)
-
-
-def is_remote(directory: Any) -> bool:
-    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
-    return isinstance(directory, str) and "://" in places.as_path(directory)
-
-
-def read_config(directory: str, argument: str = "run_dir") -> str | None:
-    """The text of config.json in a directory, a local or a remote one; None if there is none.
-
-    Raises:
-        ValueError: the remote directory cannot be reached.
-    """
-    with suppress(OSError, UnicodeDecodeError):
-        if not is_remote(directory):
-            return (Path(directory) / run_dir.CONFIG).read_text(encoding="utf-8")
-        with _explained(directory, argument), suppress(FileNotFoundError):
-            return str(_open(directory).cat_file(run_dir.CONFIG).decode())
-    return None
-
-
-def _open(url: str) -> Any:
-    """fsspec's view of the directory behind a URL."""
-    from fsspec.core import url_to_fs
-    from fsspec.implementations.dirfs import DirFileSystem
-
-    files, root = url_to_fs(url)
-    return DirFileSystem(root, files)
-
-
-@contextmanager
-def _explained(url: str, argument: str) -> Iterator[None]:
-    """Turns whatever a protocol's package raises into a ValueError that names the argument."""
-    try:
-        yield
-    except Exception as error:
-        is_missing = isinstance(error, ImportError)
-        fix = " pip install 'tf-towers[remote]' brings what s3:// needs." if is_missing else ""
-        raise ValueError(f"{argument} ({url}) cannot be used: {_reason(error)}.{fix}") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or repr(error)
 
 
 def _complete(names: list[str]) -> list[Path]:
