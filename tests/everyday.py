@@ -45,7 +45,10 @@ def trained(**values):
     return history, keras.saving.load_model("run/final.keras")
 
 
-def by_keras(optimizer, loss="sparse_categorical_crossentropy", prepare=None, one_hot=False):
+def by_keras(
+    optimizer, loss="sparse_categorical_crossentropy", prepare=None, one_hot=False,
+    class_weight=None,
+):
     """Keras' fit on one device, in the order of examples of the same run: (history, model)."""
     train, (x_test, y_test) = small_data()
     examples = load_examples(train)
@@ -61,7 +64,8 @@ def by_keras(optimizer, loss="sparse_categorical_crossentropy", prepare=None, on
     losses = {"loss": [], "val_loss": []}
     for epoch in range(EPOCHS):
         values = [
-            (model.train_on_batch(x, labels(y), return_dict=True)["loss"], len(y))
+            (model.train_on_batch(
+                x, labels(y), class_weight=class_weight, return_dict=True)["loss"], len(y))
             for x, y in shuffled_batches(examples, BATCH, 0, epoch)
             if not model.reset_metrics()
         ]

@@ -156,15 +156,6 @@ def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     assert senders == ["CPU:1"] * sends
 
 
-@pytest.mark.parametrize(("policy", "programs"), [(GPU, ["update_program"]),
-                                                  (CPU, ["sum_and_update_program"])], ids=str)
-def test_the_update_is_one_program_with_the_sum_where_that_is_made_at_home(policy, programs):
-    graph = graphs_of(policy)[0]
-    found = [re.search(r"_((sum_and_)?update_program)_", str(op.get_attr("f").name))
-             for op in graph.get_operations() if "PartitionedCall" in op.type]
-    assert [match[1] for match in found if match] == programs
-
-
 @pytest.mark.parametrize("policy", [GPU, CPU], ids=["gpu", "cpu"])
 def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(policy):
     make_step(policy)

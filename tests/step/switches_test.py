@@ -30,17 +30,6 @@ def test_packed_and_compiled_towers_give_the_same_bits_on_any_number_of_devices(
         np.testing.assert_array_equal(a, b)
 
 
-def test_packed_parameters_are_packed_once_and_packed_sums_on_each_device():
-    """Parameters and gradients (float32 all) of 4 towers on 3 devices, 2 of them not the home."""
-    counts = []
-    for policy in (CPU, PACKED):
-        step = make_step(3, policy=policy)
-        step(*batch(8))
-        packed = [n for n in step.update_graph().node if n.op == "ConcatV2"]
-        counts.append([sum(n.name.startswith(scope) for n in packed) for scope in ("param", "sum")])
-    assert counts == [[0, 0], [1, 2]]  # towers 0, 1 at home, 2 and 3 on a device each
-
-
 @pytest.mark.parametrize("count", [40, 3])
 def test_compiled_towers_give_the_large_batch_gradient(count, float64):
     """Without dropout, whose random numbers XLA draws by another generator."""

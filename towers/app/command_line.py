@@ -37,15 +37,10 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 
 
 def parse_flags(argv: list[str], says: str | None = None) -> bool:
-    """Fills flags.FLAGS; False where it was --help, which is now printed.
-
-    Args:
-        argv: the command and its arguments; its flags are defined already.
-        says: what the help begins with; None: the main module's docstring.
+    """Fills flags.FLAGS; False where it was --help, which is now printed and begins with `says`.
 
     Raises:
-        ValueError: a flag is unknown, a value has another type, something is no flag, or a
-            flagfile cannot be read.
+        ValueError: a flag or its value makes no sense, or a flagfile cannot be read.
     """
     app.define_help_flags()
     sys.modules["__main__"].__doc__ = says or sys.modules["__main__"].__doc__  # absl prints that
@@ -66,11 +61,7 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
 
 
 def _with_experiments(argv: list[str]) -> list[str]:
-    """The arguments, in which --flagfile=NAME may name an experiment in place of a file.
-
-    Raises:
-        ValueError: there is neither such a file nor such an experiment.
-    """
+    """The arguments, in which --flagfile=NAME may name an experiment in place of a file."""
     known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
     found = []
     for word in argv:
@@ -88,12 +79,7 @@ def _with_experiments(argv: list[str]) -> list[str]:
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
-    """Defines a flag for each field of a configuration, with the field's default and help.
-
-    Args:
-        config: a dataclass whose fields are declared by `fields`.
-        names: the names of some fields; all without any.
-    """
+    """Defines a flag for each field of a configuration, or for those of some names."""
     for field in dataclasses.fields(config):
         if names and field.name not in names:
             continue
@@ -127,11 +113,7 @@ class _AsWritten(flags.ArgumentSerializer):
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command; says in one line how it failed, if it did.
-
-    Args:
-        command: raises ValueError for what the user can mend.
-    """
+    """Runs a command; says in one line how it failed: ValueError is for what the user can mend."""
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.SIGHUP in signals.not_ignored():
         signal.signal(signal.SIGHUP, _raise_terminated)

@@ -280,10 +280,7 @@ class TrainConfig:
         return config
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            ValueError: a value makes no sense, or two values contradict each other.
-        """
+        """Raises ValueError for a value that makes no sense, or for two that contradict."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:

@@ -73,7 +73,6 @@ def text(
     """A field of text that is not empty.
 
     Args:
-        is_path: see `places.as_path`.
         convert: value -> text, for what is given in another form.
         check: (name, text); raises ValueError for what the text may not be.
     """
