@@ -10,7 +10,7 @@ import tensorflow as tf
 import towers
 
 NEVER = threading.Event()
-NUM_CLASSES = 3
+NUM_CLASSES = 3  # of `sleepy_data`
 
 
 def data():
@@ -29,49 +29,30 @@ class Source:
 
     def __getitem__(self, index):
         if index == self.hangs:
-            read_from_a_disk_that_is_gone()
+            NEVER.wait()
         return np.eye(3, dtype="float32")[index % 3], index % 3
-
-
-def read_from_a_disk_that_is_gone():
-    NEVER.wait()
 
 
 def sleepy_data():
     return Source(hangs=60), Source()
 
 
-class Deaf(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        NEVER.wait()
-
-
 def deaf_callbacks():
-    return [Deaf()]
-
-
-class BlockedDisk(keras.callbacks.Callback):
-    """After the first step, no file of this process is flushed to the disk any more."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 0:
-            os.fsync = block
-
-
-def block(descriptor):
-    NEVER.wait()
+    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: NEVER.wait())]
 
 
 def blocked_disk():
-    return [BlockedDisk()]
+    """After the first step, no file of this process is flushed to the disk any more."""
+    def block(batch, logs):
+        os.fsync = lambda descriptor: NEVER.wait()
+
+    return [keras.callbacks.LambdaCallback(on_train_batch_end=block)]
 
 
 class LostDevice(keras.layers.Layer):
     """A layer whose operation does not come back for the fourth batch."""
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.calls = 0
+    calls = 0
 
     def call(self, x):
         def answer(value):
@@ -96,15 +77,9 @@ def model(input_shape, num_classes):
     ])
 
 
-def fit():
-    """A parallel model's fit, a callback of which hangs."""
+if __name__ == "__main__":  # a parallel model's fit, a callback of which hangs
     towers.logical_cpus(2)
     parallel = towers.make_parallel(model((3,), 3), 2)
     parallel.compile("sgd", "sparse_categorical_crossentropy")
-    (x, y), _ = data()
-    callbacks = [Deaf(), towers.HangTimeout(2)]
-    parallel.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
-
-
-if __name__ == "__main__":
-    fit()
+    parallel.fit(*data()[0], batch_size=16, epochs=2, verbose=0,
+                 callbacks=[*deaf_callbacks(), towers.HangTimeout(2)])

@@ -1,13 +1,13 @@
 """Ends a process whose Python stands still: a separate program, without towers or TensorFlow.
 
-    towers-hang, a thread    a line a second: "SECONDS TEXT"
-    this process             no line for as many seconds: TEXT on stderr, SIGABRT to its parent
+    towers-hang, a thread    a line a second: how many seconds may pass without another line
+    this process             as many have passed: a line on stderr, SIGABRT to its parent
 
-A thread cannot do this, because it needs Python's lock. A timer within the process would also
-count the time for which the process is stopped, such as by Ctrl-Z.
+A thread cannot do this, because it needs Python's lock. `faulthandler.dump_traceback_later` would
+also count the time for which the process is stopped, such as by Ctrl-Z.
 """
 
-import math
+import faulthandler
 import os
 import select
 import signal
@@ -16,20 +16,25 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_TICK = 1.0  # seconds
 
+def start(way_out: str) -> "subprocess.Popen[bytes] | None":
+    """Starts the guard of this process; None where there can be none.
 
-def start() -> "subprocess.Popen[bytes] | None":
-    """Starts the guard of this process; None where there can be none."""
+    Args:
+        way_out: sentences on how to go on.
+    """
     if not sys.platform.startswith("linux") or not sys.executable:
         return None  # elsewhere a process that was stopped cannot be told from one that hangs
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)
     stderr = None
     with suppress(AttributeError, OSError, ValueError):  # closed, or a notebook's
         stderr = sys.stderr.fileno()
     with suppress(OSError):
         started = subprocess.Popen(
-            [sys.executable, "-IS", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=stderr, start_new_session=True,  # Ctrl-C and Ctrl-Z are not for it
+            [sys.executable, "-IS", __file__, way_out], stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=stderr,
+            start_new_session=True,  # Ctrl-C and Ctrl-Z are not for it
         )
         assert started.stdin is not None
         os.set_blocking(started.stdin.fileno(), False)
@@ -37,31 +42,25 @@ def start() -> "subprocess.Popen[bytes] | None":
     return None
 
 
-def main() -> None:
+def main(way_out: str) -> None:
     """Reads lines on stdin until they end."""
-    watched, limit, waited, text = os.getppid(), math.inf, 0.0, ""
+    watched, limit, waited = os.getppid(), float("inf"), 0
     while os.getppid() == watched:
-        if select.select([0], [], [], _TICK)[0]:
-            lines = os.read(0, 1 << 16).decode(errors="replace").splitlines()
+        if select.select([0], [], [], 1)[0]:
+            lines = os.read(0, 1 << 16).split()
             if not lines:
                 return
-            seconds, _, text = lines[-1].partition(" ")
-            limit, waited = float(seconds), 0.0
-        elif not _is_stopped(watched):
-            waited += _TICK
+            limit, waited = float(lines[-1]), 0
+        elif Path(f"/proc/{watched}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+            waited += 1
             if waited > limit:
-                os.write(2, f"{text}\n".encode())
+                os.write(2, (
+                    "error: it hangs: a function in C holds Python's lock. The stacks of its "
+                    f"threads follow. {way_out}\n"
+                ).encode())
                 os.kill(watched, signal.SIGABRT)
                 return
 
 
-def _is_stopped(process: int) -> bool:
-    """Whether a signal or a debugger has stopped a process (Linux)."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

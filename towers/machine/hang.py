@@ -10,8 +10,6 @@ lock, no thread can end the process: `guard`, another process, does it.
 import faulthandler
 import math
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
@@ -20,10 +18,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
-from towers.machine import guard, places, signals
+from towers.machine import guard, places
 
 HUNG = 4  # the exit code of a process that has ended itself so
 READING, BETWEEN = "reading data", "the work between two steps"
@@ -34,7 +31,6 @@ _TICK = 1.0  # seconds
 _SECONDS_TO_SAY = 2.0  # what it writes to may hang, too
 _SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, which says more
 _STDERR = 2
-_DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd")  # one that waits for its user hangs nowhere
 
 
 class Watched(NamedTuple):
@@ -103,24 +99,30 @@ def step(phase: str) -> Iterator[None]:
 
 @contextmanager
 def watching(watched: Watched) -> Iterator[None]:
-    """Within, and after the first step, a phase that lasts too long ends the process with `HUNG`.
-
-    SIGUSR1 shows the phase, beside the stacks.
-    """
+    """Within, and after the first step, a phase that lasts too long ends the process (`HUNG`)."""
     _Now.known.clear()
     enter(BETWEEN)
-    watcher = _Watcher(watched)
+    ended = threading.Event()
+    arguments = watched, threading.get_ident(), ended
+    thread = threading.Thread(target=_watch, args=arguments, daemon=True, name="towers-hang")
+    thread.start()
     _Now.watchers += 1
     try:
         yield
     finally:
         _Now.watchers -= 1
-        watcher.end()
+        ended.set()
+        thread.join()
 
 
 def is_watching() -> bool:
     """Whether a run or a fit is watched."""
     return _Now.watchers > 0
+
+
+def phase() -> str:
+    """What the main thread does."""
+    return _Now.phase
 
 
 def stands_in(thread: int) -> str:
@@ -132,146 +134,55 @@ def stands_in(thread: int) -> str:
     return f", in {innermost.name} ({innermost.filename}, line {innermost.lineno})"
 
 
-class _Watcher:
-    """The thread that looks at the main one."""
-
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
-        self._prefix = places.prefix(places.here())
-        self._main = threading.get_ident()
-        self._waited = 0.0  # seconds of this phase in which the process was not stopped
-        self._longest = 0.0  # seconds of a phase that is over
-        self._ears, self._mouth = os.pipe()
-        os.set_blocking(self._mouth, False)
-        self._hears = threading.current_thread() is threading.main_thread() and self._listen()
-        self._has_ended = False
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
-        self._thread.start()
-
-    def end(self) -> None:
-        """Returns never, where the process is being ended."""
-        if self._hears:
-            signals.Stacks.heard = False
-            signal.set_wakeup_fd(-1)
-        self._has_ended = True
-        os.write(self._mouth, b"\0")
-        self._thread.join()
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-        os.close(self._ears)
-        os.close(self._mouth)
-
-    def _listen(self) -> bool:
-        """Whether this thread hears of signals, even while the main one is in C."""
-        signals.show_stacks_on_request()
-        before = signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
-        if before != -1:  # an event loop's, as in a notebook
-            signal.set_wakeup_fd(before)
-        signals.Stacks.heard = before == -1
-        return signals.Stacks.heard
-
-    def _run(self) -> None:
-        tick = min(_TICK, (self._watched.seconds or self._watched.least) / 4)
-        count, looked = _Now.count, time.monotonic()
-        while True:
-            heard = self._wait(tick)
-            if self._has_ended:
-                return
-            before, looked = looked, time.monotonic()
-            # A process that was stopped, as by Ctrl-Z, did not hang meanwhile.
-            self._waited += min(looked - before, 2 * tick)
-            if _Now.count != count:
-                count, self._longest = _Now.count, max(self._longest, self._waited)
-                self._waited = 0.0
-            if signal.SIGUSR1 in heard:
-                _say(self._show)
-            if self._hangs() and _Now.count == count:
-                self._end_process()
-            self._tell_guard()
-
-    def _show(self) -> None:
-        os.write(_STDERR, f"SIGUSR1 {self._where()}\n".encode())
-        signals.show_stacks()
-
-    def _wait(self, seconds: float) -> bytes:
-        """The signals that came in this time."""
-        ready, _, _ = select.select([self._ears], [], [], seconds)
-        return os.read(self._ears, 4096) if ready else b""
-
-    def _hangs(self) -> bool:
-        if not _Now.known or _Now.is_patient or self._waited < self._limit():
-            return False
-        if _is_debugged(sys._current_frames().get(self._main)):
-            self._waited = 0.0
-        return self._waited > 0
-
-    def _tell_guard(self) -> None:
-        """Tells the guard that Python runs, and how long it may stand still from now on."""
-        limit = self._limit() if _Now.known and not _Now.is_patient else math.inf
-        if self._guard is None and math.isfinite(limit):
-            if not faulthandler.is_enabled():
-                faulthandler.enable(_STDERR)
-            self._guard = guard.start()
-        if self._guard is not None and self._guard.stdin is not None:
-            text = self._prefix.sub("", (
-                f"error: it hangs: a function in C has held Python's lock for {limit:.0f} seconds. "
-                f"The stacks of its threads follow. {self._watched.way_out}"
-            ))
+def _watch(watched: Watched, main: int, ended: threading.Event) -> None:
+    """Looks at the main thread, and ends the process if it hangs."""
+    tick = min(_TICK, (watched.seconds or watched.least) / 4)
+    count, looked, waited, longest = _Now.count, time.monotonic(), 0.0, 0.0
+    other: subprocess.Popen[bytes] | None = None
+    while not ended.wait(tick):
+        before, looked = looked, time.monotonic()
+        waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process meanwhile
+        if _Now.count != count:
+            count, longest, waited = _Now.count, max(longest, waited), 0.0
+        limit = watched.seconds
+        if limit is None:
+            limit = max(watched.least, _TIMES_THE_LONGEST * longest)
+        if not _Now.known or _Now.is_patient or limit == 0:
+            limit = math.inf
+        if waited >= limit and _Now.count == count:
+            _end_process(watched, main, waited)
+        if other is None and limit < math.inf:
+            other = guard.start(watched.way_out)
+        if other is not None and other.stdin is not None:
             with suppress(OSError):  # it has ended, or reads no more
-                line = f"{limit + _SECONDS_BEHIND} {' '.join(text.split())}\n"
-                os.write(self._guard.stdin.fileno(), line.encode())
-
-    def _limit(self) -> float:
-        seconds = self._watched.seconds
-        if seconds is None:
-            return max(self._watched.least, _TIMES_THE_LONGEST * self._longest)
-        return seconds or math.inf
-
-    def _where(self) -> str:
-        """"after 12 seconds in reading data, in read (source.py, line 31)"."""
-        towers = f" ({self._watched.towers})" if _Now.computes else stands_in(self._main)
-        return self._prefix.sub("", f"after {self._waited:.0f} seconds in {_Now.phase}{towers}")
-
-    def _end_process(self) -> None:
-        log = self._watched.log
-        stacks = "follow" if log is None else f"stand in {log}"
-        text = self._prefix.sub("", (
-            f"error: it hangs: no progress {self._where()}. The stacks of its threads {stacks}. "
-            f"{self._watched.way_out}\n"
-        ))
-        _say(self._watched.leave)
-        _say(lambda: print(text, end="", file=sys.stderr, flush=True))
-        _say(lambda: _write_stacks(log, text))
-        _say(lambda: print(end="", flush=True))
-        os._exit(HUNG)
+                os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
+    if other is not None:
+        other.kill()
+        other.communicate()
 
 
-def _write_stacks(log: Path | None, text: str) -> None:
-    if log is None:
-        faulthandler.dump_traceback(_STDERR)
-        return
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        faulthandler.dump_traceback(file)
+def _end_process(watched: Watched, main: int, seconds: float) -> None:
+    """Writes the phase and the stacks; what it writes to may hang, too."""
+    log = watched.log
+    doing = f" ({watched.towers})" if _Now.computes else stands_in(main)
+    stacks = "follow" if log is None else f"stand in {log}"
+    text = places.prefix(places.here()).sub("", (
+        f"error: it hangs: no progress after {seconds:.0f} seconds in {_Now.phase}{doing}. The "
+        f"stacks of its threads {stacks}. {watched.way_out}\n"
+    ))
 
+    def write_stacks() -> None:
+        if log is None:
+            faulthandler.dump_traceback(_STDERR)
+            return
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            faulthandler.dump_traceback(file)
 
-def _say(what: Callable[[], object]) -> None:
-    """Does it in a thread of its own, and goes on without it where that takes too long."""
-    def do() -> None:
-        with suppress(Exception):
-            what()
-
-    thread = threading.Thread(target=do, daemon=True, name="towers-hang-says")
-    thread.start()
-    thread.join(_SECONDS_TO_SAY)
-
-
-def _is_debugged(frame: FrameType | None) -> bool:
-    """Whether a debugger holds the thread of this frame."""
-    return frame is not None and any(
-        str(inner.f_globals.get("__name__")).startswith(_DEBUGGERS)
-        for inner, _ in traceback.walk_stack(frame)
-    )
+    for act in (watched.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
+                write_stacks, sys.stdout.flush):
+        thread = threading.Thread(target=act, daemon=True, name="towers-hang-says")
+        thread.start()
+        thread.join(_SECONDS_TO_SAY)
+    os._exit(HUNG)

@@ -12,9 +12,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+from towers.machine import hang
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2  # leads to a run's log.txt while it trains
@@ -131,32 +133,18 @@ def show_stacks_on_request() -> None:
     somebody else's stays.
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, _show_unheard)
+        signal.signal(signal.SIGUSR1, _show_stacks)
         faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=False, chain=True)
 
 
-def _show_unheard(number: int, frame: FrameType | None) -> None:
-    if not Stacks.heard:
-        show_stacks(_terminal())
-
-
-def show_stacks(file: int = _STDERR) -> None:
-    """Writes all threads' stacks to a file descriptor."""
+def _show_stacks(number: int, frame: FrameType | None) -> None:
+    """Writes the phase and the stacks to where a run's log is, else to Python's own stderr."""
+    file = _STDERR
+    if not hang.is_watching():  # before there is a log.txt, `_STDERR` may lead nowhere
+        with suppress(AttributeError, OSError, ValueError):  # closed, or a notebook's
+            file = sys.stderr.fileno()
+    os.write(file, f"SIGUSR1 in {hang.phase()}\n".encode())
     faulthandler.dump_traceback(file)
-
-
-def _terminal() -> int:
-    """The descriptor of Python's own stderr: before there is a log.txt, `_STDERR` leads nowhere."""
-    try:
-        return sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # closed, or a notebook's
-        return _STDERR
-
-
-class Stacks:
-    """heard: somebody hears of SIGUSR1, and shows the stacks even while the main thread waits."""
-
-    heard = False
 
 
 def _before_fork() -> None:
