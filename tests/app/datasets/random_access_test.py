@@ -1,4 +1,4 @@
-"""A random-access source gives the batches that its examples in memory give, in the same order."""
+"""A random-access source: its structures, what is refused of it, and runs on it."""
 
 
 import numpy as np
@@ -8,12 +8,11 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests import real_workers as workers
-from tests.app.datasets.sources import NUM_CLASSES, Pixels, arrays
+from tests.app.datasets.sources import NUM_CLASSES, Pixels
 from tests.loading import refusal
 from towers.app.config import TrainConfig
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets.random_access import split_of
-from towers.app.datasets.user import from_splits_of_classes
 from towers.resume.source import InputOptions
 
 pytestmark = pytest.mark.light  # not about updates or curves
@@ -24,24 +23,6 @@ COUNT, BATCH = 23, 5
 def read_examples(examples=None, **options):
     split, *_ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, own_task=False)
     return input_lib.load_examples(split, InputOptions(**options))
-
-
-def in_memory():
-    dataset = from_splits_of_classes("here", arrays(COUNT), arrays(COUNT), NUM_CLASSES)
-    return input_lib.load_examples(dataset.train)
-
-
-def bits(batches):
-    return [[(t.dtype, t.shape, t.numpy().tobytes()) for t in batch] for batch in batches]
-
-
-@pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("count", [0, 2])
-def test_the_batches_are_those_of_the_same_examples_in_memory_from_any_step(start, count):
-    found = input_lib.shuffled_batches(read_examples(data_workers=count), BATCH, 1, 2, start)
-    expected = input_lib.shuffled_batches(in_memory(), BATCH, 1, 2, start)
-    assert bits(found) == bits(expected)
-    assert found.element_spec == expected.element_spec
 
 
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():

@@ -74,14 +74,6 @@ def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
         stateful.state_at(given.source, 0, 1)
 
 
-@pytest.mark.parametrize("name, error", [
-    ("batched", r"y is TensorSpec\(shape=\(50,\).*give examples, not batches"),
-])
-def test_what_is_no_row_of_examples_is_refused(name, error):
-    with pytest.raises(ValueError, match=error):
-        load(f"{ME}:{name}")
-
-
 def test_one_loader_for_both_splits_is_refused_where_it_has_the_state_itself():
     train, _ = loaders.arrays()
     itself = loaders.Sized(*train, ("state_dict", "load_state_dict"), False)
@@ -96,6 +88,8 @@ def test_counts_and_processes_are_refused_with_the_way_out(monkeypatch):
     split = from_splits_of_classes("given", sized(), sized(), 3).train
     with pytest.raises(ValueError, match=r"data_workers \(2\): given \(train\) is read in its own"):
         load_examples(split, InputOptions(data_workers=2))
+    with pytest.raises(ValueError, match=r"y is TensorSpec\(shape=\(50,\).*give examples, not b"):
+        load(f"{ME}:batched")
     monkeypatch.setattr(loaders, "NUM_EXAMPLES", 50)
     with pytest.raises(ValueError, match=r"NUM_EXAMPLES \(50\) in its module must be two whole"):
         load(f"{ME}:load")

@@ -44,21 +44,6 @@ def order(split=None, **place):
     return [x.numpy()[:, 0].tolist() for x, _ in batches]
 
 
-def test_an_epoch_holds_every_example_once_near_where_it_was():
-    found = sum(order(), [])
-    assert sorted(found) == list(range(COUNT)) != found
-    assert all(place > index - BUFFER for place, index in enumerate(found))
-
-
-def test_the_order_is_that_of_seed_and_epoch():
-    assert order() == order() != order(epoch=1) != order(seed=1, epoch=1)
-
-
-@pytest.mark.parametrize("start_step", [1, 4])
-def test_an_epoch_that_starts_later_goes_on_with_the_same_batches(start_step):
-    assert order(start_step=start_step) == order()[start_step:]
-
-
 def test_what_fits_into_a_share_of_the_memory_is_kept_there(monkeypatch):
     def kind(split):
         monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)

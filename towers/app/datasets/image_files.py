@@ -110,14 +110,14 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
     try:
         with tf.device("/cpu:0"):
             pixels = _decoded(path, shape[2])
-            if pixels.shape[:2] != shape[:2]:
-                pixels = tf.image.resize(pixels, shape[:2], antialias=True).numpy()
-            return pixels / np.float32(255)  # type: ignore[no-any-return]
+            if tuple(pixels.shape[:2]) != shape[:2]:
+                pixels = tf.image.resize(pixels, shape[:2], antialias=True)
+            return np.asarray(pixels) / np.float32(255)  # type: ignore[no-any-return]
     except Exception as error:  # TensorFlow and Pillow raise many kinds
         raise _undecodable(path, error) from None
 
 
-def _decoded(path: Path, channels: int) -> np.ndarray:
+def _decoded(path: Path, channels: int) -> Any:
     """The pixels of one file, float32 [height, width, channels] from 0 to 255."""
     with Image.open(path) as image:
         kind, mode, is_upright = image.format, image.mode, _orientation(image) == 1
@@ -127,8 +127,8 @@ def _decoded(path: Path, channels: int) -> np.ndarray:
             has_16_bits = kind == "PNG" and "16" in str(image.tile[0][3])  # such as "RGB;16B"
             dtype = tf.uint16 if has_16_bits else tf.uint8
             contents = tf.io.read_file(str(path))
-            pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False).numpy()
-            return pixels.astype(np.float32) / np.float32(257 if has_16_bits else 1)
+            pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False)
+            return tf.cast(pixels, tf.float32) / 257 if has_16_bits else tf.cast(pixels, tf.float32)
         image.load()
         upright = image if is_upright else ImageOps.exif_transpose(image)
     if upright.mode in _SIXTEEN_BITS:

@@ -86,7 +86,9 @@ class Readers:
             raise ValueError(answer)
         parts.append(answer)
         if batch is not None:
-            yield batch, [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
+            first, *others = parts
+            leaves = zip(*parts, strict=True)
+            yield batch, [np.concatenate(leaf) for leaf in leaves] if others else first
             parts.clear()
 
 
