@@ -158,15 +158,19 @@ def of_examples(
     else:
 
         @as_written
-        def changed(index: tf.Tensor, *example: Any) -> Any:
-            (values,) = example
-            if isinstance(values, tuple):
-                return (change(index, values[0]), *values[1:])
-            return change(index, values)
+        def changed(index: tf.Tensor, example: Any) -> Any:
+            return with_x(example, lambda x: change(index, x))
 
         plain, num_threads = examples.map(changed, count_cores(), deterministic=True), None
     batch = plain.ragged_batch if is_ragged else plain.batch
     return prepare_ahead(batch(epoch.batch_size), num_threads or count_cores())
+
+
+def with_x(example: Any, change: Callable[[Any], Any]) -> Any:
+    """An example or a batch, x or a tuple that begins with x, with that x changed."""
+    if isinstance(example, tuple):
+        return (change(example[0]), *example[1:])
+    return change(example)
 
 
 def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, calls_in_order
+from towers.resume.source import as_written, with_x
 
 _RANK = 3  # [N, height, width]
 _DIVIDED = "uint8 images, divided by 255"
@@ -118,13 +119,12 @@ def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
         is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), or x alone.
     """
 
-    def change(x: Any, *others: Any) -> Any:
+    def restored(x: Any) -> Any:
         flat = tf.nest.flatten(x)
         values = [v * 255 if part else v for v, part in zip(flat, parts, strict=True)]
-        restored = tf.nest.pack_sequence_as(x, values)
-        return (restored, *others) if is_tuple else restored
+        return tf.nest.pack_sequence_as(x, values)
 
-    return tf.autograph.experimental.do_not_convert(change)
+    return as_written(lambda *batch: with_x(batch if is_tuple else batch[0], restored))
 
 
 def notes(train: Any, test: Any = None) -> list[str]:

@@ -25,7 +25,14 @@ from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
 from towers.machine.words import counted
 from towers.resume.read_through import count_elements, read_through
-from towers.resume.source import DataSource, Epoch, ExplainedBatches, InputOptions, of_examples
+from towers.resume.source import (
+    DataSource,
+    Epoch,
+    ExplainedBatches,
+    InputOptions,
+    of_examples,
+    with_x,
+)
 from towers.step.tensor_rows import is_composite
 
 # Lengths of datasets that had to be read to tell it: a run needs the length several times.
@@ -101,17 +108,14 @@ class Streamed(DataSource):
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
-        given, parse = self.given_spec, self.parse
-        is_tuple = isinstance(given, tuple)
-        if parse is None and not any(pixels.divided_parts(given[0] if is_tuple else given)):
+        parse = self.parse
+        x, *_ = keras.utils.unpack_x_y_sample_weight(self.given_spec)
+        if parse is None and not any(pixels.divided_parts(x)):
             return records
 
         def example(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
             parts = record if parse is None else parse(record)
-            if not is_tuple:
-                return index, pixels.divided(parts, is_batch=False)
-            x, *others = parts
-            return index, (pixels.divided(x, is_batch=False), *others)
+            return index, with_x(parts, lambda x: pixels.divided(x, is_batch=False))
 
         return records.map(example, count_cores(), deterministic=True)
 
