@@ -75,15 +75,12 @@ def test_a_list_of_arrays_is_several_inputs_and_a_list_of_numbers_one():
     assert x.shape == (2, 2)
 
 
-def test_labels_and_weights_may_be_absent():
-    assert len(split(A)) == len(split((A,))) == len(split((A, None))) == 1
-    assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
-
-
 def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
     dataset = from_splits("mine", (A, A), (A[:1], A[:1]))
     assert (dataset.input_shape, dataset.num_classes, len(dataset.test[0])) == ((3,), None, 1)
     assert from_splits("mine", {"a": A}, None).input_shape == {"a": (3,)}
+    assert len(split(A)) == len(split((A,))) == len(split((A, None))) == 1
+    assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
 
 
 @pytest.mark.parametrize(("value", "message"), [

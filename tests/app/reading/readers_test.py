@@ -48,28 +48,21 @@ def _readers(request):
     found.close()
 
 
-def test_batches_come_whole_and_in_order(readers):
+def test_batches_come_whole_and_in_order_whatever_reading_was_left(readers):
     x, y = arrays(20)
-    assert read(readers) == [
-        (batch.tolist(), [x[batch].tolist(), y[batch].tolist()]) for batch in BATCHES
-    ]
-
-
-def test_a_reading_that_was_left_does_not_show_in_the_next(readers):
-    expected = read(readers)
+    expected = [(batch.tolist(), [x[batch].tolist(), y[batch].tolist()]) for batch in BATCHES]
+    assert read(readers) == expected
     next(readers.read([np.arange(10)] * 9))
     assert read(readers) == expected
+    many = np.arange(1500) % 10  # in pieces
+    ((indices, (_, y)),) = readers.read([many])
+    assert y.tolist() == indices.tolist() == many.tolist()
 
 
 def test_an_example_that_cannot_be_read_is_named_and_the_readers_begin_anew(readers):
     with pytest.raises(ValueError, match="here: example 17 cannot be read: KeyError: 'no such"):
         read(readers, [np.arange(10), np.arange(10, 20)])
     assert [indices for indices, _ in read(readers)] == [batch.tolist() for batch in BATCHES]
-
-
-def test_many_examples_of_one_batch_are_read_in_pieces():
-    (batch, (_, y)), = Readers(source(count=2000), 0, 60).read([np.arange(1500)])
-    assert y.tolist() == [index % 10 for index in batch]
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])
