@@ -108,15 +108,9 @@ def export_model(
     target, runtime = Path(path), _runtime(path)
     # Keras' LiteRT wants the suffix in small letters.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix.lower()}")
-    limit = ""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if runtime == "ONNX":
-            _write_onnx(model, temporary)
-        elif runtime == "LiteRT":
-            limit = _write_litert(model, temporary)
-        else:
-            model.export(temporary, format="tf_saved_model", verbose=False)
+        limit = _write(model, temporary, runtime)
         if class_names:
             names = _names_file(path) if runtime else temporary / _CLASSES
             names.write_text(json.dumps(list(class_names), indent=2) + "\n", encoding="utf-8")
@@ -124,7 +118,15 @@ def export_model(
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:  # a converter's error has no public type
-        raise _refused(path, error) from error
+        lacked = _LACKED.search(str(error))
+        reason = one_line(error)[:_LONGEST_REASON]
+        if lacked:
+            reason = f"not among its operations: {(lacked[1] or lacked[2]).strip()}"
+        instead = f" Export a SavedModel, a path without {target.suffix}." if runtime else ""
+        raise ValueError(
+            f"export ({path}): {runtime or 'Keras'} cannot take this model: {reason}.{instead} "
+            "What was trained is as it was."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
@@ -149,20 +151,6 @@ def _names_file(path: str) -> Path:
     return Path(path).with_suffix(f".{_CLASSES}") if _runtime(path) else Path(path) / _CLASSES
 
 
-def _refused(path: str, error: Exception) -> ValueError:
-    """The error for a model that cannot be exported so: the operations that lack, or the cause."""
-    runtime, lacked = _runtime(path), _LACKED.search(str(error))
-    reason = one_line(error)[:_LONGEST_REASON]
-    if lacked:
-        reason = f"not among its operations: {(lacked[1] or lacked[2]).strip()}"
-    if runtime is None:
-        return ValueError(f"export ({path}): Keras cannot export it: {reason}.")
-    return ValueError(
-        f"export ({path}): {runtime} cannot take this model: {reason}. Export a SavedModel, a path "
-        f"without {Path(path).suffix}; what was trained is as it was."
-    )
-
-
 def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
     """The model behind a division by 255 of those parts of its input that are images."""
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -184,34 +172,29 @@ def _called(model: keras.Model) -> keras.Model:
     return model
 
 
-def _write_onnx(model: keras.Model, path: Path) -> None:
-    """tf2onnx writes operations that ONNX lacks as well, so the runtime has to load the file."""
-    import onnxruntime
-
+def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
+    """Writes the model; returns what is fixed of its batch, in words, or ""."""
+    if runtime is None:
+        model.export(path, format="tf_saved_model", verbose=False)
+        return ""
     with _convertible(model):
-        # Without a signature, Keras refuses a model that comes from a file.
-        signature = _signature(model, None)
-        model.export(str(path), format="onnx", verbose=False, input_signature=signature)
-    onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        if runtime == "ONNX":
+            import onnxruntime
 
-
-def _write_litert(model: keras.Model, path: Path) -> str:
-    """Writes LiteRT's own operations alone: the interpreters of Python run no others.
-
-    The loop of an RNN is one of them only if the number of examples is fixed.
-
-    Returns:
-        What is fixed of the model's batch, in words; or "".
-    """
-    options: dict[str, Any] = {
-        "format": "litert", "verbose": False,
-        "target_spec": {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
-    }
-    with _convertible(model):
+            # Without a signature, Keras refuses a model that comes from a file.
+            signature = _signature(model, None)
+            model.export(str(path), format="onnx", verbose=False, input_signature=signature)
+            # tf2onnx writes operations that ONNX lacks as well: loading the file finds them.
+            onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            return ""
+        options: dict[str, Any] = {  # LiteRT's own operations: Python's interpreters run no others
+            "format": "litert", "verbose": False,
+            "target_spec": {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
+        }
         try:
             model.export(str(path), **options)
             return ""
-        except Exception:  # the converter's error has no public type
+        except Exception:  # the loop of an RNN needs a fixed number of examples
             one_example = _signature(model, 1)
             if one_example is None:
                 raise
