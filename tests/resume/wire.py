@@ -17,5 +17,4 @@ class Wire:
         if self.cluster.is_chief:
             self.told.append(data)
             return data
-        assert data == b""
         return self.told.pop(0)

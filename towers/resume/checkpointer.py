@@ -92,7 +92,7 @@ class Checkpointer:
             self.found = None if newest is None else Found(*newest)
             self.finished_step = self._read_finished_step()
         if self._workers.cluster.num_workers > 1:
-            self._tell() if self._is_chief else self._hear()
+            self._share()
         return self.found
 
     def forget(self) -> None:
@@ -241,12 +241,8 @@ class Checkpointer:
         if not self._is_chief:
             return
         self.wait()
-        text = f"{train_state.step}\n"
         try:
-            run_dir.write_atomically(
-                self._checkpoints / run_dir.COMPLETE,
-                lambda file: file.write_text(text, encoding="utf-8"),
-            )
+            run_dir.write_text(self._checkpoints / run_dir.COMPLETE, f"{train_state.step}\n")
         except OSError as error:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
 
@@ -267,20 +263,15 @@ class Checkpointer:
         except (OSError, ValueError):
             return None
 
-    def _tell(self) -> None:
-        """The chief's part of `read`."""
-        found = self.found
-        said: dict[str, Any] = {"finished": self.finished_step}
-        if found is not None:
-            said |= {"path": str(found.path), "damaged": found.damaged}
-        self._workers.broadcast(json.dumps(said).encode())
-        if found is not None:
-            self._workers.broadcast(checkpoints.to_bytes(found.checkpoint))
-
-    def _hear(self) -> None:
-        """Another worker's part of `read`."""
-        said = json.loads(self._workers.broadcast(b""))
-        self.finished_step = said["finished"]
-        if "path" in said:
-            checkpoint = checkpoints.from_bytes(self._workers.broadcast(b""))
-            self.found = Found(Path(said["path"]), checkpoint, said["damaged"])
+    def _share(self) -> None:
+        """Gives the other workers what the chief has read."""
+        found = self.found if self._is_chief else None
+        said = found and [str(found.path), found.damaged]
+        text = json.dumps([said, self.finished_step]).encode()
+        said, self.finished_step = json.loads(self._workers.broadcast(text))
+        if said is None:
+            return
+        data = self._workers.broadcast(checkpoints.to_bytes(found.checkpoint) if found else b"")
+        if found is None:
+            path, damaged = said
+            self.found = Found(Path(path), checkpoints.from_bytes(data), damaged)

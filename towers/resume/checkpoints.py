@@ -21,9 +21,8 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -63,7 +62,7 @@ def path_of(directory: Path, epoch: int, step: int) -> Path:
 
 def step_of(path: Path) -> int:
     """The updates that a checkpoint's name says."""
-    return _position(path)[1]
+    return _order(path)[0]
 
 
 def find(directory: Path) -> list[Path]:
@@ -107,13 +106,13 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         content = {
             "format": FORMAT,
             "state": checkpoint.state,
-            "arrays": [[k, v.dtype.name, list(v.shape)] for k, v in checkpoint.arrays.items()],
+            "arrays": _listed(checkpoint.arrays),
             **_write_arrays(temporary / ARRAYS, checkpoint.arrays),
         }
         (temporary / MANIFEST).write_bytes(_manifest(content))
         flush_to_disk(temporary / MANIFEST)
         flush_to_disk(temporary)
-        _verify(temporary)
+        read(temporary)
         os.rename(temporary, path)
         flush_to_disk(path.parent)
     finally:
@@ -121,16 +120,24 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, every byte of it checked.
+    """A checkpoint, every byte of it checked; its arrays lie in the file's pages, not in memory.
 
     Raises:
         DamagedError: something is missing, or is not what was written.
         ValueError: a newer version of towers wrote it.
     """
     content = _read_manifest(path / MANIFEST)
-    with _opened_arrays(path / ARRAYS, content["size"]) as file:
-        data = file.read()
-    return Checkpoint(content["state"], _checked_arrays(content, data))
+    try:
+        with (path / ARRAYS).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
+    except OSError as error:
+        raise DamagedError(f"{ARRAYS} cannot be read: {error.strerror}") from None
+    if size != content["size"]:
+        raise DamagedError(f"{ARRAYS} has {size:,} bytes instead of {content['size']:,}")
+    if hashlib.sha256(data).hexdigest() != content["sha256"]:
+        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
+    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
 
 
 def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
@@ -155,7 +162,7 @@ def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
 
 def to_bytes(checkpoint: Checkpoint) -> bytes:
     """A checkpoint for another worker: the size of its JSON, that, and the arrays' values."""
-    listed = [[k, v.dtype.name, list(v.shape)] for k, v in checkpoint.arrays.items()]
+    listed = _listed(checkpoint.arrays)
     header = json.dumps({"state": checkpoint.state, "arrays": listed}).encode()
     values = [np.ascontiguousarray(array).tobytes() for array in checkpoint.arrays.values()]
     return b"".join([len(header).to_bytes(_SIZE_BYTES, "little"), header, *values])
@@ -282,48 +289,17 @@ def is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
 
 
-def _position(path: Path) -> tuple[int, int]:
+def _order(path: Path) -> tuple[int, int]:
+    """The step and the epoch of a checkpoint's name."""
     match = _NAME.fullmatch(path.name)
     assert match
-    return int(match[1]), int(match[2])
-
-
-def _order(path: Path) -> tuple[int, int]:
-    epoch, step = _position(path)
-    return step, epoch
+    return int(match[2]), int(match[1])
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
     """The manifest's text, with the digest of the very text that stands in it."""
     text = json.dumps(content, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{{"content": {text}, "sha256": "{digest}"}}'.encode()
-
-
-def _verify(path: Path) -> None:
-    """Raises DamagedError unless `read` would read it; takes no memory for the arrays."""
-    content = _read_manifest(path / MANIFEST)
-    with _opened_arrays(path / ARRAYS, content["size"]) as file:
-        _checked_arrays(content, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-                        if content["size"] else b"")
-
-
-@contextmanager
-def _opened_arrays(path: Path, size: int) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise DamagedError(f"{ARRAYS} has {found:,} bytes instead of {size:,}")
-            yield file
-    except OSError as error:
-        raise DamagedError(f"{ARRAYS} cannot be read: {error.strerror}") from None
-
-
-def _checked_arrays(content: dict[str, Any], data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
-    if hashlib.sha256(data).hexdigest() != content["sha256"]:
-        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
-    return dict(_cut(data, content["arrays"]))
+    return f'{{"content": {text}, "sha256": "{_digest(text)}"}}'.encode()
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -344,7 +320,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise DamagedError(f"{MANIFEST} is too large")
         manifest = json.loads(path.read_bytes())
         content = manifest["content"]
-        if manifest["sha256"] != _digest(content):
+        if manifest["sha256"] != _digest(json.dumps(content, sort_keys=True)):
             raise DamagedError(f"{MANIFEST} is not what was written: its SHA-256 differs")
         version = content["format"]
     except OSError as error:
@@ -356,18 +332,20 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path.parent} has format {version}, and this version of towers reads {FORMAT}: "
             "resume with the version that wrote it, or a newer one."
         )
-    if version != FORMAT or not _is_complete(content):
+    kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
+    is_whole = all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+    if version != FORMAT or not is_whole:
         raise DamagedError(f"{MANIFEST} is garbage")
     return content
 
 
-def _is_complete(content: dict[str, Any]) -> bool:
-    kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
-    return all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _listed(arrays: Mapping[str, np.ndarray]) -> list[Any]:
+    """The entries that `_cut` takes: [name, dtype, shape]."""
+    return [[name, value.dtype.name, list(value.shape)] for name, value in arrays.items()]
 
 
 def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:

@@ -123,25 +123,16 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
 
 
 def write_config(path: Path, config: str) -> None:
-    """Replaces config.json.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
+    """Replaces config.json; raises ValueError if it cannot be written."""
     with _explained(path):
-        write_atomically(path / CONFIG, lambda file: file.write_text(config, encoding="utf-8"))
+        write_text(path / CONFIG, config)
 
 
 def write_class_names(path: Path, names: Sequence[str]) -> None:
-    """Writes classes.json, a list; without names, there is no file.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
+    """Writes classes.json, a list, if there are names; raises ValueError if it cannot."""
     if names:
-        text = json.dumps(list(names), indent=2) + "\n"
         with _explained(path):
-            write_atomically(path / CLASSES, lambda file: file.write_text(text, encoding="utf-8"))
+            write_text(path / CLASSES, json.dumps(list(names), indent=2) + "\n")
 
 
 def remove_temporary_files(path: Path) -> None:
@@ -173,6 +164,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text so, in UTF-8 and with its line ends as they are."""
+    write_atomically(path, lambda file: file.write_bytes(text.encode()))
+
+
 def flush_to_disk(path: Path) -> None:
     """Waits until a file, or the names in a directory, would survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -188,9 +184,8 @@ def append_result(path: Path, result: Result) -> None:
     Raises:
         OSError: it cannot be written; the file is as it was.
     """
-    before = path.read_bytes() if path.exists() else b""
-    rows = _table([result])[1 if before else 0:]
-    write_atomically(path, lambda file: file.write_bytes(before + b"".join(rows)))
+    before = path.read_bytes().decode() if path.exists() else ""
+    write_text(path, before + "".join(_table([result])[1 if before else 0:]))
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
@@ -200,7 +195,7 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
         OSError: it cannot be written.
     """
     if results:
-        write_atomically(path, lambda file: file.write_bytes(b"".join(_table(results))))
+        write_text(path, "".join(_table(results)))
     else:
         path.unlink(missing_ok=True)
 
@@ -249,13 +244,13 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _table(results: Sequence[Result]) -> list[bytes]:
+def _table(results: Sequence[Result]) -> list[str]:
     """The lines of results.csv: the header, and one for each of at least one result."""
     rows = [
         [str(value) if isinstance(value, int) else f"{value:.6g}" for value in result.row]
         for result in results
     ]
-    return [f"{','.join(row)}\n".encode() for row in [results[0].columns, *rows]]
+    return [f"{','.join(row)}\n" for row in [results[0].columns, *rows]]
 
 
 def _create_numbered(name: str, begun: Path) -> Path:

@@ -89,7 +89,13 @@ def _from_tf_config(text: str) -> Cluster:
             "worker and chief. It must look like"
         )
     addresses = [address for job in _JOBS for address in named.get(job, [])]
-    _check_addresses(addresses)
+    for address in addresses:
+        if not isinstance(address, str) or not is_address(address):
+            raise _malformed(f"has {address!r}, which is no host:port. It must look like")
+        if addresses.count(address) > 1:
+            raise ValueError(
+                f"{TF_CONFIG} has the address {address} twice: each worker needs one of its own."
+            )
     count = len(named.get(kind, []))
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise _malformed(
@@ -137,17 +143,6 @@ def is_address(text: str) -> bool:
     """Whether a text is host:port: a name or an IP address, without "http://" or a user's name."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and 1 <= int(found[1]) <= LARGEST_PORT
-
-
-def _check_addresses(addresses: list[Any]) -> None:
-    for address in addresses:
-        if not isinstance(address, str) or not is_address(address):
-            raise _malformed(f"has {address!r}, which is no host:port. It must look like")
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise ValueError(
-                f"{TF_CONFIG} has the address {address} twice: each worker needs one of its own."
-            )
 
 
 def _malformed(what: str) -> ValueError:

@@ -53,29 +53,28 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
         LostWorkerError: one of them is gone. Where one is silent, the process ends by itself with
             `LOST_WORKER` and one line: nothing else ends an operation that waits.
     """
-    if cluster.num_workers == 1:
-        with hang.step(phase):
+    with hang.step(phase):
+        if cluster.num_workers == 1:
             yield
-        return
-    watch = _watch(cluster)
-    watch.begin(phase)
-    try:
-        with hang.step(phase):
+            return
+        watch = _watch(cluster)
+        watch.begin(phase)
+        try:
             yield
-    except tf.errors.InvalidArgumentError as error:
-        if ANOTHER_BATCH not in str(error):
-            raise
-        raise ValueError(
-            f"{ANOTHER_BATCH} in {phase}. Give each the same examples in the same order: it takes "
-            "its own shards of them. What shuffles needs the same seed everywhere, such as "
-            "keras.utils.set_random_seed(1)."
-        ) from None
-    except _ABOUT_WORKERS as error:
-        if not _is_about_workers(error):
-            raise
-        raise LostWorkerError(_lost_text(cluster, phase, str(error))) from None
-    finally:
-        watch.end()
+        except tf.errors.InvalidArgumentError as error:
+            if ANOTHER_BATCH not in str(error):
+                raise
+            raise ValueError(
+                f"{ANOTHER_BATCH} in {phase}. Give each the same examples in the same order: it "
+                "takes its own shards of them. What shuffles needs the same seed everywhere, such "
+                "as keras.utils.set_random_seed(1)."
+            ) from None
+        except _ABOUT_WORKERS as error:
+            if not re.search("ollective|/job:worker", str(error)):
+                raise
+            raise LostWorkerError(_lost_text(cluster, phase, str(error))) from None
+        finally:
+            watch.end()
 
 
 def set_timeout(seconds: float) -> None:
@@ -96,16 +95,14 @@ def timeout() -> float:
 def at_work(phase: str) -> Iterator[None]:
     """Within, this process may let others wait for ten times the timeout: it writes a file."""
     watch = _Watch.running
-    if watch is None:
-        with hang.within(phase):
-            yield
-        return
-    watch.pause(_PATIENCE)
+    if watch is not None:
+        watch.pause(_PATIENCE)
     try:
         with hang.within(phase):
             yield
     finally:
-        watch.pause()
+        if watch is not None:
+            watch.pause()
 
 
 def gone(cluster: Cluster) -> int | None:
@@ -171,23 +168,20 @@ class _Watch:
             if doing.phase is None:
                 continue
             text = None
-            if self._longest and seconds >= _SOON:
-                text = self._loss(doing.phase)
+            if self._longest and seconds >= _SOON:  # one may have ended with nothing on its way
+                lost = gone(self._cluster)
+                text = None if lost is None else _loss_text(self._cluster, lost, doing.phase)
             if text is None and seconds >= self.timeout:
                 text = self._verdict(doing.phase, seconds)
             if text and self._doing is doing:
                 _end(text)
 
-    def _loss(self, phase: str) -> str | None:
-        """The worker that has ended while nothing was on its way to it: no operation fails."""
-        lost = gone(self._cluster)
-        return None if lost is None else _loss_text(self._cluster, lost, phase)
-
     def _verdict(self, phase: str, seconds: float) -> str | None:
         """The fault, after so many seconds of one phase."""
         silent = _silent(self._cluster)
         if silent:
-            return _silent_text(self._cluster, silent, phase, seconds)
+            named = _named(self._cluster, silent)
+            return f"{named} did not answer for {seconds:.0f} seconds in {phase}. {_GO_ON}"
         if seconds < _PATIENCE * max(self.timeout, self._longest):
             return None
         return (
@@ -225,18 +219,28 @@ class _Watch:
         late = np.flatnonzero(~waits & (seconds >= self.timeout)).tolist()
         if not late or not (waits & (seconds >= self.timeout)).any() or self._doing is not doing:
             return
-        index = self._cluster.index
         if doing.phase is not None:
-            _end(_late_text(self._cluster, late, doing.phase, own_seconds))
-        elif index in late:
-            print(f"error: {_own_text(doing, own_seconds)}", file=sys.stderr, flush=True)
+            _end(
+                f"{_named(self._cluster, late)} did not come to {doing.phase} for "
+                f"{own_seconds:.0f} seconds, and the log there says where it hangs. {_GO_ON}"
+            )
+        elif self._cluster.index in late:
+            _say(
+                f"the others wait for this worker, which has hung for {own_seconds:.0f} seconds"
+                f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a "
+                "larger worker_timeout."
+            )
             time.sleep(_SOON)  # the others end first, and name this one
             os.kill(os.getpid(), signal.SIGABRT)
 
 
+def _say(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
 def _end(text: str) -> None:
     """Nothing else ends an operation that waits."""
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    _say(text)
     os._exit(LOST_WORKER)
 
 
@@ -253,33 +257,6 @@ def _named(cluster: Cluster, workers: list[int]) -> str:
     return f"{plural('worker', len(workers))} {names}"
 
 
-def _silent_text(cluster: Cluster, silent: list[int], phase: str, seconds: float) -> str:
-    return (
-        f"{_named(cluster, silent)} did not answer for {seconds:.0f} seconds in {phase}. {_GO_ON}"
-    )
-
-
-def _late_text(cluster: Cluster, late: list[int], phase: str, seconds: float) -> str:
-    return (
-        f"{_named(cluster, late)} did not come to {phase} for {seconds:.0f} seconds, and the log "
-        f"there says where it hangs. {_GO_ON}"
-    )
-
-
-def _own_text(doing: _Doing, seconds: float) -> str:
-    """The message of the worker that hangs."""
-    return (
-        f"the others wait for this worker, which has hung for {seconds:.0f} seconds"
-        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a larger "
-        "worker_timeout."
-    )
-
-
-def _is_about_workers(error: tf.errors.OpError) -> bool:
-    text = str(error)
-    return "ollective" in text or "/job:worker" in text
-
-
 def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
     named = [int(task) for task in re.findall(r"task:(\d+)", text)]
     lost = next((w for w in reversed(named) if w != cluster.index), None)
@@ -291,6 +268,4 @@ def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
 
 
 def _loss_text(cluster: Cluster, lost: int, phase: str) -> str:
-    return (
-        f"worker {lost} ({cluster.addresses[lost]}) was lost in {phase}. {_GO_ON}"
-    )
+    return f"{_named(cluster, [lost])} was lost in {phase}. {_GO_ON}"

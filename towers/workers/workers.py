@@ -148,12 +148,13 @@ class Workers:
         if self._is_alone:
             return
         self.all_reduce_max(0)
-        second = threading.Thread(target=self._meet_again, daemon=True, name="towers-parting")
+
+        def meet_again() -> None:
+            with suppress(tf.errors.OpError), tf.device(HOST):
+                self._partings.all_gather(tf.constant(0))
+
+        second = threading.Thread(target=meet_again, daemon=True, name="towers-parting")
         second.start()
         until = time.monotonic() + watch.timeout()
         while second.is_alive() and time.monotonic() < until and watch.gone(self.cluster) is None:
             second.join(_MOMENT)
-
-    def _meet_again(self) -> None:
-        with suppress(tf.errors.OpError), tf.device(HOST):
-            self._partings.all_gather(tf.constant(0))
