@@ -34,7 +34,7 @@ _TRAIN = flags.DEFINE_string(
     "The flags of the run that is killed.",
 )
 _KILLED_AT = flags.DEFINE_string(
-    "killed_at", r"Epoch\s+2/2\s.*step [23]\d\d", "The run is killed once its screen shows this."
+    "killed_at", r"Epoch\s+2/2\s.*\] [23]\d\d/", "The run is killed once its screen shows this."
 )
 _OUT = flags.DEFINE_string("out", str(ROOT / "docs/images/terminal.svg"), "The picture.")
 

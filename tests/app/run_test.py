@@ -15,7 +15,7 @@ from towers.app.loop import evaluate
 from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import shuffled_batches
-from towers.app.reporting import tensorboard
+from towers.app.reporting import curves, tensorboard
 from towers.step.nonfinite import NonFiniteError
 from towers.app.training.build import build
 
@@ -273,14 +273,17 @@ def test_a_callback_that_raises_raises_its_own_error():
         towers.train(config(), [Fail()])
 
 
-def test_results_that_cannot_be_written_do_not_end_the_run(monkeypatch, capsys):
-    def refuse(path, result):
+def test_results_that_cannot_be_written_or_drawn_do_not_end_the_run(monkeypatch, capsys):
+    def refuse(path, *results):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_dir, "append_result", refuse)
+    monkeypatch.setattr(curves, "draw_curves", refuse)
     history = towers.train(config(run_dir="run"))
     assert len(history["loss"]) == 2
-    assert "results.csv cannot be written (No space left on device)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "results.csv cannot be written (No space left on device)" in said
+    assert "Warning   results.png cannot be drawn (OSError: " in said
 
 
 def test_a_model_with_nan_is_not_saved(capsys):

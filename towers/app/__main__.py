@@ -112,11 +112,10 @@ def use_file(config: TrainConfig) -> None:
 
     environment.check()  # as above
     from towers.app.after_training.predicting import evaluate_file, predict_file
-    from towers.app.reporting import own_warnings
     from towers.app.reporting.report import Report
 
     file = _model_file()
-    with closing(Report()) as out, own_warnings.told(out.warn):
+    with closing(Report()) as out, out.own_warnings():
         if flags.FLAGS.evaluate:
             evaluate_file(config, file, out)
         else:

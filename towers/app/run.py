@@ -16,6 +16,7 @@ from towers.app.continued import continued_config, resumed_directory
 from towers.resume.optimizer_options import compared
 from towers.resume.remote_dir import Mirror
 from towers.resume.remote_files import is_remote
+from towers.resume.run_dir import Result
 from towers.resume.train_state import TrainState
 from towers.app.config import AUTO, TrainConfig
 from towers.resume import source
@@ -27,9 +28,10 @@ from towers.workers import watch, workers
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
+from towers.app.named import one_line
 from towers.app.recipe import starting_values
-from towers.app.reporting import outcome, own_warnings, report, tensorboard
-from towers.app.reporting.curves import draw_or_warn
+from towers.app.reporting import curves, outcome, report, tensorboard
+from towers.app.reporting.formats import format_values
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
 from towers.step.nonfinite import NonFiniteError
@@ -97,7 +99,7 @@ def train(
     with (
         _dtype_policy(config.precision),
         closing(report.report_of(cluster)) as out,
-        own_warnings.told(out.warn) if captured else nullcontext(),
+        out.own_warnings() if captured else nullcontext(),
         remote_dir.mirrored(
             config.run_dir if cluster.is_chief and not config.plan else None, out.warn,
             is_new=config.resume is None,
@@ -238,7 +240,10 @@ def _train(
             except BaseException:
                 saved = loop.stop()
                 if saved is not None:
-                    out.line(outcome.stopped_line(shown, *saved, is_python(run.config)))
+                    step, is_saved = saved
+                    what = "saved at" if is_saved else "the last checkpoint is that of"
+                    words = outcome.resume_words(run.config, shown)
+                    out.line(f"{what} step {step}. Resume: {words}")
                 raise
             finally:
                 _draw(run, train_state, directory, out)
@@ -253,9 +258,16 @@ def _train(
 
 def _draw(run: Run, train_state: TrainState, directory: Path, out: Report) -> None:
     """results.png, however the run has ended."""
-    if run.workers.cluster.is_chief:
+    if not run.workers.cluster.is_chief:
+        return
+    try:
+        results = [Result.of(row, run.columns) for row in train_state.results]
         name = title(run.config, run.step.model)
-        draw_or_warn(directory, train_state.results, run.columns, name, run.monitor, out.warn)
+        curves.draw_curves(directory / curves.CURVES, results, name, run.monitor)
+    except Exception as error:  # whatever matplotlib raises
+        out.warn(
+            f"{curves.CURVES} cannot be drawn ({one_line(error)}); nothing else is missing."
+        )
 
 
 def _save_final(
@@ -270,7 +282,8 @@ def _save_final(
             best = directory / run_dir.BEST
             raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
     except LostDirectoryError as error:
-        text = outcome.unsaved_error(str(error), shown, is_python(run.config))
+        words = outcome.resume_words(run.config, shown)
+        text = f"{error} Make room, then continue the run: {words}."
         return has_final, LostDirectoryError(text)
     except NonFiniteError as error:
         return has_final, NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
@@ -284,7 +297,7 @@ def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     return hang.Watched(
         placement(run.step.tower_devices, run.step.mine.start),
-        f"Resume from the last checkpoint: {outcome.resume_words(shown, is_python(config))}. "
+        f"Resume from the last checkpoint: {outcome.resume_words(config, shown)}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),
         max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
@@ -344,7 +357,7 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
         raise ValueError("epochs=0 evaluates on test examples, and there are none; give `test`.")
     values = evaluate(run)
     logs = {f"val_{name}": values[name] for name in run.metrics}
-    out.line(report.validation_line(logs, is_best=False))
+    out.line(format_values(logs))
     out.line("Done: evaluated, not trained (--epochs=0)")
     return {name: [value] for name, value in logs.items()}
 
@@ -365,8 +378,10 @@ def _nonfinite_explained(
     try:
         yield
     except NonFiniteError as error:
-        text = outcome.nonfinite_error(
-            str(error), train_state.step + 1, directory, is_python(run.config)
+        words = outcome.resume_words(run.config, directory, nonfinite="skip")
+        text = (
+            f"step {train_state.step + 1:,}: {error} The update was not made. Lower "
+            f"`learning_rate`, or leave out such updates: {words}."
         )
         raise NonFiniteError(text) from None
 

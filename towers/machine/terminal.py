@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 _STDERR = 2
 
@@ -49,47 +49,31 @@ def quiet_stderr() -> Iterator[CapturedStderr]:
     Enter it before TensorFlow is imported. Python's logging and warnings are messages, too.
     """
     python_stderr = sys.stderr
-    with tempfile.TemporaryFile() as buffer, _copy_of_stderr() as terminal:
-        sys.stderr = os.fdopen(terminal, "w", buffering=1, errors="backslashreplace", closefd=False)
+    try:
+        terminal = os.dup(_STDERR)
+    except OSError:  # it was closed
+        terminal = os.open(os.devnull, os.O_WRONLY)
+    # With a handler on the root logger, TensorFlow and absl install none of their own.
+    handler = logging.StreamHandler(_text_file(_STDERR))
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s: %(message)s"))
+    with tempfile.TemporaryFile() as buffer:
+        sys.stderr = _text_file(terminal)
         os.dup2(buffer.fileno(), _STDERR)
         # A crash in C++ leaves Python no time to explain itself: this says at least where.
         faulthandler.enable(sys.stderr)
-        with _logging_to_stderr():
-            try:
-                yield CapturedStderr(buffer)
-            finally:
-                faulthandler.disable()
-                sys.stderr.flush()
-                sys.stderr = python_stderr
-                os.dup2(terminal, _STDERR)
+        logging.getLogger().addHandler(handler)
+        logging.captureWarnings(True)
+        try:
+            yield CapturedStderr(buffer)
+        finally:
+            logging.captureWarnings(False)
+            logging.getLogger().removeHandler(handler)
+            faulthandler.disable()
+            sys.stderr.flush()
+            sys.stderr = python_stderr
+            os.dup2(terminal, _STDERR)
+            os.close(terminal)
 
 
-@contextmanager
-def _copy_of_stderr() -> Iterator[int]:
-    """A second descriptor for what stderr is now: the terminal; nothing where it was closed."""
-    try:
-        copy = os.dup(_STDERR)
-    except OSError:
-        copy = os.open(os.devnull, os.O_WRONLY)
-    try:
-        yield copy
-    finally:
-        os.close(copy)
-
-
-@contextmanager
-def _logging_to_stderr() -> Iterator[None]:
-    """Sends Python's logging and warnings to descriptor 2, wherever it leads at the time.
-
-    With a handler on the root logger, TensorFlow and absl install none of their own.
-    """
-    stream = os.fdopen(_STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        logging.getLogger().removeHandler(handler)
+def _text_file(descriptor: int) -> TextIO:
+    return os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)

@@ -97,7 +97,7 @@ def test_a_recurrent_model_of_mixed_precision_computes_in_float32(suffix):
     ])
     recurrent = model.layers[0]
     recurrent.use_cudnn = True  # as on a GPU: without one it would be an error
-    line = export_model(model, f"model{suffix}")[0].plain
+    line = export_model(model, f"model{suffix}")[0]
     assert (recurrent.use_cudnn, recurrent.dtype_policy.name) == (True, "mixed_bfloat16")
     exact = keras.Sequential([keras.Input((7, 3)), layers.LSTM(5), layers.Dense(2)])
     exact.set_weights(model.get_weights())

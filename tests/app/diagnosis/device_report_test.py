@@ -21,13 +21,13 @@ def blocks(**values):
     """{label: [lines]} of all but the title."""
     found, last = {}, ""
     for line in device_report(TrainConfig(**values))[1:]:
-        last = line.plain[:10].strip() or last
-        found.setdefault(last, []).append(line.plain[10:])
+        last = line[:10].strip() or last
+        found.setdefault(last, []).append(line[10:])
     return found
 
 
 def test_the_title_names_the_versions():
-    title = device_report(TrainConfig())[0].plain
+    title = device_report(TrainConfig())[0]
     assert title.startswith("towers ") and tf.__version__ in title
 
 

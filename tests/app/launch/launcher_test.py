@@ -31,7 +31,7 @@ TRAIN = f"""
 if index == 0:
     Path("{RUN}").mkdir(parents=True, exist_ok=True)
     Path("{RUN}", "config.json").touch()
-    print("{TITLE.plain}", flush=True)
+    print("{TITLE}", flush=True)
     note("named")
 wait_for("named-0")
 """
@@ -67,7 +67,7 @@ def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tm
     )
     restart = f"worker {lost} {KILLED}: train.py --resume={RUN} goes on with 2 workers (1 of 3)"
     assert (code, stderr) == (0, "")
-    assert lines == [TITLE.plain, f"Restart   {restart}", TITLE.plain]
+    assert lines == [TITLE, f"Restart   {restart}", TITLE]
     left = [gpus for i, gpus in enumerate(("0,1", "2,3", "4,5")) if i != lost]
     assert attempts(tmp_path)[2] == [[gpus, f"--resume={RUN}"] for gpus in left]
 

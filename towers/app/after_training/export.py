@@ -18,7 +18,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from rich.text import Text
 
 from towers.app.named import one_line
 from towers.app.models import load_file
@@ -81,7 +80,7 @@ def export_model(
     class_names: Sequence[str] = (),
     divided: Sequence[bool] = (),
     takes_pixels: bool = False,
-) -> list[Text]:
+) -> list[str]:
     """Writes a model with Keras' `export`; the file or directory appears when it is complete.
 
     Args:

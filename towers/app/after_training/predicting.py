@@ -189,8 +189,7 @@ def _batches(found: _Prepared, label: str, out: Report) -> Iterator[Any]:
     for step, batch in enumerate(ordered_batches(found.examples, size), 1):
         yield batch
         if out.is_due():
-            line = labelled(label, f"{min(step * size, total):,}/{total:,}")
-            out.ongoing(line, line)
+            out.ongoing(labelled(label, f"{min(step * size, total):,}/{total:,}"))
 
 
 def _output_names(model: keras.Model) -> list[str]:

@@ -6,7 +6,6 @@ import sys
 
 import keras
 import tensorflow as tf
-from rich.text import Text
 
 from towers import __version__
 from towers.app.command_line import as_flags
@@ -19,7 +18,7 @@ from towers.machine.logical import shared_gpus
 from towers.machine.words import counted
 
 
-def device_report(config: TrainConfig) -> list[Text]:
+def device_report(config: TrainConfig) -> list[str]:
     """The machine's devices, line by line. Starts TensorFlow with those of the configuration.
 
     Args:
@@ -31,7 +30,7 @@ def device_report(config: TrainConfig) -> list[Text]:
     threads = counted(intra_op_threads(), "thread")
     cpu = f"{counted(count_cores(), 'core')}; {threads} in each operation"
     return [
-        Text.assemble((f"towers {__version__}", "bold"), versions),
+        f"towers {__version__}{versions}",
         labelled("Python", f"{platform.python_version()} in {sys.prefix}"),
         *towers,
         *_gpus(visible),
@@ -39,7 +38,7 @@ def device_report(config: TrainConfig) -> list[Text]:
     ]
 
 
-def _towers(config: TrainConfig) -> list[Text]:
+def _towers(config: TrainConfig) -> list[str]:
     try:
         devices = find_devices(config)
         each = config.gpus_per_tower
@@ -52,7 +51,7 @@ def _towers(config: TrainConfig) -> list[Text]:
     return lines
 
 
-def _gpus(visible: str | None) -> list[Text]:
+def _gpus(visible: str | None) -> list[str]:
     """The GPUs that TensorFlow sees, or why it sees none; then those that the driver knows."""
     listed, version = nvidia.driver_gpus(), nvidia.driver_version()
     build = tf.sysconfig.get_build_info()

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from rich.text import Text
 
 from towers.app.datasets.batches import Examples, shuffled_batches
 from towers.app.reporting.report import Report, labelled
@@ -165,13 +164,13 @@ def _seconds(act: Callable[[], Any]) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def report(profile: Profile, step: TowerStep, directory: Path) -> list[Text]:
+def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
     """A table of the parts, what bounds the step, and what other devices and batches would do."""
     bound = max(profile.parts, key=profile.parts.__getitem__)
     share = profile.parts[bound] / profile.whole
     return [
-        *map(Text, _table(profile)),
-        labelled("Bottleneck", f" {bound}, {share:.0%}: {_remedy(bound, step)}"),
+        *_table(profile),
+        labelled("Bottleneck", f"  {bound}, {share:.0%}: {_remedy(bound, step)}"),
         labelled("2 x GPUs", _more_gpus(profile, step)),
         labelled("2 x batch", _larger_batch(profile)),
         labelled("Trace", f"{directory} for tensorboard --logdir, with tensorboard-plugin-profile"),

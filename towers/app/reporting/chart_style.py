@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _INK, _GRID = "#333333", "#dddddd"
-_DPI = 120
 
 
 @contextmanager
@@ -33,16 +32,10 @@ def drawn(
         width, height: in inches, of 120 pixels.
         title: a line on top.
         note: smaller lines at the bottom.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", size=13, color=_INK)
     if note:
         figure.supxlabel(note, x=0.01, ha="left", size=9.5, color="#666666")
@@ -58,6 +51,5 @@ def style_axes(axes: "Axes", title: str, x_label: str, y_label: str) -> None:
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK, length=0)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(side == "bottom")
-        axes.spines[side].set_color(_INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_INK)

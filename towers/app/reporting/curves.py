@@ -1,14 +1,13 @@
 """results.png: the loss and each metric of a run, training and validation, against epochs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towers.app.reporting.chart_style import COLORS, drawn, style_axes
 from towers.resume.best import Monitor
 from towers.resume.run_dir import Result
-from towers.app.named import one_line
-from towers.app.reporting.chart_style import COLORS, drawn, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +16,7 @@ CURVES = "results.png"
 _FEW = 30  # epochs up to which each gets a dot
 _WIDE = 50.0  # ratio of largest to smallest loss from which the axis is logarithmic
 _IN_A_ROW = 3  # charts
+_UNITS = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)"}
 
 
 def draw_curves(
@@ -38,10 +38,10 @@ def draw_curves(
     """
     if not results:
         return
-    best = best_epoch(results, monitor)
+    best = monitor.best_index([result.values[monitor.column] for result in results])
     values = results[0].values
-    twins = {f"val_{name}" for name in values}
-    names = [name for name in values if name not in twins]
+    validation = {f"val_{name}" for name in values}
+    names = [name for name in values if name not in validation]
     width = min(len(names), _IN_A_ROW)
     height = -(-len(names) // width)
     with drawn(path, 4.8 * max(2, width), 4.2 * height, title) as figure:
@@ -49,58 +49,25 @@ def draw_curves(
         for axes in charts[len(names):]:
             axes.remove()
         for axes, name in zip(charts, names, strict=False):
-            _draw(axes, results, name, best)
-            style_axes(axes, name.capitalize(), "epoch", _label(name))
-        _scale(charts[0], results)
-
-
-def draw_or_warn(
-    directory: Path,
-    rows: Sequence[Sequence[float]],
-    columns: Sequence[str],
-    title: str,
-    monitor: Monitor,
-    warn: Callable[[str], None],
-) -> None:
-    """results.png in a run's directory; where it cannot be drawn, a warning: the run goes on.
-
-    Args:
-        directory: of the run.
-        rows: of results.csv.
-        columns: the names of their values.
-        title, monitor: see `draw_curves`.
-        warn: called with one line.
-    """
-    try:
-        results = [Result.of(row, columns) for row in rows]
-        draw_curves(directory / CURVES, results, title, monitor)
-    except Exception as error:  # whatever matplotlib raises
-        warn(f"{CURVES} cannot be drawn ({one_line(error)}); nothing else is missing.")
-
-
-def best_epoch(results: Sequence[Result], monitor: Monitor) -> Result | None:
-    """The first row with the best finite value of the column; None where no value is finite."""
-    index = monitor.best_index([result.values[monitor.column] for result in results])
-    return None if index is None else results[index]
+            _draw(axes, results, name, None if best is None else results[best])
+            style_axes(axes, name.capitalize(), "epoch", name + _UNITS.get(name, ""))
 
 
 def _draw(axes: "Axes", results: Sequence[Result], name: str, best: Result | None) -> None:
     from matplotlib.ticker import MaxNLocator
 
     epochs = [result.epoch for result in results]
-    marker = "o" if len(results) <= _FEW else ""
-    shown = {
-        column: (label, color)
-        for column, label, color in (
-            (name, "training", COLORS[0]),
-            (f"val_{name}", "validation", COLORS[1]),
-        )
-        if column in results[0].values
-    }
-    for column, (label, color) in shown.items():
-        values = [result.values[column] for result in results]
-        gaps = [value if math.isfinite(value) else math.nan for value in values]
-        axes.plot(epochs, gaps, color=color, label=label, marker=marker, markersize=4)
+    finite, column, color = [], name, ""
+    for label, shown, its_color in (
+        ("training", name, COLORS[0]), ("validation", f"val_{name}", COLORS[1])
+    ):
+        if shown in results[0].values:
+            column, color = shown, its_color
+            values = [result.values[column] for result in results]
+            values = [value if math.isfinite(value) else math.nan for value in values]
+            finite += [value for value in values if not math.isnan(value)]
+            marker = "o" if len(results) <= _FEW else ""
+            axes.plot(epochs, values, color=color, label=label, marker=marker, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     margin = max(0.5, 0.03 * (epochs[-1] - epochs[0]))
     axes.set_xlim(epochs[0] - margin, epochs[-1] + margin)
@@ -112,18 +79,6 @@ def _draw(axes: "Axes", results: Sequence[Result], name: str, best: Result | Non
                 [best.epoch], [value], "o", markersize=10, fillstyle="none", color=color,
                 markeredgewidth=2, label=f"best, epoch {best.epoch}: {value:.4g}",
             )
+    if name == "loss" and finite and 0 < min(finite) < max(finite) / _WIDE:
+        axes.set_yscale("log")
     axes.legend(frameon=False)
-
-
-def _label(name: str) -> str:
-    share = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)"}
-    return f"{name}{share.get(name, '')}"
-
-
-def _scale(loss: "Axes", results: Sequence[Result]) -> None:
-    """A logarithmic axis for losses far apart."""
-    columns = [name for name in ("loss", "val_loss") if name in results[0].values]
-    values = [result.values[name] for result in results for name in columns]
-    values = [value for value in values if math.isfinite(value)]
-    if values and min(values) > 0 and max(values) > _WIDE * min(values):
-        loss.set_yscale("log")

@@ -1,10 +1,6 @@
-"""Numbers and lines as a run shows them."""
+"""Numbers as a run shows them."""
 
-import re
 from collections.abc import Mapping
-
-from rich.cells import cell_len
-from rich.text import Text
 
 
 def format_seconds(seconds: float) -> str:
@@ -34,24 +30,3 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def wrapped(text: Text, width: int, indent: int) -> Text:
-    """The text in lines of at most `width` columns; those after the first are indented.
-
-    A longer word, such as a path, stays whole, for the terminal to break: copied, it is whole.
-    For the same reason a text with `no_wrap` stays as it is, such as one with a command.
-    """
-    if text.no_wrap or text.cell_len <= width:
-        return text
-    breaks, column = [], 0
-    for word in re.finditer(r"\s*(\S+)", text.plain):
-        length = cell_len(word.group())
-        if column > 0 and column + length > width:
-            breaks.append(word.start(1))
-            column, length = indent, cell_len(word.group(1))
-        column += length
-    first, *rest = text.divide(breaks)
-    for line in (first, *rest):
-        line.rstrip()
-    return Text("\n" + " " * indent).join([first, *rest])

@@ -4,15 +4,16 @@ import time
 from typing import Any
 
 import keras
-from rich.text import Text
 
-from towers.resume.train_state import TrainState
-from towers.machine.words import counted
-from towers.app.reporting.formats import format_seconds
-from towers.app.reporting.outcome import num_skipped, skipped_warning
-from towers.app.reporting.report import Progress, Report, epoch_label, labelled
+from towers.app.reporting.formats import format_seconds, format_values
+from towers.app.reporting.outcome import num_skipped
+from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.app.training.pace import Pace
+from towers.machine.words import counted
+from towers.resume.train_state import TrainState
+
+_BAR_WIDTH = 12
 
 
 class ProgressLines(keras.callbacks.Callback):
@@ -32,11 +33,10 @@ class ProgressLines(keras.callbacks.Callback):
         super().__init__()
         self._out, self._run, self._train_state, self._pace = out, run, train_state, pace
         self._skipped_before = 0
-        self._trained: Progress | None = None
         self._reads_again_since: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._out.waiting(f"{self._epoch()}  preparing the first step")
+        self._out.waiting(f"{self._label(self._train_state.epoch)}  preparing the first step")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._skipped_before = num_skipped(self._run, self._train_state)
@@ -47,48 +47,54 @@ class ProgressLines(keras.callbacks.Callback):
         """Says what was read again, once the first batch behind it has come."""
         if self._reads_again_since is not None:
             seconds, self._reads_again_since = time.monotonic() - self._reads_again_since, None
-            self._out.line(skipped_line(batch * self._run.batch_size, seconds))
+            count = counted(batch * self._run.batch_size, "example")
+            again = f"of this epoch read again and left out, in {format_seconds(seconds)}"
+            self._out.line(labelled("Data", f"{count} {again}"))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._out.is_due():
-            self._out.progress(self._progress())
+        if not self._out.is_due():
+            return
+        state, total = self._train_state, self._run.steps_an_epoch
+        label = self._label(state.epoch)
+        step = f"{state.epoch_step:>{len(f'{total:,}')},}/{total:,}"
+        values = format_values({name: float(state.logs[name]) for name in self._run.metrics})
+        bar = "=" * (_BAR_WIDTH * state.epoch_step // total)
+        speed, left = self._speed_and_left()
+        self._out.ongoing(
+            f"{label}  step {step}  {values}{speed}{left}",
+            # A narrow terminal has no room for the last.
+            f"{label}  [{bar:<{_BAR_WIDTH}}] {step}  {values}{left}{speed}",
+        )
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Warns of the epoch's updates that were left out."""
-        self._trained = self._progress()
-        self._out.waiting(f"{self._epoch()}  validating")
+        self._out.waiting(f"{self._label(self._train_state.epoch)}  validating")
         count = num_skipped(self._run, self._train_state) - self._skipped_before
         if count > 0:
             scale = getattr(self._run.step.optimizer, "dynamic_scale", None)
-            self._out.warn(skipped_warning(count, None if scale is None else float(scale)))
+            now = "" if scale is None else f"; the loss scale is {float(scale):,.0f} now"
+            updates = f"{counted(count, 'update')} left out in this epoch"
+            self._out.warn(f"{updates}: a NaN or infinite loss or gradient{now}.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Shows the epoch's two lines."""
-        assert self._trained is not None
-        progress = self._trained._replace(seconds_left=self._pace.seconds_left)
-        validation = {k: value for k, value in logs.items() if k not in self._run.metrics}
-        self._out.end_epoch(progress, validation, self._train_state.is_best)
+        """Shows the epoch's values, and those of validation or whether it is the best."""
+        label, metrics = self._label(epoch), self._run.metrics
+        training = format_values({name: logs[name] for name in metrics})
+        validation = format_values({k: value for k, value in logs.items() if k not in metrics})
+        best = "(best)" if self._train_state.is_best else ""
+        self._out.close()
+        self._out.line(f"{label}  {training}{''.join(self._speed_and_left())}")
+        if second := "  ".join(filter(None, [validation, best])):
+            self._out.line(f"{'':{len(label)}}  {second}")
 
-    def _epoch(self) -> str:
-        return epoch_label(self._train_state.epoch + 1, self._run.config.epochs)
+    def _label(self, epoch: int) -> str:
+        """"Epoch  3/12" for epoch 2, as epochs count from 0."""
+        epochs = str(self._run.config.epochs)
+        return f"Epoch {epoch + 1:>{len(epochs)}}/{epochs}"
 
-    def _progress(self) -> Progress:
-        train_state = self._train_state
-        return Progress(
-            train_state.epoch + 1,
-            self._run.config.epochs,
-            train_state.epoch_step,
-            self._run.steps_an_epoch,
-            {name: float(train_state.logs[name]) for name in self._run.metrics},
-            self._pace.examples_per_second,
-            self._pace.seconds_left,
+    def _speed_and_left(self) -> tuple[str, str]:
+        left = self._pace.seconds_left
+        return (
+            f" | {self._pace.examples_per_second:,.0f} examples/s",
+            "" if left is None else f" | {format_seconds(left)} left",
         )
-
-
-def skipped_line(num_examples: int, seconds: float) -> Text:
-    """"Data      1,280 examples of this epoch read again and left out, in 0:12"."""
-    return labelled(
-        "Data",
-        f"{counted(num_examples, 'example')} of this epoch read again and left out, in "
-        f"{format_seconds(seconds)}",
-    )

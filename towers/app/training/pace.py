@@ -13,7 +13,6 @@ class Pace:
         """Args: the steps, and the epochs (each ends with a validation), that the run has left."""
         self._steps_left = num_steps
         self._validations_left = num_epochs
-        self.steps_done = 0
         self._run_began = time.perf_counter()
         self._is_traced = False
         self._step_seconds = 0.0
@@ -27,7 +26,6 @@ class Pace:
 
     def add_step(self, num_examples: int) -> None:
         """A step has ended."""
-        self.steps_done += 1
         self._steps_left -= 1
         self._ended = time.perf_counter()
         if self._is_traced:
