@@ -71,8 +71,8 @@ class LimitStep(towers.TowerStep):
     def _add_up(self, outputs: Any) -> Any:
         return outputs
 
-    def _update(self, outputs: Any) -> tf.Tensor:
-        touched = []
+    def update(self, computed: Any) -> tf.Tensor:
+        touched, outputs = [], computed.sums
         for output, device in zip(outputs, self.tower_devices, strict=True):
             with tf.device(device):  # else the graph drops the gradients, too
                 touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))

@@ -245,9 +245,9 @@ def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
     from towers.step import TowerStep
 
     traced = []
-    graph = TowerStep.train_graph
+    compute = TowerStep.compute
     monkeypatch.setattr(
-        TowerStep, "train_graph", lambda *args: traced.append(1) or graph(*args)
+        TowerStep, "compute", lambda *args: traced.append(1) or compute(*args)
     )
     pair = build_pair(classifier, **CLASSIFIER)
     assert not traced

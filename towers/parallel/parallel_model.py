@@ -2,7 +2,7 @@
 
     parallel.fit                                       Keras' loop, callbacks and data adapters
         train_step
-            TowerStep.train_graph                      towers, averaging, one update
+            TowerStep.compute, .update                 towers, averaging, one update
             loss tracker, metrics                      Keras' own, over the global batch
         a train_step of the model's own
             OwnStep                                    traced once, run on towers level by level
@@ -239,7 +239,7 @@ class ParallelModel(keras.Model):
                 return own(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.control_dependencies(self._towers.newest["test"].keep(x, y, sample_weight)):
-            loss, y_pred = _step(self, "test", x).test_graph(x, y, sample_weight)
+            loss, y_pred = _step(self, "test", x).infer("test", (x, y, sample_weight))
         with tf.device(_home(self)), tf.control_dependencies([loss]):
             track_losses(self, x, y, y_pred, sample_weight, training=False)
             return update_metrics(self, loss, x, y, y_pred, sample_weight)
@@ -252,7 +252,7 @@ class ParallelModel(keras.Model):
                 return own(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         with tf.control_dependencies(self._towers.newest["predict"].keep(x, None, None)):
-            return _step(self, "predict", x).predict_graph(x)
+            return _step(self, "predict", x).infer("predict", (x, None, None))[1]
 
     def make_train_function(self, force: bool = False) -> None:
         """Keras' function, which first makes variables."""
@@ -365,13 +365,13 @@ def _update(
     model: ParallelModel, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
 ) -> dict[str, tf.Tensor]:
     """One update of the towers, and Keras' metrics; `placed`: as of `TowerStep.train_batch`."""
-
-    def track(y_pred: Any) -> None:
+    step = _step(model, "train", x)
+    with tf.control_dependencies(model._towers.newest["train"].keep(x, y, sample_weight)):
+        computed = step.compute((x, y, sample_weight), placed)
+        y_pred = computed.predictions
         with tf.device(_home(model)):
             track_losses(model, x, y, y_pred, sample_weight, training=True)
-
-    with tf.control_dependencies(model._towers.newest["train"].keep(x, y, sample_weight)):
-        loss, y_pred = _step(model, "train", x).train_graph(x, y, sample_weight, placed, track)
+        loss = step.update(computed)
     with tf.device(_home(model)), tf.control_dependencies([loss]):
         return update_metrics(model, loss, x, y, y_pred, sample_weight)
 

@@ -1,5 +1,5 @@
 """One synchronous update, the diagram: one file an arrow, and what these need."""
 
-from towers.step.step import TowerStep
+from towers.step.tower_step import TowerStep
 
 __all__ = ["TowerStep"]

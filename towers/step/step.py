@@ -1,4 +1,4 @@
-"""TowerStep: one synchronous data-parallel update, as one TensorFlow graph.
+"""One synchronous data-parallel update, as one TensorFlow graph.
 
                     global batch
                  shard 0   shard 1  ...          1. split, in order, sizes differ by at most 1
@@ -12,7 +12,7 @@
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,14 +29,13 @@ from towers.step import state as state_lib
 from towers.step.agreement import check_agreement
 from towers.step.assigned import leave
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.compiled import COMPILED, recipe_of
 from towers.step.exchange import make_exchange
-from towers.step.first_error import run_in_turn
 from towers.step.joined_outputs import join_outputs
 from towers.step.lookups import whole
+from towers.step.compiled import COMPILED, recipe_of
 from towers.step.losses import Shares, tower_shares
-from towers.step.nonfinite import checked, nonfinite_error
-from towers.step.row_counts import check_placed, check_rows, checked_rows
+from towers.step.nonfinite import checked
+from towers.step.row_counts import checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.staged import TowerInStages
 from towers.step.stages import make_stages
@@ -44,7 +43,6 @@ from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
-from towers.step.traced import TracedGraphs
 from towers.step.traced_tower import TracedTower
 from towers.step.transfers import move
 from towers.step.xla import compiles
@@ -63,14 +61,20 @@ class _Sums(NamedTuple):
     same: dict[int, tf.Tensor]
 
 
-class TowerStep:
-    """Trains a Keras model with towers; the parameters stay where they were created.
+class Computed(NamedTuple):
+    """What towers have computed of a global batch, before the update.
 
-    ```python
-    step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
-    ```
+    predictions: the model's outputs for all rows, before the update; None where nobody asks.
+    finite: [T, 1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
+
+    sums: _Sums
+    predictions: Structure
+    finite: tf.Tensor | None
+
+
+class Step:
+    """The diagram: one update of a model's parameters, to be called in anybody's tf.function."""
 
     def __init__(
         self,
@@ -164,49 +168,41 @@ class TowerStep:
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
             jit_compile=self.compiles,
         )
-        self._graphs = TracedGraphs(self.cluster, self.check_agreement, partial(run_in_turn, self))
-        self.traces = self._graphs.traces  # concrete functions, for batches of any number of rows
 
     # The diagram.
 
-    def _one_update(
-        self,
-        batch: BatchValues,
-        placed: Placed,
-        track: Callable[[Structure], None],
-        finish: Callable[[tf.Tensor, Structure], Any],
-        otherwise: Callable[[], Any] | None = None,
-        *,
-        with_predictions: bool,
-    ) -> tuple[Any, tf.Tensor | None]:
-        """One synchronous update.
+    def compute(
+        self, batch: BatchValues, placed: Placed = None, *, with_predictions: bool = True
+    ) -> Computed:
+        """1 to 4. The towers' results for x, y and sample_weight of a global batch.
 
         Args:
-            batch: x, y and sample_weight of the global batch.
+            batch: tensors [N, ...].
             placed: its shards, where they lie on their devices already.
-            track: called with the predictions before the update.
-            finish: (loss, predictions) -> what is returned of an update.
-            otherwise: what is returned in place of an update that is not finite; None: update.
             with_predictions: else they are None.
-
-        Returns:
-            (what `finish` or `otherwise` has returned, [T, 1 + V] bool, see
-            `nonfinite.are_finite`, or None where nobody asks).
         """
-        shards = self.split(batch, placed)                                  # 1
-        outputs = self.run_towers("train", shards, self._loss_scale())      # 2 and 3
-        sums = self._add_up(outputs)                                        # 4
-        predictions = self._predictions(outputs, shards) if with_predictions else None
+        with checked_rows(*batch):
+            shards = self.split(batch, placed)                                  # 1
+            outputs = self.run_towers("train", shards, self._loss_scale())      # 2 and 3
+            sums = self._add_up(outputs)                                        # 4
+            predictions = self._predictions(outputs, shards) if with_predictions else None
+            if outputs[0].finite is None:
+                return Computed(sums, predictions, None)
+            with tf.device(self.home):
+                finite = self._exchange.one_a_tower([o.finite for o in outputs])
+                return Computed(sums, predictions, tf.stack(finite))
 
-        def update_all() -> Any:
-            track(predictions)
-            return finish(self._update(sums), predictions)                  # 5
-
-        if otherwise is None:
-            return update_all(), None
-        with tf.device(self.home):
-            finite = tf.stack(self._exchange.one_a_tower([o.finite for o in outputs]))
-            return tf.cond(tf.reduce_all(finite), update_all, otherwise), finite
+    def update(self, computed: Computed) -> tf.Tensor:
+        """5. Updates parameters, optimizer and state with the towers' results; returns the loss."""
+        variables = self.trainable_variables
+        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
+            parameters = {i: v for i, v in computed.sums.same.items() if i < len(variables)}
+            leave(variables, parameters, {})  # the update is of what was assigned
+            if parameters:
+                self.strategy.refresh()
+            loss, added = self.strategy.update(computed.sums.tree)
+            self._leave(computed.sums, added)
+        return loss
 
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """1. The shards of the global batch."""
@@ -285,17 +281,26 @@ class TowerStep:
             tree = self.strategy.add_up(values, self.tower_devices, self.reduce)
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
 
-    def _update(self, sums: _Sums) -> tf.Tensor:
-        """5. Updates parameters, optimizer and state with the towers' results; returns the loss."""
-        variables = self.trainable_variables
-        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            parameters = {i: v for i, v in sums.same.items() if i < len(variables)}
-            leave(variables, parameters, {})  # the update is of what was assigned
-            if parameters:
-                self.strategy.refresh()
-            loss, added = self.strategy.update(sums.tree)
+    def infer(
+        self, name: str, batch: BatchValues, placed: Placed = None
+    ) -> tuple[tf.Tensor, Structure]:
+        """(loss, predictions) of a global batch in inference mode; `name`: "test" or "predict".
+
+        What the model assigns is kept, as in Keras.
+        """
+        with checked_rows(*batch):
+            outputs = self.run_towers(name, shards := self.split(batch, placed))
+            sums = self._add_up(outputs)
+            loss, *added = self._added(sums.tree)
             self._leave(sums, added)
-        return loss
+            return loss, self._predictions(outputs, shards)
+
+    def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
+        """(loss, [gradient]) of a global batch, averaged; nothing is assigned."""
+        shards = self.split(batch)
+        sums = self._add_up(self.run_towers("train", shards, tf.ones([])))
+        loss, *added = self._added(sums.tree)
+        return loss, [whole(g, v.shape) for g, v in zip(added, self.trainable_variables)]
 
     # What the arrows need.
 
@@ -333,108 +338,7 @@ class TowerStep:
             )
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, flat)
 
-    def _infer(
-        self, name: str, batch: BatchValues, placed: Placed = None
-    ) -> tuple[tf.Tensor, Structure]:
-        """(loss, predictions) of a global batch; what the model assigns is kept, as in Keras."""
-        outputs = self.run_towers(name, shards := self.split(batch, placed))
-        sums = self._add_up(outputs)
-        loss, *added = self._added(sums.tree)
-        self._leave(sums, added)
-        return loss, self._predictions(outputs, shards)
-
-    # The graphs, to be called in anybody's tf.function.
-
-    def train_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None,
-        track: Callable[[Structure], None] = lambda predictions: None,
-    ) -> tuple[tf.Tensor, Structure]:
-        """One synchronous update, finite or not; returns (loss, predictions).
-
-        Args:
-            x, y, sample_weight, placed: as for `train_batch`.
-            track: called with the predictions before the update.
-        """
-        with checked_rows(x, y, sample_weight):
-            result, _ = self._one_update(
-                (x, y, sample_weight), placed, track, lambda *result: result, with_predictions=True
-            )
-            return result
-
-    def test_graph(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed = None
-    ) -> tuple[tf.Tensor, Structure]:
-        """Runs one global batch in inference mode; returns (loss, predictions)."""
-        with checked_rows(x, y, sample_weight):
-            return self._infer("test", (x, y, sample_weight), placed)
-
-    def predict_graph(self, x: Structure) -> Structure:
-        """Runs one global batch in inference mode; returns the predictions."""
-        with checked_rows(x):
-            return self._infer("predict", (x, None, None))[1]
-
-    # What a user calls.
-
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
-        """One synchronous update.
-
-        Args:
-            x: the global batch's inputs: a tensor or array [N, ...], or a structure of these.
-            y: its labels: [N, ...], or one for each output as a list, tuple or dict.
-            sample_weight: [N] or [N, ...], or one for each output.
-
-        Returns:
-            {"loss": scalar, metric name: scalar} of this batch alone.
-        """
-        check_rows(x, y, sample_weight)
-        self.reset_metrics()
-        return self.train_batch(x, y, sample_weight)
-
-    def train_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
-    ) -> dict[str, tf.Tensor]:
-        """One synchronous update; returns the running means since `reset_metrics`.
-
-        Args:
-            x, y, sample_weight: as for a call.
-            placed: their shards as `prefetch.place` returns them; None: the step splits them.
-
-        Raises:
-            NonFiniteError: with nonfinite="stop"; nothing has changed.
-            ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
-        """
-        check_placed(placed, x, self.num_towers, self.mine)
-        batch, build = (x, y, sample_weight), partial(self.build_metrics, "train")
-        logs, finite = self._graphs.call(self._train, *batch, behind=[placed], prepare=build)
-        if self._nonfinite == "stop" and not finite.numpy().all():
-            places = self._exchange.places(self.tower_devices)
-            raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
-        return logs
-
-    def test_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
-    ) -> dict[str, tf.Tensor]:
-        """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
-        check_placed(placed, x, self.num_towers, self.mine)
-        batch, build = (x, y, sample_weight), partial(self.build_metrics, "test")
-        return self._graphs.call(self._test, *batch, behind=[placed], prepare=build)
-
-    def predict_batch(self, x: Any) -> Any:
-        """The model's outputs for one global batch, in the model's structure, rows in order."""
-        return self._graphs.call(self.predict_graph, x)
-
-    def gradients(
-        self, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> tuple[tf.Tensor, Values]:
-        """(loss, [gradient]): averaged, in trainable-variable order, without an update.
-
-        Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
-        """
-        return self._graphs.call(self._gradients, x, y, sample_weight)
-
-    def reset_metrics(self) -> None:
-        """Starts the running means of the loss and the metrics anew."""
-        self._metrics.reset()
+    # What is known of it.
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -447,18 +351,9 @@ class TowerStep:
         return self.tower.has_unsaved_noise
 
     @property
-    def metrics_variables(self) -> list[keras.Variable]:
-        """The running sums of the loss and the metrics, and the `met_variables`."""
-        return list({id(v): v for v in [*self._metrics.variables, *self.tower.met]}.values())
-
-    @property
     def met_variables(self) -> list[Any]:
         """Variables that the model uses and Keras does not list; known once a step was traced."""
         return self.tower.met
-
-    def update_graph(self) -> tf.compat.v1.GraphDef | None:
-        """The graph of one update as it was traced; None before that."""
-        return self._graphs.find(self._train)
 
     def check_agreement(self) -> None:
         """Raises ValueError where workers differ in what they train; so does the first batch."""
@@ -468,15 +363,8 @@ class TowerStep:
             stages=self.stages.names if self.stages else None,
         )
 
-    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
-        """Makes `metrics_variables`, for which the tower's outputs must be known.
-
-        Args: as for `trace_tower`. The first batch does it, unless it is done already.
-        """
-        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
-
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
-        """Traces the tower ahead of `train_graph` or `test_graph`; returns symbolic predictions.
+        """Traces the tower ahead of `compute` or `infer`; returns symbolic predictions.
 
         Args:
             name: "train" or "test".
@@ -484,33 +372,3 @@ class TowerStep:
         """
         output = self.tower.trace(name, (x, y, sample_weight))[0].structured_outputs
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, output.predictions)
-
-    # What of it is traced.
-
-    def _train(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """One update with metrics: (logs, [T, 1 + V] bool or None), see `_one_update`."""
-        metrics = self._metrics
-        return self._one_update(
-            (x, y, sample_weight), placed,
-            lambda y_pred: metrics.track_losses(x, y, y_pred, sample_weight, training=True),
-            lambda loss, y_pred: metrics.update(loss, x, y, y_pred, sample_weight),
-            None if self._nonfinite == "apply" else metrics.result,
-            with_predictions=metrics.need_predictions,
-        )
-
-    def _test(
-        self, x: Structure, y: Structure, sample_weight: Structure, placed: Placed
-    ) -> dict[str, tf.Tensor]:
-        loss, predictions = self.test_graph(x, y, sample_weight, placed)
-        self._metrics.track_losses(x, y, predictions, sample_weight)
-        return self._metrics.update(loss, x, y, predictions, sample_weight)
-
-    def _gradients(
-        self, x: Structure, y: Structure, sample_weight: Structure
-    ) -> tuple[tf.Tensor, Values]:
-        shards = self.split((x, y, sample_weight))
-        sums = self._add_up(self.run_towers("train", shards, tf.ones([])))
-        loss, *added = self._added(sums.tree)
-        return loss, [whole(g, v.shape) for g, v in zip(added, self.trainable_variables)]

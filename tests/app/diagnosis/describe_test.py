@@ -63,7 +63,7 @@ def test_the_plan_counts_what_a_step_moves():
     _, here, there, total, how = lines_of(describe.show_plan, build(config()))
     assert here.split() == ["/cpu:0", "0", "8", *"----00"]
     assert there.startswith("/cpu:1  1       8         248 bytes      136 bytes ")
-    assert total == "Each step moves 384 bytes to the devices and 432 bytes from them."
+    assert total == "Each step moves 384 bytes to the devices and 437 bytes from them."
     assert how.startswith("Counted as on GPUs")  # out: loss, gradients, predictions and logits
 
 

@@ -86,7 +86,11 @@ def traffic(step: TowerStep, batch_size: int, batch: tuple[Any, Any, Any]) -> di
     for device in dict.fromkeys(devices):
         towers = [t for t, other in enumerate(devices) if other == device]
         rows[device] = Traffic((towers[0], towers[-1]), [sizes[t] for t in towers])
-    graph = tf.function(step.train_graph, autograph=False).get_concrete_function(*batch).graph
+
+    def update(*batch: Any) -> tf.Tensor:
+        return step.update(step.compute(batch))
+
+    graph = tf.function(update, autograph=False).get_concrete_function(*batch).graph
     home = "" if step.strategy.num_copies else step.home
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)

@@ -1,0 +1,152 @@
+"""TowerStep: the update of `step`, with graphs and running metrics of its own."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.step.averaging import Values
+from towers.step.first_error import run_in_turn
+from towers.step.nonfinite import nonfinite_error
+from towers.step.row_counts import check_placed, check_rows
+from towers.step.sharding import BatchValues, Placed
+from towers.step.step import Step
+from towers.step.traced import TracedGraphs
+
+
+class TowerStep(Step):
+    """Trains a Keras model with towers; the parameters stay where they were created.
+
+    ```python
+    step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
+    ```
+
+    traces: the concrete functions, for batches of any number of rows.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._graphs = TracedGraphs(
+            {"train": self._train, "test": self._test, "gradients": self._gradients,
+             "predict": self._predict},
+            self.cluster, self._prepare,
+            lambda name, *batch: run_in_turn(self, name, *batch),
+        )
+        self.traces = self._graphs.traces
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """One synchronous update.
+
+        Args:
+            x: the global batch's inputs: a tensor or array [N, ...], or a structure of these.
+            y: its labels: [N, ...], or one for each output as a list, tuple or dict.
+            sample_weight: [N] or [N, ...], or one for each output.
+
+        Returns:
+            {"loss": scalar, metric name: scalar} of this batch alone.
+        """
+        check_rows(x, y, sample_weight)
+        self.reset_metrics()
+        return self.train_batch(x, y, sample_weight)
+
+    def train_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """One synchronous update; returns the running means since `reset_metrics`.
+
+        Args:
+            x, y, sample_weight: as for a call.
+            placed: their shards as `prefetch.place` returns them; None: the step splits them.
+
+        Raises:
+            NonFiniteError: with nonfinite="stop"; nothing has changed.
+            ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
+        """
+        check_placed(placed, x, self.num_towers, self.mine)
+        logs, finite = self._graphs.call("train", (x, y, sample_weight), placed)
+        if self._nonfinite == "stop" and not finite.numpy().all():
+            places = self._exchange.places(self.tower_devices)
+            raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
+        return logs
+
+    def test_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        check_placed(placed, x, self.num_towers, self.mine)
+        return self._graphs.call("test", (x, y, sample_weight), placed)
+
+    def predict_batch(self, x: Any) -> Any:
+        """The model's outputs for one global batch, in the model's structure, rows in order."""
+        return self._graphs.call("predict", (x, None, None))
+
+    def gradients(
+        self, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> tuple[tf.Tensor, Values]:
+        """(loss, [gradient]): averaged, in trainable-variable order, without an update.
+
+        Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
+        """
+        return self._graphs.call("gradients", (x, y, sample_weight))
+
+    def reset_metrics(self) -> None:
+        """Starts the running means of the loss and the metrics anew."""
+        self._metrics.reset()
+
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        """The running sums of the loss and the metrics, and the `met_variables`."""
+        return list({id(v): v for v in [*self._metrics.variables, *self.tower.met]}.values())
+
+    def update_graph(self) -> tf.compat.v1.GraphDef | None:
+        """The graph of one update as it was traced; None before that."""
+        return self._graphs.find("train")
+
+    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+        """Makes `metrics_variables`, for which the tower's outputs must be known.
+
+        Args: as for `trace_tower`. The first batch does it, unless it is done already.
+        """
+        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
+
+    # What is traced: each of a global batch's x, y and sample_weight.
+
+    def _prepare(self, name: str, specs: BatchValues) -> None:
+        """Called before a trace."""
+        if not self.traces:
+            self.check_agreement()
+        if name in ("train", "test"):
+            self.build_metrics(name, *specs)
+
+    def _train(
+        self, batch: BatchValues, placed: Placed
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
+        """One update with metrics: (logs, as `Computed.finite`)."""
+        x, y, sample_weight = batch
+        metrics = self._metrics
+        computed = self.compute(batch, placed, with_predictions=metrics.need_predictions)
+
+        def updated() -> dict[str, tf.Tensor]:
+            y_pred = computed.predictions
+            metrics.track_losses(x, y, y_pred, sample_weight, training=True)
+            return metrics.update(self.update(computed), x, y, y_pred, sample_weight)
+
+        if computed.finite is None:
+            return updated(), None
+        with tf.device(self.home):
+            is_finite = tf.reduce_all(computed.finite)
+            return tf.cond(is_finite, updated, metrics.result), computed.finite
+
+    def _test(self, batch: BatchValues, placed: Placed) -> dict[str, tf.Tensor]:
+        x, y, sample_weight = batch
+        loss, y_pred = self.infer("test", batch, placed)
+        self._metrics.track_losses(x, y, y_pred, sample_weight)
+        return self._metrics.update(loss, x, y, y_pred, sample_weight)
+
+    def _predict(self, batch: BatchValues, placed: Placed) -> Any:
+        return self.infer("predict", batch, placed)[1]
+
+    def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
+        del placed
+        return self.gradients_of(batch)
