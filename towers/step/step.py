@@ -139,8 +139,8 @@ class Step:
             num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
         self.num_towers = num_towers
-        self._exchange = make_exchange(self.cluster, num_towers)
-        self.mine = self._exchange.mine
+        self.exchange = make_exchange(self.cluster, num_towers)
+        self.mine = self.exchange.mine
         self.tower_devices = devices_lib.place_towers(len(self.mine), firsts)
         if devices is None and (shared := undivided_cpu(len(self.mine), is_chosen)):
             warnings.warn(shared, stacklevel=2)
@@ -149,14 +149,14 @@ class Step:
         self.model = model
         self.batch_norm = batch_norm or "average"
         self.home = state_lib.variables_device(model)
-        self.optimizer, loss, loss_weights, self._metrics = recipe_of(
+        self.optimizer, loss, loss_weights, self.metrics = recipe_of(
             model, optimizer, loss, loss_weights, metrics, self.home
         )
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         self.compiles = not self.stages and compiles(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
-        self._nonfinite = nonfinite
+        self.nonfinite = nonfinite
         self._move = partial(move, packed=self.policy.pack_transfers and not self.stages)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.home, self.tower_devices,
@@ -189,7 +189,7 @@ class Step:
             if outputs[0].finite is None:
                 return Computed(sums, predictions, None)
             with tf.device(self.home):
-                finite = self._exchange.one_a_tower([o.finite for o in outputs])
+                finite = self.exchange.one_a_tower([o.finite for o in outputs])
                 return Computed(sums, predictions, tf.stack(finite))
 
     def update(self, computed: Computed) -> tf.Tensor:
@@ -207,7 +207,7 @@ class Step:
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """1. The shards of the global batch."""
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
-            self._exchange.check_same_batch(batch)
+            self.exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.mine, placed or []):
             shards[tower] = shards[tower]._replace(values=values)
@@ -249,7 +249,7 @@ class Step:
         with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
             if weigh is not None:
                 own = self._on_devices(weigh, inputs, [(shards[t].size,) for t in self.mine])
-                weights = self._exchange.one_a_tower(own)
+                weights = self.exchange.one_a_tower(own)
             else:
                 weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
             return tower_shares(losses.terms(*shards[0].values[1:]), weights, shards)
@@ -266,7 +266,7 @@ class Step:
     def reduce(self, values: list[Values], devices: Sequence[str] | None = None) -> Tree:
         """4. The tree of additions over all towers that are left; `values`: this worker's x V."""
         with tf.device(self.home):
-            return self._exchange.reduce(
+            return self.exchange.reduce(
                 values, devices or self.tower_devices, add_on_devices=self.policy.add_on_devices,
                 home=self.home, move=self._move,
             )
@@ -276,7 +276,7 @@ class Step:
         assigned = outputs[0].assigned
         with tf.name_scope(scopes.SUM), tf.device(self.home):
             kept = self._move(list(assigned.same.values()), self.tower_devices[0], self.home)
-            same = self._exchange.of_tower_0(kept)
+            same = self.exchange.of_tower_0(kept)
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
             tree = self.strategy.add_up(values, self.tower_devices, self.reduce)
         return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
@@ -332,8 +332,8 @@ class Step:
         first = self.tower_devices[0]
         with tf.device(self.home):
             flat = join_outputs(
-                outputs, lambda values: self._exchange.rows(values, shards),
-                lambda values: self._exchange.of_tower_0(self._move(values, first, self.home)),
+                outputs, lambda values: self.exchange.rows(values, shards),
+                lambda values: self.exchange.of_tower_0(self._move(values, first, self.home)),
                 lambda values: self._added(self.reduce(values)),
             )
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, flat)
@@ -359,7 +359,7 @@ class Step:
         """Raises ValueError where workers differ in what they train; so does the first batch."""
         check_agreement(
             self.cluster, self.model, self.optimizer,
-            num_towers=self.num_towers, batch_norm=self.batch_norm, nonfinite=self._nonfinite,
+            num_towers=self.num_towers, batch_norm=self.batch_norm, nonfinite=self.nonfinite,
             stages=self.stages.names if self.stages else None,
         )
 

@@ -65,8 +65,8 @@ class TowerStep(Step):
         """
         check_placed(placed, x, self.num_towers, self.mine)
         logs, finite = self._graphs.call("train", (x, y, sample_weight), placed)
-        if self._nonfinite == "stop" and not finite.numpy().all():
-            places = self._exchange.places(self.tower_devices)
+        if self.nonfinite == "stop" and not finite.numpy().all():
+            places = self.exchange.places(self.tower_devices)
             raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
         return logs
 
@@ -92,12 +92,12 @@ class TowerStep(Step):
 
     def reset_metrics(self) -> None:
         """Starts the running means of the loss and the metrics anew."""
-        self._metrics.reset()
+        self.metrics.reset()
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
         """The running sums of the loss and the metrics, and the `met_variables`."""
-        return list({id(v): v for v in [*self._metrics.variables, *self.tower.met]}.values())
+        return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
 
     def update_graph(self) -> tf.compat.v1.GraphDef | None:
         """The graph of one update as it was traced; None before that."""
@@ -108,7 +108,7 @@ class TowerStep(Step):
 
         Args: as for `trace_tower`. The first batch does it, unless it is done already.
         """
-        self._metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
+        self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
     # What is traced: each of a global batch's x, y and sample_weight.
 
@@ -124,7 +124,7 @@ class TowerStep(Step):
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """One update with metrics: (logs, as `Computed.finite`)."""
         x, y, sample_weight = batch
-        metrics = self._metrics
+        metrics = self.metrics
         computed = self.compute(batch, placed, with_predictions=metrics.need_predictions)
 
         def updated() -> dict[str, tf.Tensor]:
@@ -141,8 +141,8 @@ class TowerStep(Step):
     def _test(self, batch: BatchValues, placed: Placed) -> dict[str, tf.Tensor]:
         x, y, sample_weight = batch
         loss, y_pred = self.infer("test", batch, placed)
-        self._metrics.track_losses(x, y, y_pred, sample_weight)
-        return self._metrics.update(loss, x, y, y_pred, sample_weight)
+        self.metrics.track_losses(x, y, y_pred, sample_weight)
+        return self.metrics.update(loss, x, y, y_pred, sample_weight)
 
     def _predict(self, batch: BatchValues, placed: Placed) -> Any:
         return self.infer("predict", batch, placed)[1]
