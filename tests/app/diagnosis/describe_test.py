@@ -11,6 +11,7 @@ from tests.app.training.build_test import config
 from towers.app.diagnosis import describe
 from towers.app.reporting.report import Report
 from towers.app.training.build import build
+from towers.workers.cluster import Cluster
 
 NO_GPUS = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
@@ -48,9 +49,31 @@ def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
     ]
 
 
-def test_a_batch_smaller_than_the_towers_is_warned_of():
-    *_, warning = lines_of(describe.describe, build(config(num_towers=4, batch_size=3)), "run")
-    assert warning.startswith("Warning")
+@pytest.mark.parametrize(("batch_size", "num_towers", "num_examples", "expected"), [
+    (128, 8, 60000, "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"),
+    (100, 8, 60000, "100 global = 8 towers x 12-13; 600 steps an epoch"),
+    (7, 3, 8, "7 global = 3 towers x 2-3; 2 steps an epoch (last: 1 = 3 x 0-1)"),
+    (1024, 1, 10, "1,024 global = 1 tower x 1,024; 1 step an epoch (last: 10 = 1 x 10)"),
+])
+def test_the_batch_line_gives_the_true_split(batch_size, num_towers, num_examples, expected):
+    assert describe.batch_split(batch_size, num_towers, num_examples) == expected
+
+
+@pytest.mark.parametrize(("batch_size", "words"), [
+    (3, "smaller than the 4 towers: 1 without an example"), (10, "waits for those with 3"),
+])
+def test_an_unusual_split_of_the_batch_is_warned_of(batch_size, words):
+    run = build(config(num_towers=4, batch_size=batch_size))
+    *_, warning = lines_of(describe.describe, run, "run")
+    assert warning.startswith("Warning") and words in warning
+
+
+def test_several_workers_are_counted_and_told_that_their_network_must_be_private(monkeypatch):
+    run = build(config(num_towers=3))
+    monkeypatch.setattr(run.step, "cluster", Cluster(("a:1", "b:1"), 0))
+    workers = lines_of(describe.describe, run, "run")[1]
+    assert workers.startswith("Workers   2, this is 0, the chief; 3 towers, 1-2 each; ")
+    assert workers.endswith("on private networks only")
 
 
 def test_a_loss_scaled_optimizer_is_called_by_its_own_name():

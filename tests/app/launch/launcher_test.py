@@ -11,7 +11,6 @@ from tests.processes import wait_for
 from tests.resuming import FLAGS, ROOT, outcome, uninterrupted
 from towers.app.launch.launcher import again, cause, loss
 from towers.app.launch.supervise import End
-from towers.app.reporting.report import title_line
 
 KILLED = "was killed by SIGKILL (is there too little memory?)"
 # Every attempt leaves a line: how many workers, which one, its GPUs, its arguments.
@@ -25,7 +24,7 @@ def miss(who):
     sys.exit(3)
 """
 RUN = "runs/cnn-mnist-001"
-TITLE = title_line({"towers": "0.1.0", "TensorFlow": "2.21.0", "Keras": "3.15.1"}, f"run: {RUN}")
+TITLE = f"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: {RUN}"
 # train.py as far as the launcher sees it.
 TRAIN = f"""
 if index == 0:

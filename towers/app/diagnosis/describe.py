@@ -11,58 +11,94 @@ from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.logical import shared_gpus, undivided_cpu
 from towers.machine.policy import GPU, REHEARSAL, is_rehearsal
+from towers.machine.words import counted
+from towers.step.sharding import shard_sizes
 from towers.app.recipe.optimizer import given, shown_rate
-from towers.app.reporting import report
-from towers.app.reporting.report import Report
+from towers.app.reporting.report import Report, devices_line, labelled
 from towers.app.training.build import Run, training_loss
 
 
 def describe(run: Run, out: Report, what: str) -> None:
-    """Versions, devices, batch, data and model, a line each."""
+    """Versions, devices, batch, data and model, a line each; then the warnings."""
     config, step = run.config, run.step
-    versions = {"towers": __version__, "TensorFlow": tf.__version__, "Keras": keras.__version__}
-    out.line(report.title_line(versions, what))
-    if step.cluster.num_workers > 1:
-        out.line(report.workers_line(step.cluster, step.num_towers))
-    copies = step.strategy.num_copies
-    stages = config.gpus_per_tower
-    out.line(report.devices_line(step.home, step.tower_devices, step.mine.start, copies, stages))
+    versions = ("towers", __version__), ("TensorFlow", tf.__version__), ("Keras", keras.__version__)
+    short = [f"{name} {'.'.join(version.split('.')[:2])}" for name, version in versions]
+    lines = [f"{short[0]} | {short[1]}, {short[2]} | {what}"]
+    if (cluster := step.cluster).num_workers > 1:
+        chief = ", the chief" if cluster.is_chief else ""
+        each = _sizes(step.num_towers, cluster.num_workers)
+        lines.append(labelled(
+            "Workers", f"{cluster.num_workers}, this is {cluster.index}{chief}; {step.num_towers} "
+            f"towers, {each} each; over gRPC without authentication: on private networks only"
+        ))
+    lines.append(devices_line(
+        step.home, step.tower_devices, step.mine.start, step.strategy.num_copies,
+        config.gpus_per_tower,
+    ))
     if not has_gpus():
-        out.line(report.labelled("", "no GPU here: towers run on logical CPU devices"))
+        lines.append(labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():
-        out.line(report.labelled("", f"{REHEARSAL}=1: they follow the policy of GPUs"))
+        lines.append(labelled("", f"{REHEARSAL}=1: they follow the policy of GPUs"))
     if step.compiles:
-        out.line(report.labelled("", "XLA compiles the towers"))
-    sharing = shared_gpus()
-    if sharing is not None and is_gpu(step.tower_devices[0]):
-        out.line(report.labelled("", sharing))
-    out.line(report.batch_line(run.batch_size, step.num_towers, run.train.num_examples))
-    num_test = None if run.test is None else run.test.num_examples
-    data = report.data_line(config.dataset, run.train.num_examples, num_test)
+        lines.append(labelled("", "XLA compiles the towers"))
+    if (sharing := shared_gpus()) is not None and is_gpu(step.tower_devices[0]):
+        lines.append(labelled("", sharing))
+    split = batch_split(run.batch_size, step.num_towers, run.train.num_examples)
+    lines.append(labelled("Batch", split))
+    test = "no test examples" if run.test is None else f"{run.test.num_examples:,} test"
+    data = f"{config.dataset}: {run.train.num_examples:,} train, {test}"
     data += f", {how}" if (how := run.train.source.how) else ""
-    out.line(data + (f"; augmented by {config.augment}" if config.augment else ""))
+    data += f"; augmented by {config.augment}" if config.augment else ""
+    lines.append(labelled("Data", data))
     optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
-    out.line(
-        report.model_line(
-            config.model,
-            step.model.count_params(),
-            type(optimizer).__name__.lower(),
-            shown_rate(optimizer, config),
-            config.seed,
-            config.precision,
-        )
-    )
+    rate, name = shown_rate(optimizer, config), type(optimizer).__name__.lower()
+    model = f"{config.model}, {step.model.count_params():,} parameters; {name}"
+    model += f", learning rate {rate:.4g}; seed {config.seed}"
+    model += f"; {config.precision}" if config.precision != "float32" else ""
+    lines.append(labelled("Model", model))
     if run.own_task:
         smoothing = ["label_smoothing"] if config.label_smoothing is not None else []
-        out.line(report.task_line(run.metrics, [*given(config), *smoothing]))
-    for note in run.notes:
-        out.line(report.labelled("", note))
+        beside = " and ".join([*given(config), *smoothing])
+        own = f"the model's own, as it was compiled: {', '.join(run.metrics)}"
+        lines.append(labelled("Task", f"{own}; but {beside} as given beside it" if beside else own))
+    for line in [*lines, *(labelled("", note) for note in run.notes)]:
+        out.line(line)
+    for warning in _warnings(run):
+        out.warn(warning)
+
+
+def _warnings(run: Run) -> list[str]:
+    """What to warn of in the data, in sharing a CPU, and in an unusual split of the batch."""
+    config, size, num_towers = run.config, run.batch_size, run.step.num_towers
+    warnings = [*run.warnings]
     is_placed = config.num_gpus is not None or config.accumulate is not None
-    shared = None if is_placed else undivided_cpu(len(step.mine))
-    split = report.split_warning(run.batch_size, step.num_towers)
-    for warning in [*run.warnings, shared, split]:
-        if warning is not None:
-            out.warn(warning)
+    if not is_placed and (shared := undivided_cpu(len(run.step.mine))) is not None:
+        warnings.append(shared)
+    if size < num_towers:
+        warnings.append(
+            f"the global batch ({size:,}) is smaller than the {num_towers} towers: "
+            f"{num_towers - size} without an example."
+        )
+    elif size % num_towers:
+        warnings.append(
+            f"the global batch ({size:,}) does not divide by the {num_towers} towers: every step "
+            f"waits for those with {-(-size // num_towers):,}. The result is exact all the same."
+        )
+    return warnings
+
+
+def batch_split(batch_size: int, num_towers: int, num_examples: int) -> str:
+    """"128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"."""
+    steps, last = -(-num_examples // batch_size), num_examples % batch_size
+    each = f"{counted(num_towers, 'tower')} x {_sizes(batch_size, num_towers)}"
+    text = f"{batch_size:,} global = {each}; {counted(steps, 'step')} an epoch"
+    return f"{text} (last: {last:,} = {num_towers} x {_sizes(last, num_towers)})" if last else text
+
+
+def _sizes(count: int, num_parts: int) -> str:
+    """"16", or "12-13" where the parts differ."""
+    sizes = shard_sizes(count, num_parts)
+    return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
 
 
 def show_plan(run: Run, out: Report) -> None:
@@ -103,4 +139,4 @@ def show_verified(found: Verification, out: Report) -> None:
     if found.cause:
         out.warn(f"{found}. The run goes on, as verify_gradients={WARN} asks for.")
     else:
-        out.line(report.labelled("Verify", str(found)))
+        out.line(labelled("Verify", str(found)))

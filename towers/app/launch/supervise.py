@@ -23,7 +23,7 @@ _OBEY = 5.0  # from SIGTERM to SIGKILL
 _SAVE = 300.0  # after the first worker has stopped: the chief saves
 _HOLD = 5.0  # of lines that look like an error: a process that failed ends within that time
 _ERRORS = ("error: ", "Traceback (most recent call last):", "Fatal Python error: ", "stopped by ")
-_TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `report.title_line`
+_TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `describe`
 
 Lines: TypeAlias = "SimpleQueue[tuple[Worker, bytes, bool]]"  # (of, line, whether on stderr)
 

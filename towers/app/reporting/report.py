@@ -17,8 +17,6 @@ from rich.live import Live
 from towers.app.training.several_workers import log_name
 from towers.machine import hang, places
 from towers.machine.devices import placement
-from towers.machine.words import plural
-from towers.step.sharding import shard_sizes
 from towers.workers.cluster import Cluster
 
 _LABEL_WIDTH = 10
@@ -213,79 +211,3 @@ def devices_line(
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
     towers = placement(tower_devices, first)
     return labelled("Devices", f"parameters on {home}{copies}; {towers}{each}")
-
-
-def title_line(versions: dict[str, str], what: str) -> str:
-    """"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: runs/cnn-mnist-001"."""
-    short = {name: ".".join(version.split(".")[:2]) for name, version in versions.items()}
-    return (
-        f"towers {short['towers']} | TensorFlow {short['TensorFlow']}, Keras {short['Keras']} | "
-        f"{what}"
-    )
-
-
-def workers_line(cluster: Cluster, num_towers: int) -> str:
-    """"2, this is 0, the chief; 4 towers, 2 each; over gRPC without authentication: ..."."""
-    fewest, rest = divmod(num_towers, cluster.num_workers)
-    each = f"{fewest}-{fewest + 1}" if rest else f"{fewest}"
-    this = f"{cluster.index}{', the chief' if cluster.is_chief else ''}"
-    return labelled(
-        "Workers",
-        f"{cluster.num_workers}, this is {this}; {num_towers} towers, {each} each; over gRPC "
-        "without authentication: on private networks only",
-    )
-
-
-def batch_line(batch_size: int, num_towers: int, num_examples: int) -> str:
-    """"128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"."""
-    steps, last = -(-num_examples // batch_size), num_examples % batch_size
-    towers = f"{num_towers} {plural('tower', num_towers)}"
-    text = f"{batch_size:,} global = {towers} x {_sizes(batch_size, num_towers)}; "
-    text += f"{steps:,} {plural('step', steps)} an epoch"
-    if last:
-        text += f" (last: {last:,} = {num_towers} x {_sizes(last, num_towers)})"
-    return labelled("Batch", text)
-
-
-def split_warning(batch_size: int, num_towers: int) -> str | None:
-    """A warning of an unusual split of the global batch, if it is one."""
-    if batch_size < num_towers:
-        return (
-            f"the global batch ({batch_size:,}) is smaller than the {num_towers} towers: "
-            f"{num_towers - batch_size} without an example."
-        )
-    if batch_size % num_towers:
-        largest = max(shard_sizes(batch_size, num_towers))
-        return (
-            f"the global batch ({batch_size:,}) does not divide by the {num_towers} towers: every "
-            f"step waits for those with {largest:,}. The result is exact all the same."
-        )
-    return None
-
-
-def data_line(name: str, num_train: int, num_test: int | None) -> str:
-    """"mnist: 60,000 train, 10,000 test"."""
-    test = "no test examples" if num_test is None else f"{num_test:,} test"
-    return labelled("Data", f"{name}: {num_train:,} train, {test}")
-
-
-def task_line(metrics: Sequence[str], given: Sequence[str]) -> str:
-    """"the model's own loss, metrics (loss, mae) and optimizer; learning_rate as given"."""
-    text = f"the model's own, as it was compiled: {', '.join(metrics)}"
-    if given:
-        text += f"; but {' and '.join(given)} as given beside it"
-    return labelled("Task", text)
-
-
-def model_line(
-    name: str, num_parameters: int, optimizer: str, learning_rate: float, seed: int, precision: str
-) -> str:
-    """"cnn, 1,199,882 parameters; adam, learning rate 0.001; seed 0"."""
-    text = f"{name}, {num_parameters:,} parameters; {optimizer}, "
-    text += f"learning rate {learning_rate:.4g}; seed {seed}"
-    return labelled("Model", text if precision == "float32" else f"{text}; {precision}")
-
-
-def _sizes(num_examples: int, num_towers: int) -> str:
-    sizes = shard_sizes(num_examples, num_towers)
-    return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
