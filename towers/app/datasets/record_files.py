@@ -16,8 +16,8 @@ from towers.app.reading.array_records import ArrayRecords
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
 
-# (directory, the names of files in it, where for the errors, NUM_CLASSES) -> a split
-Make = Callable[[Path, list[str], str, int | None], Found]
+# (directory, the names of files in it, where for the errors, features, NUM_CLASSES) -> a split
+Make = Callable[[Path, list[str], str, str, int | None], Found]
 
 
 def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -> Dataset:
@@ -42,7 +42,7 @@ def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -
     num_classes = named_classes(features, "features")
     places = [f"{data_dir} ({which})" for which in files]
     found = {
-        which: make(Path(data_dir or ""), names, place, num_classes)
+        which: make(Path(data_dir or ""), names, place, features, num_classes)
         for (which, names), place in zip(files.items(), places, strict=True)
     }
     return of_splits(dataset, found, places)
@@ -80,9 +80,11 @@ def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
 
 def load_array_records(data_dir: str | None, features: str | None) -> Dataset:
     """ArrayRecord files: any record by its index; `features` takes bytes, and returns arrays."""
+    return load("array_record", data_dir, features, _array_records)
 
-    def make(directory: Path, names: list[str], where: str, num_classes: int | None) -> Found:
-        records = ArrayRecords([f"{directory}/{name}" for name in names], str(features))
-        return random_access.split_of(records, where, num_classes, own_task=False)
 
-    return load("array_record", data_dir, features, make)
+def _array_records(
+    directory: Path, names: list[str], where: str, features: str, num_classes: int | None
+) -> Found:
+    records = ArrayRecords([f"{directory}/{name}" for name in names], features)
+    return random_access.split_of(records, where, num_classes, own_task=False)

@@ -62,13 +62,7 @@ def load(data_dir: str | None, features: str | None) -> Dataset:
     `features` takes a record, a string tensor, and works in TensorFlow operations such as
     tf.io.parse_single_example.
     """
-
-    def make(directory: Path, names: list[str], where: str, num_classes: int | None) -> Found:
-        split = _split(directory, names, where, str(features))
-        _check(split, str(features), num_classes)
-        return split, split.given_spec, num_classes or 1
-
-    return record_files.load("tfrecord", data_dir, features, make)
+    return record_files.load("tfrecord", data_dir, features, _records)
 
 
 def count_records(path: str) -> tuple[int, str]:
@@ -105,7 +99,9 @@ def count_records(path: str) -> tuple[int, str]:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 
 
-def _split(directory: Path, names: list[str], where: str, features: str) -> TfRecords:
+def _records(
+    directory: Path, names: list[str], where: str, features: str, num_classes: int | None
+) -> Found:
     for name in names:
         if (plain := name.removesuffix(".gz")) != name and plain in names:
             raise ValueError(
@@ -116,14 +112,11 @@ def _split(directory: Path, names: list[str], where: str, features: str) -> TfRe
     if sum(counts) == 0:
         raise ValueError(f"{where}: no records; give at least one.")
     records = tf.data.Dataset.from_tensor_slices((paths, list(compressions)))
-    return TfRecords(
+    split = TfRecords(
         records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
         named.import_function(features, "features"),
         files=paths, names=names, counts=counts, compressions=compressions,
     )
-
-
-def _check(split: TfRecords, features: str, num_classes: int | None) -> None:
     try:
         x, y = split.given_spec
     except Exception as error:  # whatever the user's function raises while it is traced
@@ -137,3 +130,4 @@ def _check(split: TfRecords, features: str, num_classes: int | None) -> None:
         raise ValueError(
             f"features ({features!r}): y is a label; add NUM_CLASSES = N to its module."
         )
+    return split, (x, y), num_classes or 1

@@ -149,7 +149,7 @@ class _Reader:
                         "seconds. Mend what it waits for, or allow more; `resume` then goes on "
                         "from there."
                     )
-            return self._connection.recv()  # type: ignore[no-any-return]
+            return _received(self._connection)
         except (EOFError, OSError):
             raise self._gone() from None
 
@@ -222,4 +222,29 @@ def _serve(source: Source, connection: Any, current: Any) -> None:
                 answer = str(error)
             except Exception as error:  # such as a MemoryError
                 answer = f"{source.where}: {one_line(error)}. {MEND}"
-            connection.send(answer)
+            _send(connection, answer)
+
+
+def _send(connection: Any, answer: Arrays | str) -> None:
+    """An answer; arrays go to a process as they lie in memory: pickling would copy them twice."""
+    if isinstance(connection, _End) or isinstance(answer, str):
+        connection.send(answer)
+        return
+    connection.send([(array.shape, array.dtype) for array in answer])
+    for array in answer:
+        connection.send_bytes(_bytes(array))
+
+
+def _received(connection: Any) -> Arrays | str:
+    """An answer of `_send`."""
+    answer = connection.recv()
+    if isinstance(connection, _End) or isinstance(answer, str):
+        return answer  # type: ignore[no-any-return]
+    arrays = [np.empty(shape, dtype) for shape, dtype in answer]
+    for array in arrays:
+        connection.recv_bytes_into(_bytes(array))
+    return arrays
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
