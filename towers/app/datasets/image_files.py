@@ -5,10 +5,11 @@ cannot decode, or would turn into other colors or leave on their side.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from towers.app.datasets.random_access import batches_by_index
 from towers.app.datasets.tf_data import cause
 from towers.machine.devices import count_cores
-from towers.resume.source import DataSource, Epoch, ExplainedBatches
+from towers.resume.source import DataSource, Epoch, ExplainedBatches, as_written, of_examples
 
 Shape = tuple[int, int, int]
 
@@ -59,29 +59,39 @@ class ImageFiles(DataSource):
             yield os.fsencode(f"{name}\0{size} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """Decoded on all cores; a file that cannot be decoded is named in its turn."""
-        specs = tf.TensorSpec(self.shape), tf.TensorSpec((), tf.int32)
-        return batches_by_index(epoch, self.num_examples, specs, self._read)
+        """Decoded on all cores, one image by each."""
+        with tf.device("/cpu:0"):
+            labels = tf.constant(self.labels)
 
-    def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-        for indices in batches:
-            yield indices, [self.decoded(indices), self.labels[indices]]
+        @as_written
+        def image(index: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            pixels = tf.numpy_function(self._pixels, [index], tf.float32, stateful=False)
+            return index, (tf.ensure_shape(pixels, self.shape), labels[index])
 
-    def decoded(self, indices: Iterable[int] | None = None) -> np.ndarray:
-        """The pixels of some files, float32 [B, *shape]; None: of all of them.
+        indices = epoch.indices(self.num_examples)
+        # AUTOTUNE would end each epoch later.
+        images = indices.unbatch().map(image, count_cores(), deterministic=True)
+        return ExplainedBatches(of_examples(images, epoch), partial(self._explained, indices))
 
-        Raises:
-            ValueError: one cannot be decoded, naming the first in this order.
-        """
-        places = list(range(self.num_examples) if indices is None else indices)
-        x = np.empty((len(places), *self.shape), np.float32)
+    def _explained(self, indices: tf.data.Dataset, batches: tf.data.Dataset) -> Iterator[Any]:
+        """The batches of these indices; raises ValueError for a file that cannot be decoded."""
+        done = 0
+        try:
+            for batch in batches:
+                yield batch
+                done += 1
+        except tf.errors.OpError:  # it does not tell the file
+            for index in next(indices.skip(done).as_numpy_iterator()):
+                self._pixels(index)
+            raise
 
-        def decode_into(row: int, place: int) -> None:
-            x[row] = decode(self.directory / self.names[place], self.shape)
-
+    def decoded(self) -> np.ndarray:
+        """The pixels of all files, float32 [N, *shape]; raises ValueError as `batches` does."""
         with ThreadPoolExecutor(count_cores()) as pool:
-            list(pool.map(decode_into, range(len(places)), places))
-        return x
+            return np.stack(list(pool.map(self._pixels, range(self.num_examples))))
+
+    def _pixels(self, index: int) -> np.ndarray:
+        return decode(self.directory / self.names[index], self.shape)
 
 
 def image_shape(path: Path) -> Shape:
