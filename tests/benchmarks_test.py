@@ -1,7 +1,6 @@
 """The benchmarks' pieces work; how fast anything is, they do not ask."""
 
 import csv
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import chart, contender, process, readme, rounds, training
+from benchmarks import contender, process, readme, rounds, training
 from benchmarks.clocks import Clock
 from benchmarks.workloads import WORKLOADS
-from examples import wide_mlp
-from towers import TrainConfig
-from towers.machine import devices
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -61,19 +58,6 @@ def test_a_contender_notes_when_each_step_ends(name):
     assert sorted(clock.times) == clock.times
 
 
-def test_convolutions_get_two_towers_a_core_and_all_else_one():
-    cores = devices.count_cores()
-    counts = {name: contender.default_devices(make()) for name, make in WORKLOADS.items()}
-    assert counts.pop("cnn") == counts.pop("notebook_cnn") == 2 * cores
-    assert set(counts.values()) == {cores}
-
-
-def test_parameters_on_a_gpu_are_refused_without_one(monkeypatch):
-    monkeypatch.delenv("TOWERS_REHEARSE_GPUS", raising=False)
-    with pytest.raises(ValueError, match="TensorFlow sees no GPU"):
-        contender.trainer("on_gpu", WORKLOADS["tiny"](), num_devices=2)
-
-
 @pytest.mark.parametrize(("step_class", "changes"), [("towers", True), ("limit", False)])
 def test_the_limit_alone_changes_no_parameter(step_class, changes):
     workload, models = WORKLOADS["tiny"](), []
@@ -89,28 +73,6 @@ def test_the_limit_alone_changes_no_parameter(step_class, changes):
     after = [v.numpy() for v in models[0].trainable_variables]
     same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
     assert same == [not changes] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "x_shape", "y_shape", "y_type", "largest"),
-    [
-        ("tiny", (24, 4), (24,), np.int32, 1),
-        ("mlp41m", (1536, 8000), (1536, 1), np.float32, 1.0),
-        ("gru", (768, 49, 128), (768,), np.int32, 127),
-    ],
-)
-def test_a_workloads_labels_fit_its_loss(name, x_shape, y_shape, y_type, largest):
-    workload = WORKLOADS[name]()
-    x, y = workload.data(3)
-    assert (x.shape, x.dtype, y.shape, y.dtype) == (x_shape, np.float32, y_shape, y_type)
-    assert (y.min(), y.max()) == (0, largest)
-    assert workload.loss.startswith("binary" if y.ndim == 2 else "sparse")
-
-
-def test_the_wide_mlp_has_41_million_parameters_with_either_output():
-    hidden = 8001 * 4000 + 4001 * 2000 + 2001 * 500 + 501 * 300
-    assert wide_mlp.build().count_params() == hidden + 301 == 41_157_101
-    assert wide_mlp.build_softmax((8000,), 2).count_params() == hidden + 602 == 41_157_402
 
 
 def test_ratios_are_taken_within_a_round_and_the_median_is_theirs():
@@ -175,26 +137,6 @@ def test_a_csv_with_other_columns_is_left_alone(tmp_path):
     assert path.read_text() == "pair,ratio\n0,1.0\n"
 
 
-def test_the_chart_has_a_bar_for_each_comparison_and_a_line_at_1():
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    axes = figure.add_subplot()
-    comparisons = rounds.groups([*make_rows(), *make_rows(num_devices=8, peer_speed=25.0)])
-    chart.bars(axes, chart.split_by_workload(comparisons))
-    assert [bar.get_width() for bar in axes.patches] == [2.0, 4.0]
-    assert [list(line.get_xdata()) for line in axes.lines] == [[1.0, 1.0]]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "tiny\n2 devices", "tiny\n8 devices"
-    ]
-
-
-def test_the_chart_is_drawn_from_the_csv_to_which_each_run_adds(tmp_path):
-    pytest.importorskip("matplotlib")
-    for num_devices in (2, 8):
-        rounds.append_csv(tmp_path / "made.csv", make_rows(num_devices))
-    chart.draw(tmp_path / "made.csv", tmp_path / "made.png")
-    assert (tmp_path / "made.png").read_bytes().startswith(PNG)
-
-
 @pytest.mark.matrix
 def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     pytest.importorskip("matplotlib")
@@ -213,31 +155,11 @@ def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.matrix
-def test_the_update_command_finds_the_same_bits_with_more_threads(tmp_path):
-    command = [sys.executable, "benchmarks/update.py", "--workload=tiny", "--rounds=1",
-               f"--out={tmp_path}/out.csv"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
-    with (tmp_path / "out.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["contender"], row["peer"], row["passes"]) == ("2 threads", "1 thread", "6")
-    assert re.search(r"^1 thread: \d+\.\d GB/s$", run.stdout, re.M)
-
-
 def test_steady_throughput_leaves_out_the_first_steps():
     times = [10.0, 20.0, 21.0, 23.0, 24.0]  # from step 2's end: 3 batches of 128 in 4 seconds
     assert training.throughput(times, 128, untimed=2) == {
         "examples_per_second": 96.0, "timed_seconds": 4.0
     }
-
-
-def test_a_training_run_is_timed_to_its_last_step(tmp_path):
-    config = TrainConfig(
-        model="tests.benchmarks_test:linear", dataset="synthetic", batch_size=8, max_steps=5,
-        run_dir=str(tmp_path / "run"), checkpoint_every=2,
-    )
-    assert len(training.step_times(config)) == 5
 
 
 @pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)

@@ -14,8 +14,6 @@ from towers.step import TowerStep
 from towers.step.prefetch import prefetched
 from towers.step.structures import batch_specs
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 CASES = {case.name: case for case in ODD}
 NAMES = ["ragged", "ragged_output", "sparse"]
 L = keras.layers

@@ -110,25 +110,6 @@ def _nothing_left(request):
     _give_back_memory()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _light(request):
-    """What the marker `light` says, of the modules that have it.
-
-    XLA takes a third of a small model's first step to compile its update; the curves take 0.3 s of
-    each run.
-    """
-    import tensorflow as tf
-
-    from towers.app.reporting import curves
-    from towers.step import update
-
-    with pytest.MonkeyPatch.context() as patch:
-        if request.node.get_closest_marker("light") and not has_gpus():
-            patch.setattr(curves, "draw_curves", lambda path, results, *_: results and path.touch())
-            patch.setattr(update, "compiled", lambda graph, _: tf.function(graph, autograph=False))
-        yield
-
-
 def _give_back_memory() -> None:
     """What models and graphs have freed lies scattered in glibc's heap, and stays the process's."""
     with contextlib.suppress(AttributeError):  # another C library

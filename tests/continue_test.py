@@ -17,8 +17,6 @@ from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 RUN = run_dir.Path("run")
 
 

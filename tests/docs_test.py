@@ -18,6 +18,7 @@ from towers import TrainConfig
 from towers.app import fields
 from towers.machine.devices import count_cores, has_gpus
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 

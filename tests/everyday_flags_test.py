@@ -11,8 +11,6 @@ from tests.everyday import EPOCH, EPOCHS, STEPS, assert_same, by_keras, plain_mo
 from tests.app.run_test import NUM_CLASSES, config
 from towers.app.config import TrainConfig
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 schedules = keras.optimizers.schedules
 WARM = 2
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests import forked
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 # Without a GPU, another default device stands for GPU 0, where a script makes all that it does not
 # place.

@@ -3,8 +3,11 @@
 import csv
 from pathlib import Path
 
+import pytest
+
 from tests import forked
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 
 

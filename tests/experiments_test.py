@@ -12,6 +12,7 @@ from towers import TrainConfig
 
 from towers.app import datasets, models
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "towers" / "app" / "experiments").glob("*.flags"))
 SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]

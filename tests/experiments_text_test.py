@@ -16,6 +16,7 @@ pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
 
 from experiments import text  # noqa: E402
 
+pytestmark = pytest.mark.tools
 NUM_TRAIN, NUM_TEST = 38, 16  # 38 = 3 x 10 + 8, over 4 towers: 3 + 3 + 2 + 2
 SMALL = {"VOCABULARY": 40, "LENGTH": 24, "WIDTH": 8, "HEADS": 2, "BLOCKS": 1}
 WORDS = "company said its board would vote on the shares of last year".split()

@@ -6,33 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from benchmarks import (
-    clocks,
-    gpu,
-    gpu_chart,
-    gpu_plan,
-    gpu_run,
-    gpu_table,
-    gpu_workloads,
-    machine,
-    process,
-    trip,
-)
-from benchmarks.budget import case_limit
-from benchmarks.contender import tower_step
-from benchmarks.gpu_plan import TRIP, Case, Setup, plan, shortened
+from benchmarks import clocks, gpu, gpu_run, gpu_table, machine, process
+from benchmarks.gpu_plan import TRIP, Case, Setup, plan
 from benchmarks.gpu_table import FAILED, MEASURED, NOT_REACHED
-from benchmarks.workloads import WORKLOADS
-from tests import forked
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 ONE, MANY = Setup("mlp41m", "float32", 1024, 1), Setup("mlp41m", "float32", 1024, 8)
@@ -85,15 +68,6 @@ def children(pid):
 
 # The plan
 
-def test_the_plan_begins_with_towers_against_their_peers_on_every_workload():
-    cases = plan(8)
-    first = [case.contender for case in cases].index("compiled")
-    assert {case.contender for case in cases[:first]} == {"towers", "fit", "mirrored"}
-    assert {case.workload for case in cases[:first]} == set(gpu_plan.WORKLOADS)
-    assert len(cases) == len(set(cases))
-    switches = [i for i, case in enumerate(cases) if case.contender in ("unplaced", "on_gpu")]
-    assert min(switches) > max(i for i, case in enumerate(cases) if case.contender == "fit")
-
 
 def test_many_gpus_are_compared_at_the_global_batch_of_one():
     cases = set(plan(8))
@@ -105,36 +79,6 @@ def test_many_gpus_are_compared_at_the_global_batch_of_one():
     assert sizes == {(128, 1), (1024, 1), (1024, 8), (8192, 8)}  # 128 and 1,024 a GPU
 
 
-def test_four_gpus_take_as_many_examples_each_as_eight():
-    sizes = {(case.batch_size, case.num_devices) for case in plan(4, ["cnn"], ["towers"])}
-    assert sizes == {(512, 1), (512, 4), (128, 1), (1024, 1), (4096, 4)}
-
-
-def test_only_what_is_asked_for_is_planned_and_xla_is_not_asked_for_a_gru():
-    chosen = plan(8, ["gru"], ["fit", "compiled", "fit_no_jit"])
-    assert [(case.workload, case.contender) for case in chosen] == [("gru", "fit")]
-
-
-def test_the_short_plan_shows_every_contender_workload_and_precision():
-    cases = plan(2, small=True)
-    few = shortened(cases)
-    assert len(few) < len(cases) / 4
-    for name in ("contender", "workload", "precision"):
-        assert {getattr(case, name) for case in few} == {getattr(case, name) for case in cases}
-    assert all(case._replace(contender="towers") in few for case in few)
-
-
-@pytest.mark.parametrize(
-    ("left", "limit"), [(100.0, 30.0), (30.0, 30.0), (20.0, 20.0), (12.0, 12.0), (11.9, None)]
-)
-def test_a_case_gets_what_is_left_and_none_begins_in_vain(left, limit):
-    assert case_limit(left, most=30.0, least=12.0) == limit
-
-
-def test_a_limit_below_the_least_time_is_a_limit_nonetheless():
-    assert case_limit(100.0, most=1.0, least=12.0) == 1.0
-
-
 # Running it
 
 class FixedBudget:
@@ -143,16 +87,6 @@ class FixedBudget:
 
     def left(self):
         return self.seconds
-
-
-def test_what_is_not_reached_is_in_the_csv_from_the_start(tmp_path):
-    run = make_run(tmp_path, plan(8, ["gru"], ["towers", "fit"]))
-    table = gpu_run.begin(run)
-    lines = list(gpu_run.measure(run, table, FixedBudget(11.0)))
-    assert lines == ["11 s left: too few for another case"]
-    rows = gpu_table.read(tmp_path / gpu_run.CSV)
-    assert [row["status"] for row in rows.values()] == [NOT_REACHED] * 3
-    assert list(rows) == run.cases
 
 
 @pytest.mark.parametrize(
@@ -210,16 +144,6 @@ def test_sigterm_leaves_no_process_running_and_the_csv_whole(tmp_path):
     assert "not reached: mlp41m, 8 on 2 devices: mirrored" in out
     rows = gpu_table.read(tmp_path / gpu_run.CSV).values()
     assert {row["status"] for row in rows} == {NOT_REACHED}
-
-
-def test_without_a_gpu_and_without_a_rehearsal_it_says_what_to_do(tmp_path):
-    if tf.config.list_physical_devices("GPU"):
-        pytest.skip("there is a GPU")
-    _, *arguments = command(tmp_path / "out")
-    run = forked.run(*arguments, cwd=ROOT, environment=environment("0"))
-    assert run.returncode == 2
-    assert run.stderr.strip().startswith("error: TensorFlow sees no GPU here")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.matrix
@@ -284,17 +208,6 @@ def test_a_stopwatch_counts_the_steps_between_two_moments_when_all_devices_are_i
     assert (watch.num_steps, watch.seconds, steps) == (3, 3.5, 6)
 
 
-@pytest.mark.parametrize("contender", ["towers", "fit"])
-def test_a_stopwatch_ends_the_training_of_towers_and_of_fit(contender):
-    from benchmarks.contender import batches, trainer
-
-    workload = WORKLOADS["tiny"]()
-    x, y = workload.data(2)
-    watch = clocks.Stopwatch(warm_up_steps=2, warm_up_seconds=0.0, timed_seconds=0.05)
-    trainer(contender, workload, 2).train(batches(x, y, workload.batch_size, 10**6), watch)
-    assert watch.num_steps >= 1 and watch.seconds >= 0.05
-
-
 def test_ratios_are_of_rows_at_the_same_global_batch():
     fit = Case(*ONE, "fit")
     table = make_table({TOWERS: 900.0, Case(*ONE, "towers"): 600.0, fit: 300.0}, (256.0, 128.0))
@@ -305,93 +218,4 @@ def test_ratios_are_of_rows_at_the_same_global_batch():
     assert gpu_table.ratios(table, fit)["many_towers_ratio"] == ""
 
 
-def test_the_trip_moves_every_variable_down_and_as_much_up():
-    workload = gpu_workloads.load("resnet50", 4, small=True)
-    step = tower_step(workload, "towers", 2)
-    down, up = trip.parameters_down(step)(), trip.gradients_up(step)()
-    assert [[v.shape for v in values] for values in down] == [
-        [v.shape for v in step.model.variables]
-    ] * 2
-    operations = trip.parameters_down(step).get_concrete_function().graph.get_operations()
-    copies = [op.device for op in operations if op.type == "Identity" and "CPU:1" in op.device]
-    assert len(copies) == len(step.model.variables)
-    assert all("CPU:0" in value.device for values in up for value in values)
-    assert [len(values) for values in up] == [len(step.model.variables)] * 2
-    measured = trip.measure_trip(step, 0.01)
-    one_device = sum(v.numpy().nbytes for v in step.model.variables) / 1e6
-    # Home is a tower's device here, to which nothing need be moved.
-    assert measured["up_mb"] == pytest.approx(one_device)
-    assert measured["down_mb"] == pytest.approx(one_device)
-    assert measured["down_gb_per_second"] == pytest.approx(
-        measured["down_mb"] / measured["down_ms"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("precision", "compute", "scaled"),
-    [("float32", "float32", False), ("mixed_bfloat16", "bfloat16", False),
-     ("mixed_float16", "float16", True)],
-)
-def test_a_precision_is_the_models_alone_and_float16_scales_its_loss(precision, compute, scaled):
-    workload = gpu_workloads.load("mlp41m", 8, precision, small=True)
-    before = keras.config.dtype_policy()
-    assert workload.build().layers[0].compute_dtype == compute
-    assert keras.config.dtype_policy() == before
-    assert isinstance(workload.optimizer(), keras.optimizers.LossScaleOptimizer) == scaled
-
-
-@pytest.mark.parametrize("name", gpu_workloads.NAMES)
-def test_a_small_workload_takes_what_its_data_are(name):
-    workload = gpu_workloads.load(name, 2, small=True)
-    x, y = workload.data(1)
-    assert np.all(np.isfinite(workload.build()(x)))
-    assert len(y) == 2
-    assert 2 <= gpu_workloads.batches_a_pass(replace(workload, batch_size=10**6)) <= 10
-
-
-def test_nvidia_smi_is_asked_for_each_field_where_it_does_not_know_one(monkeypatch):
-    known = {"name": ["H200", "H200"], "power.limit": ["700.00 W", "[N/A]"]}
-
-    def query(fields):
-        if not set(fields) <= set(known):
-            return None
-        return [list(cells) for cells in zip(*(known[field] for field in fields), strict=True)]
-
-    monkeypatch.setattr(machine, "query", query)
-    asked = machine.nvidia_smi(["name", "of.tomorrow", "power.limit"])
-    assert asked == [{"name": "H200", "power.limit": "700.00 W"}, {"name": "H200"}]
-    monkeypatch.setattr(machine, "query", lambda fields: None)
-    assert machine.nvidia_smi() == []
-
-
-def test_devices_are_said_to_be_what_they_are(monkeypatch):
-    gpus = [{"name": "NVIDIA H200"}]
-    assert machine.describe_devices(1, gpus) == "1 x NVIDIA H200"
-    assert machine.describe_devices(8, gpus) == "8 logical GPUs on 1 x NVIDIA H200"
-    monkeypatch.setenv("TOWERS_REHEARSE_GPUS", "1")
-    assert machine.describe_devices(2, []) == "2 logical CPU devices rehearsing GPUs"
-
-
 # The chart
-
-def test_a_block_holds_each_peer_at_the_same_global_batch_and_each_switch():
-    table = make_table({
-        TOWERS: 900.0, Case(*ONE, "fit"): 300.0, Case(*MANY, "mirrored"): 450.0,
-        Case(*MANY, "on_gpu"): 1800.0,
-    })
-    (block,) = gpu_chart.make_blocks(table)
-    assert block.peers == {"fit": 3.0, "mirrored": 2.0}
-    assert block.switches == {"on_gpu": 2.0}
-    assert block.label.splitlines()[0] == "mlp41m, 1,024 on 8 devices"
-
-
-def test_bars_begin_at_1_and_go_to_the_ratio():
-    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
-    gpu_chart.draw_bars(axes, [0.0], [{"fit": 2.0, "limit": 0.5}], gpu_chart.PEERS)
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(1, 1.0), (1, -0.5)]
-
-
-def test_the_chart_says_where_there_was_no_gpu():
-    assert "no GPU" in gpu_chart.title(make_table({TOWERS: 900.0}))
-    row = make_table({TOWERS: 900.0})[TOWERS] | {"devices": "1 x NVIDIA H200"}
-    assert gpu_chart.title({TOWERS: row}) == "Towers on GPUs"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import process, scaling
+from benchmarks import scaling
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 
 
@@ -38,13 +39,6 @@ def test_the_command_writes_each_part_to_its_csv(tmp_path):
     assert {row["command"] for row in rows} == {
         " ".join(["python benchmarks/machines.py", *command])
     }
-
-
-def test_a_worker_that_fails_says_why():
-    with pytest.raises(RuntimeError, match="No module named benchmarks.nothing"):
-        process.run_workers("nothing", 2)
-    written = "[worker 1] Traceback:\n[worker 1] ValueError: no\n"
-    assert process.cause(written) == "[worker 1] ValueError: no"
 
 
 def test_the_model_of_a_step_finds_the_constants_that_made_its_figures():

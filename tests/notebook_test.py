@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

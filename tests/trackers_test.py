@@ -11,6 +11,7 @@ from tensorboard.util import tensor_util
 
 from tests import forked
 
+pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "examples/trackers").glob("with_*.py"))
 

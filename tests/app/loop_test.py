@@ -18,8 +18,6 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
 from towers.step.nonfinite import NonFiniteError
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 TEST = ["test_begin", *2 * ["test_batch_begin", "test_batch_end"], "test_end"]  # 20 = 16 + 4
 STEP = ["train_batch_begin", "train_batch_end"]
 EPOCH = ["epoch_begin", *4 * STEP, *TEST, "epoch_end"]

@@ -19,8 +19,6 @@ from towers.app.reporting import curves, tensorboard
 from towers.step.nonfinite import NonFiniteError
 from towers.app.training.build import build
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 NUM_CLASSES = 3
 
 

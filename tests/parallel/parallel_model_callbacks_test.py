@@ -22,7 +22,7 @@ from towers.parallel.parallel_model import ParallelModel
 
 C = keras.callbacks
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.light]  # not about updates
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Recorder(C.Callback):

@@ -19,8 +19,6 @@ from tests.parallel.parallel_model_test import Subclassed
 from towers.machine.keras_internals import all_layers
 from towers.parallel.parallel_model import ParallelModel
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 
 

@@ -13,7 +13,6 @@ from tests.s3 import Server
 from towers.app import command_line
 from towers.machine import places
 
-pytestmark = pytest.mark.light
 S3, MEMORY = "s3://bucket/run", "memory://run"
 FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume=auto"]
 

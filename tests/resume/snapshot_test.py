@@ -12,8 +12,6 @@ import pytest
 from towers.resume import snapshot
 from towers.step import TowerStep
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 PATH = Path("step-7")
 

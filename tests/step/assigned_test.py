@@ -7,8 +7,6 @@ import tensorflow as tf
 
 import towers
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L, ops = keras.layers, keras.ops
 
 

@@ -10,8 +10,6 @@ from towers.step import compiled
 from towers.step.compiled import CompiledMetrics, overrides, own_loss
 from towers.step.outputs import ModelLoss
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 
 

@@ -13,8 +13,6 @@ import towers
 from towers.machine import devices
 from towers.step import TowerStep
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 
 

@@ -20,8 +20,6 @@ from towers.app.after_training.predicting import evaluate_file
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path, monkeypatch):

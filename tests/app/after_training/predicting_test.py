@@ -16,8 +16,6 @@ from towers.app.after_training.predicting import evaluate_file, predict_file
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 (_, _), (X, Y) = small_data()
 
 

@@ -14,8 +14,6 @@ from towers.app.datasets import batches as input_lib
 from towers.app.datasets.keras_augment import MIXING, NAMES
 from towers.resume.source import InputOptions
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 CLASSES, COUNT = 4, 22
 ME = "tests.app.datasets.keras_augment_test"
 SPEC = tf.TensorSpec(SHAPE)

@@ -15,8 +15,6 @@ from towers.app.datasets import batches as input_lib
 from towers.app.datasets.random_access import split_of
 from towers.resume.source import InputOptions
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 COUNT, BATCH = 23, 5
 
 

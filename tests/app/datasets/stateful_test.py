@@ -10,8 +10,6 @@ from towers.app.datasets.batches import load_examples, shuffled_batches
 from towers.resume.source import InputOptions
 from towers.app.datasets.user import from_splits, from_splits_of_classes, load
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 ME = "tests.app.datasets.loaders"
 FLAGS = ("--model=tests.resuming:model", "--num_gpus=2", "--num_towers=4", "--batch_size=16",
          "--epochs=2", "--device=cpu", "--run_dir=run", "--checkpoint_every=2")

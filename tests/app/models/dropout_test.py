@@ -10,8 +10,6 @@ from towers.machine import devices
 from towers.machine.keras_internals import all_layers
 from towers.step import TowerStep
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 
 

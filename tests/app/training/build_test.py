@@ -10,8 +10,6 @@ from towers.app.datasets.batches import ordered_batches
 from towers.machine import devices as devices_lib
 from towers.app.training.build import build, find_devices
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 NO_GPUS = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
 )

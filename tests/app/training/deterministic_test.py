@@ -15,8 +15,6 @@ from towers.app.continued import continued_config, identity
 from towers.app.config import TrainConfig
 from towers.app.training import deterministic, loaded
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
 
 

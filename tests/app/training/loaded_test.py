@@ -10,8 +10,6 @@ from towers.resume.train_state import TrainState
 from towers.app.training.build import build
 from towers.app.training.loaded import build_metrics, data_digests, load_newest
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 
 @pytest.fixture(name="run", scope="module")
 def _run():

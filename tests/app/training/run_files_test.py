@@ -18,8 +18,6 @@ from towers.machine.places import LostDirectoryError
 from towers.step.nonfinite import NonFiniteError
 from towers.app.training.run_files import BestModel, ResultsFile, save_model, unreadable
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 
 @pytest.fixture(name="model")
 def _model():

@@ -15,8 +15,6 @@ from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
 from towers.app.training.build import build
 
-pytestmark = pytest.mark.light  # not about updates or curves
-
 L = keras.layers
 NUM_TRAIN, NUM_TEST = 26, 10  # 26 = 3 x 8 + 2
 RUN = run_dir.Path("run")
