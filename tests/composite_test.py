@@ -51,17 +51,6 @@ def test_fit_evaluate_and_predict_are_keras(name, float64):
     assert_same(results(parallel), results(compiled(name)))
 
 
-def test_metrics_are_keras():
-    x, y, _ = examples("ragged")
-
-    def logs(model):
-        model.compile("adam", "mse", metrics=["mae"])
-        return model.fit(x, y, batch_size=8, verbose=0).history
-
-    parallel = towers.make_parallel(compiled("ragged"), 3)
-    assert_same(logs(parallel), logs(compiled("ragged")), 1e-6)
-
-
 def to_dense(y):
     return tf.sparse.to_dense(y) if isinstance(y, tf.SparseTensor) else y
 
@@ -183,17 +172,6 @@ def test_a_run_trains_on_ragged_examples_and_goes_on_to_the_same_bits(tmp_path):
     )
     for ours, theirs in zip(parted.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_a_dataset_of_ragged_examples_trains(tmp_path):
-    model, config, train, test = ragged_run(tmp_path / "dataset")
-    before = model.get_weights()
-    datasets = [tf.data.Dataset.from_tensor_slices(split) for split in (train, test)]
-    history = towers.train(config, model=model, train=datasets[0], test=datasets[1])
-    expected = model.evaluate(*test, batch_size=9, verbose=0)
-    np.testing.assert_allclose(history["val_loss"][-1], expected, rtol=1e-5)
-    for ours, old in zip(model.get_weights(), before, strict=True):
-        assert (ours != old).any()
 
 
 def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.parallel.fits import Fits, rows
+from tests.parallel.fits import rows
 from towers.machine.policy import REHEARSAL
 
 C, L = keras.callbacks, keras.layers
@@ -233,19 +233,6 @@ def test_a_train_step_of_the_models_own_ends_in_the_same_bits():
             return values(made, made.optimizer), history
 
     assert_same_bits(trained(None), trained(ELSEWHERE))
-
-
-@pytest.mark.matrix
-def test_a_fit_that_was_interrupted_goes_on_to_the_same_bits(tmp_path):
-    def resumed(device):
-        with default_device(device):
-            keras.utils.set_random_seed(3)
-            parallel = towers.make_parallel(model(), GPUS, num_towers=TOWERS)
-            parallel.compile(Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()])
-            fits = Fits(parallel, *rows(), callbacks=lambda: [Halved()])
-            return fits.interrupted(tmp_path / (device or "none").strip("/"), [2, 3])
-
-    assert resumed(None) == resumed(ELSEWHERE)
 
 
 @pytest.mark.matrix

@@ -80,17 +80,6 @@ def test_checkpointing_is_refused():
     assert "patches_test.py:" in message and "keras.remat" in message
 
 
-def test_a_batch_size_in_the_code_is_refused_by_the_layer_that_it_meets():
-    seed = keras.random.SeedGenerator(1)
-
-    def step(model, data):
-        noise = keras.random.normal([11, 4], seed=seed)
-        return {"loss": tf.reduce_mean(model.layers[0](noise))}
-
-    message = refused(step)
-    assert "'hidden'" in message and "11 rows" in message and "tf.shape(x)[0]" in message
-
-
 def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
     def step(model, data):
         grid = tf.reshape(tf.range(12.0), [3, 4])
@@ -239,32 +228,12 @@ def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
                and "patches_test.py" in m for m in messages)
 
 
-def test_a_loss_over_examples_is_not_warned_of():
-    def step(model, data):
-        return {"loss": keras.losses.MeanSquaredError()(
-            data[1], model(data[0]), sample_weight=data[1][:, 0])}
-
-    assert not warnings_of(step)
-
-
 def test_a_value_of_unknown_shape_is_refused():
     def step(model, data):
         return {"value": tf.py_function(tf.reduce_mean, [data[0]], tf.float32)}
 
     message = refused(step)
     assert "'value', which the step returns" in message and "tf.ensure_shape" in message
-
-
-def test_rows_of_unknown_shape_inside_of_a_step_are_rows(float64):
-    def step(model, data):
-        x, y = data
-        doubled = tf.py_function(lambda rows: 2.0 * rows, [x], x.dtype)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2 * doubled[:, :2])
-        apply_gradients(model, tape, loss)
-        return {"value": loss}
-
-    assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
 
 
 def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
@@ -341,16 +310,6 @@ def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(floa
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
 
 
-def test_a_jacobian_with_respect_to_weights_is_the_shards_own(float64):
-    def step(model, data):
-        with tf.GradientTape() as tape:
-            output = model(data[0])
-        slopes = tape.jacobian(output, model.trainable_weights[0])
-        return {"loss": tf.reduce_mean(slopes ** 2)}
-
-    fit_alike(lambda: model_with(step), batch_size=6, num_towers=3)
-
-
 def test_jacobians_are_row_by_row(float64):
     def step(model, data):
         x, y = data
@@ -367,18 +326,6 @@ def test_jacobians_are_row_by_row(float64):
     theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
-
-
-def test_a_gradient_of_weights_alone_needs_no_tower(float64):
-    def step(model, data):
-        weight = model.trainable_weights[0]
-        with tf.GradientTape() as tape:
-            penalty = tf.reduce_sum(weight ** 2)
-        gradient = tape.gradient(penalty, weight)
-        model.optimizer.apply_gradients([(gradient, weight)])
-        return {"loss": penalty, "mean": tf.reduce_mean(data[0])}
-
-    fit_alike(lambda: model_with(step), num_towers=3)
 
 
 class Halves(keras.optimizers.SGD):

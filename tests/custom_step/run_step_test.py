@@ -77,23 +77,3 @@ def test_prints_and_assertions_run(capfd):
     assert sorted(capfd.readouterr().err.split("\n"))[-2:] == ["seen 3", "seen 4"]
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.CancelledError)):
         fit(model, x + 100.0, y)
-
-
-def test_an_empty_shard_counts_nothing(float64):
-    def step(model, data):
-        x, y, *_ = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
-        return {"loss": loss, "rows": x[:, 0]}
-
-    weights = []
-    for num_towers in (1, 8):
-        keras.utils.set_random_seed(5)
-        model = towers.make_parallel(model_with(step), 2, num_towers=num_towers)
-        logs = model.train_on_batch(*pairs(3), return_dict=True)
-        assert logs["rows"].shape == (3,)
-        weights.append(model.get_weights())
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)

@@ -16,11 +16,6 @@ def update(model, tape, loss):
     model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
 
 
-def test_gather_outside_of_towers_is_its_argument():
-    rows = tf.ones([3, 2])
-    assert towers.gather(rows) is rows
-
-
 def test_gathered_rows_are_those_of_the_batch_in_order(float64):
     def step(model, data):
         x, _ = data

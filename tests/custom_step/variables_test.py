@@ -14,33 +14,6 @@ def state(aggregation="none"):
         "zeros", shape=(4,), trainable=False, name="seen", aggregation=aggregation)
 
 
-def mean_of(x):
-    return tf.reduce_mean(x, axis=0)
-
-
-def remembers(variable, of):
-    def step(model, data):
-        variable.assign(0.5 * variable + 0.5 * of(data[0]))
-        return {"loss": tf.reduce_mean(data[0])}
-
-    return step
-
-
-@pytest.mark.parametrize("aggregation, of", [
-    ("mean", mean_of), ("none", mean_of),
-    ("none", lambda x: tf.reduce_sum(x, axis=0) - 2.0 * mean_of(x)),
-])
-def test_a_state_made_of_means_and_sums_is_kerass_own(aggregation, of, float64):
-    values = []
-    for on_towers in (False, True):
-        variable = state(aggregation)
-        model = model_with(remembers(variable, of))
-        fit(towers.make_parallel(model, 2, num_towers=5) if on_towers else model, batch_size=3)
-        values.append(variable.numpy())
-    np.testing.assert_allclose(values[1], values[0], rtol=1e-12)
-    assert np.any(values[0])
-
-
 def test_a_state_of_gathered_rows_is_what_keras_makes_of_it(float64):
     values = []
     for on_towers in (False, True):
@@ -117,17 +90,6 @@ def test_a_metric_that_adds_what_is_neither_is_warned_of():
     model = model_with(largest(Batches(tf.reduce_max)))
     with pytest.warns(UserWarning, match="takes Max .* metric variable 'batches/total'.*gather"):
         fit(towers.make_parallel(model, 2))
-
-
-def test_a_state_with_aggregation_mean_that_is_no_mean_is_warned_of():
-    variable = state("mean")
-
-    def step(model, data):
-        variable.assign(tf.reduce_max(data[0], axis=0))
-        return {"value": tf.reduce_mean(data[0])}
-
-    with pytest.warns(UserWarning, match="variables_test.py:.* takes Max .* variable 'seen'"):
-        fit(towers.make_parallel(model_with(step), 2))
 
 
 def test_metrics_are_read_and_updated_in_any_order(float64):

@@ -49,21 +49,3 @@ def test_towers_compute_gradients_and_home_clips_them(trace):
     assert all("MatMul" in types(segment) for segment in towers.values())
     assert not any("MatMul" in types(segment) for segment in home.values())
     assert all("Sqrt" in types(home[level]) for level in (1, 3))
-
-
-def test_a_level_computes_nothing_that_nobody_wants(trace):
-    only_first = pieces_of(trace, trace.collectives[0].inputs)
-    assert sorted(only_first) == [0]
-
-
-def test_a_piece_names_no_device(trace):
-    for segment in pieces_of(trace, [v for m in trace.collectives for v in m.inputs]).values():
-        function = segment.function_of(0)
-        assert not [op.name for op in function.graph.get_operations() if op.device]
-
-
-def test_a_piece_takes_what_earlier_levels_gave(trace):
-    segments = pieces_of(trace, [v for m in trace.collectives for v in m.inputs])
-    fed = {tensor.name for u in trace.updates for tensor, _ in u.reads}
-    assert fed & set(segments[2].inputs)
-    assert not fed & set(segments[0].inputs)

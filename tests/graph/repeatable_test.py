@@ -74,15 +74,6 @@ def test_a_definitions_sums_are_made_from_left_to_right(add):
     assert float(copied(traced, definition)(*TERMS)[0]) == 1.0
 
 
-def test_a_graph_is_repeatable_without_noise_and_without_sums_in_its_functions():
-    def is_repeatable(function):
-        return lib.is_repeatable(trace(function, *[tf.TensorSpec([])] * 3).graph.as_graph_def())
-
-    assert is_repeatable(lambda a, b, c: tf.add_n([a, b]) + c)
-    assert not is_repeatable(in_function)
-    assert not is_repeatable(lambda a, b, c: a + tf.random.normal([], seed=1))
-
-
 def drawn(value):
     return value + tf.random.normal([4], seed=1)
 
@@ -120,16 +111,6 @@ def test_a_loop_that_draws_makes_one_iteration_after_the_other():
 
     assert loops_of(mapped) == [1]
     assert loops_of(lambda value: tf.map_fn(lambda v: v + 1, value)) == [10]
-
-
-def test_functions_that_are_not_called_are_left_out():
-    traced = trace(drawn_in_branch, tf.TensorSpec([4]))
-    definition = traced.graph.as_graph_def()
-    count = len(definition.library.function)
-    extra = definition.library.function.add()
-    extra.CopyFrom(definition.library.function[0])
-    extra.signature.name = "nobody_calls_me"
-    assert len(lib.repeatable(definition).library.function) == count
 
 
 def test_a_gradient_that_adds_in_the_order_of_threads_is_warned_of():

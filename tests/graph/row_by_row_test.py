@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from tests.graph.kinds import count, kind_of, positive
-from towers.graph.rows import Rows
 
 MEANS = [
     lambda x: 0.5 * tf.reduce_mean(x**2) + 3.0,
@@ -96,17 +95,3 @@ def test_keras_operations_are_tensorflows():
     assert kind_of(lambda x: ops.divide_no_nan(
         ops.sum(x), ops.cast(ops.prod(ops.shape(x)), "float32"))).name == "mean"
     assert kind_of(lambda x: ops.sqrt(ops.mean(x))).name == "other"
-
-
-def test_the_batch_axis_of_operands_of_different_ranks_is_counted_from_the_last():
-    def axis_of(make):
-        found = []
-
-        def body(x):
-            found.append(Rows.of_shard([x]).fact(make(x)).axis)
-
-        tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([None]))
-        return found[0]
-
-    for make in (lambda x: x * tf.stack([x, x]), lambda x: tf.stack([x, x]) + x):
-        assert axis_of(make) == 1

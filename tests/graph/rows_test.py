@@ -2,15 +2,10 @@
 
 import warnings
 
-import keras
 import pytest
 import tensorflow as tf
 
-from tests.graph.kinds import kind_of
-from towers.graph.facts import SHARED
 from towers.graph.rows import Rows
-
-losses = keras.losses
 
 
 @pytest.fixture(name="x")
@@ -19,36 +14,11 @@ def _x():
         yield tf.compat.v1.placeholder(tf.float32, [None, 3])
 
 
-@pytest.mark.parametrize("loss", [
-    losses.MeanSquaredError(), losses.CategoricalCrossentropy(), losses.KLDivergence(),
-    losses.CosineSimilarity(), losses.Huber(), losses.BinaryCrossentropy(label_smoothing=0.1),
-    losses.CategoricalFocalCrossentropy(), losses.LogCosh(), losses.CategoricalHinge(),
-], ids=lambda loss: loss.name)
-def test_keras_losses_are_means(loss):
-    assert kind_of(lambda x: loss(tf.nn.softmax(x), tf.nn.softmax(-x))).name == "mean"
-    assert kind_of(lambda x: loss(x, x + 1.0, sample_weight=x[:, 0])).name == "mean"
-
-
-def test_keras_losses_that_are_no_means_are_known():
-    assert kind_of(lambda x: losses.MeanSquaredError(reduction="sum")(x, 2 * x)).name == "sum"
-    for loss in (losses.Dice(), losses.Tversky()):
-        assert kind_of(lambda x: loss(x, 2 * x)).name == "other"  # noqa: B023
-    weighted = losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    assert kind_of(lambda x: weighted(x, 2 * x, sample_weight=x[:, 0])).name == "other"
-
-
 def test_what_a_tower_shares_is_a_mean(x):
     weight = tf.compat.v1.placeholder(tf.float32, [3])
     rows = Rows.of_shard([x], is_shared=lambda tensor: tensor is weight)
     assert rows.kind(tf.sqrt(tf.reduce_sum(weight**2)) + tf.reduce_mean(x)).name == "mean"
     assert rows.kind(tf.reduce_sum(weight) + tf.reduce_sum(x)).name == "other"
-
-
-def test_what_is_declared_is_not_walked(x):
-    rows = Rows.of_shard([x])
-    root = tf.sqrt(tf.reduce_mean(x))
-    rows.declare(root, SHARED)
-    assert rows.kind(root * tf.reduce_mean(x)).name == "mean"
 
 
 def test_a_mean_over_ragged_rows_is_none(x):

@@ -32,12 +32,6 @@ def test_a_layer_runs_in_its_stage_forward_and_backward(graph):
     assert [levels.stage(n) for n in range(5)] == [0, 1, 2, 1, 0]
 
 
-def test_outside_of_layers_an_operation_is_where_its_inputs_are(graph):
-    first, last, levels = fed(0, 2)
-    assert levels.level(first + 1.0) == 0
-    assert levels.level(tf.square(first + 1.0) * last) == 2
-
-
 def test_a_regularizers_gradient_is_with_its_parameter(graph):
     parameter, levels = fed(1)
     with tf.GradientTape() as tape:
@@ -45,26 +39,6 @@ def test_a_regularizers_gradient_is_with_its_parameter(graph):
         loss = tf.reduce_sum(tf.square(parameter))
     assert levels.level(loss) == 1
     assert levels.level(tape.gradient(loss, parameter)) == 3
-
-
-def test_what_follows_from_constants_alone_is_made_anew_in_each_level(graph):
-    x, levels = fed(0)
-    assert levels.is_anew(tf.fill([3], 2.0))
-    assert levels.is_anew(tf.fill([tf.size(x)], 2.0))  # a scalar crosses, not what it is made to
-    assert not levels.is_anew(tf.size(x))
-    assert not levels.is_anew(tf.square(x)) and not levels.is_anew(x)
-    assert not levels.is_anew(tf.random.normal([2]))
-
-
-def test_a_loops_list_of_tensors_is_no_scalar(graph):
-    x, levels = fed(0)
-    values = tf.TensorArray(tf.float32, 2, element_shape=[None]).write(0, x)
-    assert values.flow.dtype == tf.variant and not levels.is_anew(values.flow)
-
-
-def test_a_pool_is_made_anew_beside_its_gradient(graph):
-    levels = StageLevels(2, {})
-    assert levels.is_anew(tf.nn.max_pool2d(tf.ones([1, 4, 4, 1]), 2, 1, "VALID"))
 
 
 def test_a_graph_may_be_deeper_than_pythons_stack(graph):

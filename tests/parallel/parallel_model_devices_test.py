@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import towers
 from tests import forked
-from tests.parallel.pairs import CLASSIFIER, assert_same_fit, build_pair, classifier, rows
+from tests.parallel.pairs import classifier
 from towers.parallel import parallel_model
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +28,6 @@ def test_towers_run_on_the_devices_asked_for(gpus, expected, devices_of):
     """On a machine without GPUs: logical CPU devices."""
     devices = [f"/cpu:{i}" for i in expected]
     assert devices_of(classifier(), gpus) == (devices, len(devices))
-
-
-def test_num_towers_gives_more_towers_than_devices(devices_of):
-    assert devices_of(classifier(), 2, num_towers=5) == (["/cpu:0", "/cpu:1"], 5)
 
 
 @pytest.mark.parametrize("num_towers", [0, -2, 1.5, "4"])
@@ -75,13 +71,6 @@ def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, count
 def test_without_gpus_named_towers_run_on_all_devices():
     assert "4 towers on /cpu:0, /cpu:1, " in repr(towers.make_parallel(classifier(), num_towers=4))
     assert ": 8 towers on /cpu:0, " in repr(towers.make_parallel(classifier()))
-
-
-@pytest.mark.parametrize("gpus, num_towers", [(1, None), (1, 4), (3, 4), ([6, 1], 5)])
-def test_any_devices_and_towers_give_keras_results(gpus, num_towers, float64):
-    pair = build_pair(classifier, **CLASSIFIER)
-    parallel = towers.make_parallel(pair.ours, gpus, num_towers=num_towers)
-    assert_same_fit(pair._replace(ours=parallel), rows, batch_size=7)
 
 
 def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():

@@ -12,7 +12,6 @@ from tests.parallel.pairs import (
     CLASSIFIER,
     TOLERANCE,
     assert_same_fit,
-    assert_same_logs,
     build_pair,
     classifier,
     rows,
@@ -153,12 +152,6 @@ def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
 
-def test_the_tracker_in_compute_loss_is_fed_once_a_batch():
-    pair = build_pair(TracksItsLoss, **CLASSIFIER)
-    assert_same_fit(pair, rows, batch_size=7, epochs=2)
-    assert float(pair.ours.loss_tracker.count) == 5
-
-
 def test_compute_loss_that_extends_keras_on_several_outputs(monkeypatch):
     pair = build_pair(
         functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
@@ -189,18 +182,6 @@ def test_a_step_refuses_a_tracker_in_compute_loss_that_would_miss_added_losses()
     step = towers.TowerStep(model, devices=["/cpu:0"], num_towers=2)
     with pytest.raises(ValueError, match="the metric would miss. Use towers.make_parallel"):
         step(*rows())
-
-
-def test_rnn_with_an_initial_state_as_input():
-    def build():
-        steps, state = keras.Input((5, 4)), keras.Input((6,))
-        hidden = L.GRU(6)(steps, initial_state=state)
-        return keras.Model([steps, state], L.Dense(1)(hidden))
-
-    rng = np.random.default_rng(0)
-    x = [rng.normal(size=(9, 5, 4)), rng.normal(size=(9, 6))]
-    pair = build_pair(build, optimizer=lambda: "sgd", loss="mse")
-    assert_same_fit(pair, lambda: (x, rng.normal(size=(9, 1)) * 0 + 1), batch_size=4, epochs=2)
 
 
 def test_train_one_and_the_other_has_learnt():
@@ -257,20 +238,6 @@ def test_either_may_be_built_before_the_first_batch(build, first):
     assert {id(v) for v in model.variables} == {id(v) for v in parallel.variables}
 
 
-class NamesOfItsOwn(Subclassed):
-    """What a user calls its attributes is none of our business."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self._step, self._home, self._logs, self.step, self.towers, self.base = range(6)
-
-
-def test_attributes_of_any_name():
-    pair = build_pair(NamesOfItsOwn, **CLASSIFIER)
-    assert_same_fit(pair, rows, batch_size=16)
-    assert pair.ours.towers == 4
-
-
 def test_a_compiled_model_hands_its_compile_arguments_on():
     model = classifier()
     model.compile(
@@ -286,15 +253,6 @@ def test_a_compiled_model_hands_its_compile_arguments_on():
     assert int(model.optimizer.iterations) == 2
 
 
-def test_compiling_the_parallel_model_leaves_the_model_as_it_was():
-    model = classifier()
-    model.compile("sgd", "mse")
-    parallel = towers.make_parallel(model, 2)
-    parallel.compile("adam", "sparse_categorical_crossentropy")
-    assert isinstance(model.optimizer, keras.optimizers.SGD) and model.loss == "mse"
-    assert isinstance(parallel.optimizer, keras.optimizers.Adam)
-
-
 def test_compiling_anew_takes_the_new_optimizer_and_trainable_layers():
     pair = build_pair(classifier, **CLASSIFIER)
     assert_same_fit(pair, rows, batch_size=7)
@@ -308,31 +266,11 @@ def test_compiling_anew_takes_the_new_optimizer_and_trainable_layers():
     np.testing.assert_array_equal(frozen, pair.ours.layers[0].get_weights()[0])
 
 
-def test_learning_rate_changes_between_fits_take_effect():
-    pair = build_pair(classifier, **CLASSIFIER)
-    for rate in (0.01, 0.1):
-        for model in pair:
-            model.optimizer.learning_rate = rate
-        assert_same_fit(pair, rows, batch_size=7)
-
-
 def test_a_parallel_model_can_be_made_parallel_again():
     pair = build_pair(classifier, **CLASSIFIER)
     again = towers.make_parallel(towers.make_parallel(pair.ours, 3), 1)
     assert [c.__name__ for c in type(again).__mro__].count("ParallelModel") == 1
     assert_same_fit(pair._replace(ours=again), rows, batch_size=7)
-
-
-def test_a_stale_eager_call_does_not_leak_into_the_losses():
-    """add_loss keeps the value of the last call of the layer."""
-    def build():
-        return keras.Sequential([keras.Input((6,)), L.Dense(3, activation="softmax"), AddsLoss()])
-
-    pair = build_pair(build, **CLASSIFIER)
-    pair.ours(np.full((2, 6), 100.0))
-    x, y = rows()
-    theirs, ours = (m.evaluate(x, y, verbose=0, return_dict=True) for m in pair)
-    assert_same_logs(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["train_step", "test_step", "predict_step"])
@@ -391,15 +329,3 @@ def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
     programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
     assert sum("_inference_train_" in name for name in programs) == 2
     assert sum("_update_program_" in name for name in programs) == 1
-
-
-def test_wrapping_traces_nothing(monkeypatch):
-    from towers.step.tower import Tower
-
-    calls = []
-    monkeypatch.setattr(Tower, "__init__", lambda *args: calls.append(args))
-    model = classifier()
-    monkeypatch.setattr(model, "call", lambda *args, **options: calls.append(args))
-    parallel = towers.make_parallel(model, 8)
-    parallel.compile("adam", "sparse_categorical_crossentropy")
-    assert not calls

@@ -41,17 +41,6 @@ def test_fit_on_arrays_is_keras_fit(optimizer):
     assert history["loss"][2] < history["loss"][0]
 
 
-def test_smoothed_labels_and_the_gradients_of_towers_that_take_turns():
-    """Three towers on two devices: what others call gradient accumulation."""
-    def one_hot_rows():
-        x, y = rows()
-        return x, np.eye(3)[y]
-
-    smoothing = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
-    pair = build_pair(classifier, **{**CLASSIFIER, "loss": smoothing})
-    assert_same_fit(pair, one_hot_rows, batch_size=7, epochs=2)
-
-
 def dataset(batch_size=7):
     return tf.data.Dataset.from_tensor_slices(rows()).batch(batch_size)
 
@@ -75,12 +64,6 @@ class Batches(keras.utils.PyDataset):
 ], ids=["tf.data", "PyDataset", "generator", "steps_per_epoch"])
 def test_fit_takes_every_kind_of_data(data, options):
     assert_same_fit(build_pair(classifier, **CLASSIFIER), data, epochs=2, **options)
-
-
-def test_batches_smaller_than_the_tower_count():
-    """Two examples, then one, on five towers."""
-    pair = build_pair(classifier, num_towers=5, **CLASSIFIER)
-    assert_same_fit(pair, lambda: rows(5), batch_size=2, epochs=2)
 
 
 def test_sample_weight_class_weight_and_weighted_metrics():

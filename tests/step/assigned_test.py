@@ -100,14 +100,6 @@ def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.telling("4")
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_what_layers_assign_has_the_same_bits_on_any_number_of_devices(num_devices):
-    one, more = (trained(all_that_is_kept, 4, count, 1) for count in (1, num_devices))
-    assert more[:2] == one[:2]
-    assert [v.tobytes() for v in more[2]] == [v.tobytes() for v in one[2]]
-
-
 class Remembers(L.Layer):
     """Assigns what a function (old, rows) computes to a variable of some aggregation."""
 
@@ -126,27 +118,8 @@ class Remembers(L.Layer):
         return x
 
 
-def largest(old, x):
-    return ops.maximum(old, ops.max(x))
-
-
-def decayed(old, x):
-    """As a codebook's moving average: of a sum and of a mean."""
-    return 0.5 * old - 2.0 * (ops.sum(x) - ops.mean(x)) + 1.0
-
-
 def root(old, x):
     return 0.5 * old + ops.sqrt(ops.mean(x**2))
-
-
-@pytest.mark.parametrize("new, aggregation", [
-    (decayed, "none"), (decayed, "sum"), (lambda old, x: ops.sum(x), "mean"),
-])
-def test_sums_and_means_of_sums_and_means_are_what_keras_assigns(new, aggregation, float64):
-    theirs, ours = (
-        trained(lambda: [Remembers(new, aggregation)], count) for count in (None, 8))
-    for a, b in zip(ours[2], theirs[2], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
 def test_a_metrics_value_that_each_tower_has_another_of_is_refused():
@@ -158,12 +131,6 @@ def test_a_metrics_value_that_each_tower_has_another_of_is_refused():
     message = str(refused.value)
     assert "assigned_test.py:" in message and "/seen" in message and "assign_add" in message
     assert "towers.gather" in message and len(message.splitlines()) == 1
-
-
-def test_one_tower_keeps_whatever_keras_keeps(float64):
-    theirs, ours = (trained(lambda: [Remembers(largest)], count) for count in (None, 1))
-    for a, b in zip(ours[2], theirs[2], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 def test_only_first_replica_is_tower_0s():
@@ -206,31 +173,6 @@ def test_a_variable_that_is_made_in_a_call_is_refused():
     step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
     with pytest.raises(ValueError, match="assigned_test.py:.* makes variable .*seed_generator"):
         step(x, x)
-
-
-def test_a_batch_normalization_that_counts_its_steps_counts_them():
-    class Counts(L.BatchNormalization):
-        def build(self, shape):
-            super().build(shape)
-            self.steps = self.add_weight((), "zeros", "int32", trainable=False, name="steps")
-
-        def call(self, x, training=None):
-            self.steps.assign_add(1)
-            return super().call(x, training=training)
-
-    for batch_norm in ("average", "synchronized", "tower0"):
-        model = model_of(Counts(name="norm"))
-        step = towers.TowerStep(
-            model, "sgd", "mse", devices=["/cpu:0"], num_towers=3, batch_norm=batch_norm)
-        for _ in range(2):
-            step(*data())
-        assert int(model.get_layer("norm").steps.numpy()) == 2
-
-
-@pytest.mark.parametrize("new, aggregation", [(largest, "none"), (root, "mean")])
-def test_a_state_that_is_neither_is_warned_of(new, aggregation):
-    with pytest.warns(UserWarning, match="assigned_test.py:.*/seen.*towers.gather"):
-        trained(lambda: [Remembers(new, aggregation)], 2, epochs=1)
 
 
 def test_what_a_metric_in_a_layer_adds_and_is_no_sum_is_warned_of():

@@ -35,37 +35,6 @@ def test_the_sum_has_the_bits_of_the_balanced_tree_on_any_number_of_devices(num_
         np.testing.assert_array_equal(tower_sum(tensors, num_devices, False), expected)
 
 
-def test_sums_move_to_the_device_of_the_left_child_and_the_last_one_home():
-    moved = []
-
-    def move(sums, source, target):
-        moved.append((sums, source, target))
-        return sums
-
-    values, devices_of = [[1], [2], [4], [8]], ["/cpu:1", "/cpu:1", "/cpu:2", "/cpu:3"]
-    options = {"home": "/cpu:0", "move": move}
-    tree = averaging.partial_sums(values, devices_of, add_on_devices=True, **options)
-    assert tree == [15]
-    assert moved == [
-        ([2], "/cpu:1", "/cpu:1"), ([8], "/cpu:3", "/cpu:2"), ([12], "/cpu:2", "/cpu:1"),
-        ([15], "/cpu:1", "/cpu:0"),
-    ]
-    moved.clear()
-    tree = averaging.partial_sums(values, devices_of, add_on_devices=False, **options)
-    assert tree == (([1], [2]), ([4], [8]))
-    assert moved == [(v, d, "/cpu:0") for v, d in zip(values, devices_of, strict=True)]
-
-
-def test_the_order_of_additions_matters_to_the_bits():
-    """Otherwise the test above could not fail."""
-    rng = np.random.default_rng(8)
-    values = [rng.normal(size=100).astype("float32") * 10.0 ** e for e in range(-3, 5)]
-    in_turn = values[0]
-    for value in values[1:]:
-        in_turn = in_turn + value
-    assert not np.array_equal(in_turn, by_hand(values))
-
-
 def test_sparse_gradients_are_joined_in_tower_order():
     def slices(value, index):
         return tf.IndexedSlices(tf.constant([[value]]), tf.constant([index]), tf.constant([4, 1]))
@@ -74,7 +43,3 @@ def test_sparse_gradients_are_joined_in_tower_order():
     assert total.values.numpy().tolist() == [[1.0], [2.0], [4.0]]
     assert total.indices.numpy().tolist() == [2, 0, 2]
     np.testing.assert_array_equal(tf.convert_to_tensor(total), [[2.0], [0.0], [5.0], [0.0]])
-
-
-def test_a_variable_without_a_gradient_stays_without():
-    assert tower_sum([None, None, None], 2) is None

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import towers
 from towers.step import compiled
-from towers.step.compiled import CompiledMetrics, overrides, own_loss
-from towers.step.outputs import ModelLoss
+from towers.step.compiled import CompiledMetrics
 
 L = keras.layers
 
@@ -19,11 +18,6 @@ def model_of(*outputs, kind=keras.Model, **options):
     model = kind(x, layers if len(layers) > 1 else layers[0])
     model.compile("sgd", **options)
     return model
-
-
-class OwnLoss(keras.Model):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-        return tf.reduce_mean(y_pred)
 
 
 class OwnMetrics(keras.Model):
@@ -41,38 +35,12 @@ def built(model, x, y, y_pred, sample_weight=None):
     return metrics
 
 
-def test_the_losses_are_those_of_compile_or_the_models_own():
-    two = model_of(("a", 1), ("b", 1), loss=["mse", "mae"], loss_weights=[1.0, 2.0])
-    assert compiled.losses(two) == (["mse", "mae"], [1.0, 2.0])
-    assert compiled.losses(model_of(("a", 1), loss=None)) == (None, None)
-    own, weights = compiled.losses(model_of(("a", 1), kind=OwnLoss, loss=None))
-    assert isinstance(own, ModelLoss) and weights is None
-
-
 def test_another_optimizer_leaves_all_else_as_it_was():
     model = model_of(("a", 1), loss="mse", metrics=["mae"], weighted_metrics=["mse"])
     compiled.recompile(model, keras.optimizers.Adam(0.25))
     x, y = np.ones((4, 3)), np.ones((4, 1))
     assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {"loss", "mae", "mse"}
     assert float(model.optimizer.learning_rate) == 0.25
-
-
-def test_the_names_are_known_before_the_first_batch_and_nothing_is_counted():
-    model = model_of(("a", 1), ("b", 2), loss="mse", metrics=[["mae"], ["mse"]])
-    metrics = built(model, *batch(1, 2))
-    assert metrics.names == ["loss", "a_mae", "b_mse", "a_loss", "b_loss"]
-    assert metrics.need_predictions
-    assert [float(v) for v in metrics.variables] == [0.0] * len(metrics.variables)
-
-
-def test_a_loss_alone_needs_no_predictions():
-    metrics = built(model_of(("a", 1), loss="mse"), *batch(1))
-    assert not metrics.need_predictions and metrics.names == ["loss"]
-    for loss, size in ((2.0, 3), (6.0, 1)):
-        logs = metrics.update(tf.constant(loss), tf.ones([size, 3]), None, None)
-    assert {name: float(value) for name, value in logs.items()} == {"loss": 3.0}
-    metrics.reset()
-    assert float(metrics.result()["loss"]) == 0.0
 
 
 def test_a_compute_metrics_of_its_own_counts_and_is_nan_where_no_batch_has_counted():
@@ -141,31 +109,3 @@ def test_a_model_that_is_not_compiled_needs_both(given, said):
     model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
     with pytest.raises(ValueError, match=f"TowerStep has {said}.* call model.compile"):
         towers.TowerStep(model, *given)
-
-
-class Old(keras.Model):
-    """From before Keras told `compute_loss` whether it trains."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-        return "old", x, y, y_pred, sample_weight
-
-
-class New(Old):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return "new", x, y, y_pred, sample_weight, training
-
-
-def test_a_method_is_replaced_by_the_class_or_by_one_above_it():
-    class Child(New):
-        pass
-
-    assert overrides(Old(), "compute_loss") and overrides(Child(), "compute_loss")
-    assert not overrides(Child(), "train_step")
-    assert not overrides(keras.Sequential(), "compute_loss")
-
-
-@pytest.mark.parametrize("cls, expected", [
-    (Old, ("old", 1, 2, 3, 4)), (New, ("new", 1, 2, 3, 4, False)),
-])
-def test_a_loss_is_told_whether_it_trains_if_it_asks(cls, expected):
-    assert own_loss(cls(), 1, 2, 3, 4, training=False) == expected

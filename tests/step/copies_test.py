@@ -48,19 +48,3 @@ def test_an_exception_within_leaves_all_as_it_was():
             raise InterruptedError
     assert devices(optimizer.variables) == ["CPU:3", "CPU:3", "CPU:0"]
     assert int(optimizer.iterations) == 0
-
-
-def test_what_is_at_home_is_not_copied():
-    parameter = variable_on("/cpu:0")
-    optimizer = optimizer_of([parameter], "/cpu:0")
-    before = [variable.value for variable in optimizer.variables]
-    with Copies("/cpu:0").used(optimizer, [parameter]):
-        within = [variable.value for variable in optimizer.variables]
-    assert all(a is b for a, b in zip(before, within, strict=True))
-
-
-def test_nothing_is_copied_beside_a_parameter_that_lies_elsewhere():
-    parameters = [variable_on("/cpu:0"), variable_on("/cpu:2")]
-    optimizer = optimizer_of(parameters, "/cpu:3")
-    with Copies("/cpu:0").used(optimizer, parameters):
-        assert devices(optimizer.variables) == ["CPU:3", "CPU:3", "CPU:0", "CPU:2"]

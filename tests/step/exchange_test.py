@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towers.workers.cluster import ALONE, Cluster
+from towers.workers.cluster import Cluster
 from towers.step import exchange
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.exchange import (
@@ -22,7 +22,7 @@ from towers.step.exchange import (
     towers_of,
 )
 from towers.step.sharding import shard_batch
-from towers.step.transfers import pack, packages, unpack
+from towers.step.transfers import pack, unpack
 
 counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
 
@@ -68,31 +68,10 @@ def test_a_subtree_lies_on_the_worker_that_has_its_towers(sizes):
         )
 
 
-def test_two_workers_of_four_towers_have_one_subtree_each():
-    assert make_plan([0] * 4 + [1] * 4) == (Subtree(0, 0, range(4)), Subtree(1, 0, range(4, 8)))
-
-
-def test_three_workers_of_two_towers_have_four_subtrees_between_them():
-    """The tree over 6 towers is ((0 1) 2) ((3 4) 5), and worker 1 has towers 2 and 3."""
-    found = subtrees(make_plan([0, 0, 1, 1, 2, 2]))
-    assert [tuple(s.towers) for s in found] == [(0, 1), (2,), (3,), (4,), (5,)]
-
-
 def test_each_worker_needs_a_tower():
     workers = Cluster(("a:1", "b:1", "c:1"), 0)
     with pytest.raises(ValueError, match=r"num_towers \(2\) must be at least .* workers, 3"):
         make_exchange(workers, 2)
-
-
-def test_who_is_alone_hands_on_what_it_has():
-    exchange = make_exchange(ALONE, 3)
-    values = [tf.constant(1.0), None]
-    assert exchange.mine == range(3)
-    assert exchange.places(["/gpu:0", "/gpu:0", "/gpu:1"]) == ["/gpu:0", "/gpu:0", "/gpu:1"]
-    assert exchange.of_tower_0(values) is values
-    trees = [exchange.reduce([[1], [2]], ["/cpu:0"] * 2, add_on_devices=b) for b in (False, True)]
-    assert trees == [([1], [2]), [3]]
-    assert exchange.one_a_tower(values) == values
 
 
 class Meeting:
@@ -128,13 +107,6 @@ def test_rows_of_all_workers_are_joined_in_order(is_sparse, monkeypatch):
             np.testing.assert_array_equal(
                 tf.sparse.to_dense(found) if is_sparse else found, rows
             )
-
-
-def test_a_large_tensor_travels_by_itself_and_the_others_of_a_dtype_together():
-    small, large = tf.zeros([3, 2]), tf.zeros([500, 1000])
-    double = tf.zeros([5], tf.float64)
-    values = [small, large, None, double, large, small]
-    assert [chosen for chosen, _ in packages(values)] == [[0, 5], [1], [3], [4]]
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 8])

@@ -6,9 +6,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.graph.dependence import Dependence
-from towers.graph.rows import Rows
-from towers.step.lookups import are_shared
 
 L = keras.layers
 DISTINCT = ["unique", "sum", "mean"]
@@ -83,26 +80,3 @@ def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind,
     np.testing.assert_allclose(ours, loss, rtol=1e-10)
     for a, b in zip(found, variables, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
-
-
-def test_a_shared_lookup_has_the_same_bits_on_any_number_of_devices():
-    loss, variables = trained("one table", False, 4, 1)
-    ours, found = trained("one table", False, 4, 4)
-    assert ours == loss
-    for a, b in zip(found, variables, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("indices, expected", [
-    (lambda x: tf.constant([1, 1]), True),
-    (lambda x: tf.range(tf.shape(x)[1]), True),
-    (lambda x: tf.range(tf.shape(x)[0]), False),
-    (lambda x: tf.range(3) + tf.reduce_max(x), False),
-    (lambda x: tf.random.uniform([2], maxval=9, dtype=tf.int32), False),
-], ids=["constant", "positions", "rows", "values", "noise"])
-def test_towers_share_what_neither_rows_nor_noise_have_a_part_in(indices, expected):
-    with tf.Graph().as_default():
-        shard, dependence = tf.compat.v1.placeholder(tf.int32, [None, 5]), Dependence()
-        dependence.feed(shard, local=True, level=0)
-        found = are_shared(indices(shard), Rows.of_shard([shard]), dependence)
-    assert found == expected

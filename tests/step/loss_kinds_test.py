@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from towers.machine.loss_internals import function_loss
 from towers.step.loss_kinds import NeitherMeanNorSum, check_loss, loss_fault
 from towers.step.losses import shard_weight
@@ -238,34 +237,9 @@ def test_what_is_a_mean_without_weights_may_be_none_with_them(loss):
     assert loss_fault(resolved(loss), ROWS, ROWS, CLASSES) is not None
 
 
-def test_a_function_is_named_with_its_line_and_the_operation_with_its():
-    loss = OTHERS["a root"]
-    line = loss.__code__.co_firstlineno
-    with pytest.raises(NeitherMeanNorSum, match=(
-            rf"loss '<lambda>' \(loss_kinds_test.py:{line}\) is neither .* "
-            rf"loss_kinds_test.py:{line} takes Sqrt of a value")):
-        check_loss(resolved(loss), ROWS, ROWS)
-
-
 def test_what_cannot_be_traced_alone_needs_the_rows_of_all_towers():
     def refuses(y, y_pred):
         raise RuntimeError("not here")
 
     with pytest.raises(NeitherMeanNorSum, match="traced alone .RuntimeError: not here"):
         check_loss(resolved(refuses), ROWS, ROWS)
-
-
-def test_one_tower_takes_any_loss_and_several_refuse_before_anything_changes():
-    x, y = np.ones((4, 3), "float32"), np.eye(4, 3, dtype="float32")
-    for num_towers in (1, 2):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="sigmoid")])
-        step = towers.TowerStep(
-            model, "sgd", losses.Dice(), devices=["/cpu:0"], num_towers=num_towers
-        )
-        before = model.get_weights()
-        if num_towers == 1:
-            step(x, y)
-        else:
-            with pytest.raises(ValueError, match="make_parallel"):
-                step(x, y)
-            np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from towers.step.metrics import BatchMetrics
@@ -42,54 +41,8 @@ def test_the_loss_is_the_mean_over_examples_not_over_batches():
     assert numbers(logs) == {"loss": (2 * 8 + 6 * 2 + 1 * 6) / 16}
 
 
-def test_a_reset_forgets_all_batches():
-    metrics = BatchMetrics(["mae"], None, "/cpu:0")
-    metrics.update(tf.constant(9.0), *batch(4))
-    metrics.reset()
-    x, y, y_pred = batch(2)
-    logs = metrics.update(tf.constant(3.0), x, y, y_pred)
-    assert numbers(logs) == {
-        "loss": 3.0, "mae": pytest.approx(np.abs(y - y_pred).mean(), rel=1e-6)
-    }
-
-
-def test_building_makes_the_variables_and_leaves_them_at_their_beginning():
-    metrics = BatchMetrics(["mae", "mse"], None, "/cpu:1")
-    specs = tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1])
-    metrics.build(*specs)
-    made = metrics.variables
-    assert len(made) == 6  # a sum and a count each, the loss' among them
-    assert all(not variable.numpy().any() for variable in made)
-    assert {variable.value.device[-5:] for variable in made} == {"CPU:1"}
-    metrics.update(tf.constant(2.0), *batch(4))
-    metrics.build(*specs)  # once is enough: nothing is forgotten
-    assert float(metrics.result()["loss"]) == 2
-    assert all(a is b for a, b in zip(metrics.variables, made, strict=True))
-
-
-def test_a_graph_with_metrics_that_are_built_is_traced_once():
-    metrics, traces = BatchMetrics(["mae"], None, "/cpu:0"), []
-    metrics.build(tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1]))
-
-    @tf.function(autograph=False)
-    def update(x, y, y_pred):
-        traces.append(1)
-        return metrics.update(tf.constant(1.0), x, y, y_pred)
-
-    update(*batch(4))
-    assert len(traces) == 1
-
-
 def test_steps_that_a_mask_leaves_out_do_not_count():
     y_pred = keras.layers.Masking()(np.array([[[1.0], [3.0], [0.0]]], "float32"))
     metrics = BatchMetrics([keras.metrics.MeanAbsoluteError(name="mae")], None, "/cpu:0")
     logs = metrics.update(tf.constant(0.0), tf.zeros([1, 3]), tf.zeros([1, 3, 1]), y_pred)
     assert float(logs["mae"]) == 2  # of 1 and 3; of three it would be 4/3
-
-
-def test_each_output_has_its_metrics_by_its_name():
-    metrics = BatchMetrics({"one": ["mae"], "two": ["mse"]}, ["one", "two"], "/cpu:0")
-    y = {"one": tf.zeros([2, 1]), "two": tf.zeros([2, 1])}
-    y_pred = {"one": tf.constant([[1.0], [3.0]]), "two": tf.constant([[1.0], [3.0]])}
-    logs = metrics.update(tf.constant(0.0), tf.zeros([2]), y, y_pred)
-    assert numbers(logs) == {"loss": 0.0, "one_mae": 2.0, "two_mse": 5.0}

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import re
 import time
-from collections import Counter
 
 import keras
 import numpy as np
@@ -74,21 +73,6 @@ def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(policy, exp
     assert turns(graphs_of(policy, options)[0]) == expected
 
 
-@pytest.mark.telling("cpu")
-@pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
-def test_masks_are_weighed_in_turns_and_their_towers_run_in_turns(policy, expected):
-    with tf.device(HOME):
-        x = keras.Input((None,), dtype="int32")
-        y = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
-        step = towers.TowerStep(
-            keras.Model(x, L.Dense(3)(y)), "adam", "mse", devices=DEVICES,
-            num_towers=NUM_TOWERS, policy=policy,
-        )
-    step(np.arange(24 * 7).reshape(24, 7) % 20, np.ones((24, 7, 3), "float32"))
-    graph = step.traces[-1].graph
-    assert turns(graph) == turns(graph, scope="weights/") == expected
-
-
 def test_towers_of_evaluation_and_prediction_take_turns_too():
     step = make_step(GPU)
     x, y = batch(24)
@@ -131,18 +115,6 @@ def test_no_operation_is_left_without_a_device(options):
         if not operation.device and operation.type not in follows_its_input
         and operation not in returned
     ]
-
-
-def additions(graph):
-    """The devices of the sum's additions outside of its compiled programs."""
-    return Counter(op.device[-5:] for op in graph.get_operations()
-                   if re.match(r"sum(_\d+)?/", op.name) and op.type == "AddV2")
-
-
-def test_each_addition_is_made_on_the_device_of_its_left_child_or_all_of_them_at_home():
-    """((0 1) 2) ((3 4) 5), two towers a device: 0 + 1, + 2, + (3 4 5) on the first; 3 + 4, + 5."""
-    assert additions(graphs_of(GPU)[0]) == {"CPU:1": 3 * SUMS, "CPU:2": 2 * SUMS}
-    assert additions(graphs_of(CPU)[0]) == {}
 
 
 @pytest.mark.parametrize("policy, sends", [(UNPACKED, SUMS), (GPU, 1)], ids=["unpacked", "packed"])

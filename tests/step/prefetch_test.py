@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,25 +11,12 @@ from tests.step.small_step import make_step
 from towers.machine.policy import CPU, GPU
 from towers.step.prefetch import place, prefetched
 
-L = keras.layers
-
 
 def batches(*counts):
     generator = np.random.default_rng(0)
     for count in counts:
         x = generator.normal(size=(count, 6)).astype("float32")
         yield tf.constant(x), tf.constant(generator.integers(0, 3, count, dtype="int32"))
-
-
-@pytest.mark.parametrize("count", [40, 7, 3])
-def test_the_shards_are_the_batch_in_order(count):
-    step = make_step(3)
-    ((x, y),) = batches(count)
-    placed = place(step, (x, y, None))
-    assert all(weight is None for _, _, weight in placed)
-    real = placed[:count]  # one tower of 4 is without an example where there are 3
-    np.testing.assert_array_equal(tf.concat([s[0] for s in real], axis=0), x)
-    np.testing.assert_array_equal(tf.concat([s[1] for s in real], axis=0), y)
 
 
 def test_each_shard_ends_on_its_towers_device_and_no_copy_waits_for_another_devices():

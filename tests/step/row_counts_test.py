@@ -8,21 +8,10 @@ import tensorflow as tf
 import towers
 from tests.step.small_step import batch, make_step
 from towers.step import row_counts
-from towers.step.prefetch import place, prefetched
+from towers.step.prefetch import place
 
 L = keras.layers
 DIFFER = "the parts of a batch differ in their number of rows: "
-
-
-def test_each_part_is_named_with_its_rows():
-    ragged = tf.ragged.constant([[1], [2, 3]])
-    x, y = np.ones([2, 5]), {"b": ragged, "a": tf.ones([3])}
-    row_counts.check_rows(x, {"b": ragged}, None)
-    with pytest.raises(ValueError) as caught:
-        row_counts.check_rows([x, None], y, None)
-    assert str(caught.value) == (
-        f"{DIFFER}x[0] 2, y['a'] 3, y['b'] 2. Give one row for each example in every part."
-    )
 
 
 @pytest.mark.parametrize("y, said", [
@@ -33,31 +22,6 @@ def test_each_part_is_named_with_its_rows():
 def test_empty_and_scalar_parts_differ_from_the_others(y, said):
     with pytest.raises(ValueError, match=f"{DIFFER}{said}".replace("(", r"\(").replace(")", r"\)")):
         row_counts.check_rows(np.ones([2, 3]), y)
-
-
-def test_a_graph_that_does_not_know_the_rows_fails_with_the_same_sentence():
-    done = tf.Variable(0)
-
-    @tf.function(input_signature=[
-        tf.TensorSpec([None, 3]), {"a": tf.RaggedTensorSpec([None, None], ragged_rank=1)}
-    ])
-    def step(x, y):
-        with row_counts.checked_rows(x, y):
-            done.assign_add(1)
-
-    step(tf.ones([2, 3]), {"a": tf.ragged.constant([[1.0], [2.0, 3.0]])})
-    with pytest.raises(ValueError) as caught, row_counts.readable():
-        step(tf.ones([3, 3]), {"a": tf.ragged.constant([[1.0], [2.0, 3.0]])})
-    assert str(caught.value) == (
-        f"{DIFFER}x 3, y['a'] 2. Give one row for each example in every part."
-    )
-    assert done.numpy() == 1
-
-
-def test_another_failure_of_a_graph_is_left_as_it_is():
-    error = pytest.raises(tf.errors.InvalidArgumentError, match="something else")
-    with error, row_counts.readable():
-        tf.debugging.assert_equal(1, 2, "something else")
 
 
 # Through what a user calls.
@@ -100,14 +64,6 @@ def test_lists_of_numbers_are_refused_in_words(call):
     parallel.compile("sgd", "mse")
     with pytest.raises(ValueError, match="^x is a list of numbers"):
         parallel.train_on_batch(x.tolist(), y)
-
-
-@pytest.mark.parametrize("to_devices", [False, True])
-def test_prefetched_batches_are_refused(to_devices):
-    step, (x, _), (_, longer) = make_step(), batch(3), batch(5)  # fewer examples than towers, too
-    with pytest.raises(ValueError, match=f"{DIFFER}x 3, y 5"):
-        for found in prefetched(step, [(x, longer)], to_devices=to_devices):
-            step.train_batch(**found._asdict())
 
 
 def test_placed_shards_of_another_number_of_examples_are_refused():

@@ -6,7 +6,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import towers
 from tests.step.sleeping_stages import share_waited
@@ -65,23 +64,6 @@ def test_the_pipeline_is_full(num_stages, num_towers):
         found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     expected = (num_stages - 1) / (num_towers + num_stages - 1)
     assert expected - 0.01 < found < expected + 0.05
-
-
-def test_a_custom_gradient_runs_in_its_layers_stage():
-    """silu's: else its input would be sent to the last stage, and its gradient back."""
-    layers = [L.Dense(5, activation="silu"), L.Dense(6), L.Dense(7)]
-    step = towers.TowerStep(
-        keras.Sequential([keras.Input((4,)), *layers]), "sgd", "mse", policy=GPU,
-        devices=["/cpu:0", "/cpu:1"], gpus_per_tower=2, stages=[layers[1].name],
-    )
-    spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 7]), None
-    tower, _ = step.tower.trace("train", spec)
-    first, last, back = (tower.segments[level] for level in range(3))
-    crossing = set(first.outputs) & set(last.inputs), set(last.outputs) & set(back.inputs)
-    graph = tower.function.graph
-    shapes = [[graph.get_tensor_by_name(n).shape[1:].as_list() for n in names]
-              for names in crossing]
-    assert [[shape for shape in each if shape] for each in shapes] == [[[5]], [[5]]]
 
 
 def test_a_device_computes_its_own_stage_alone():

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.step.stage_models import nested
 from towers.machine.policy import GPU
-from towers.step.stages import Stages, balanced, check_groups, check_stages
+from towers.step.stages import Stages, balanced, check_stages
 
 L = keras.layers
 
@@ -46,18 +45,6 @@ def test_the_largest_part_is_as_small_as_can_be():
         assert largest(found) == min(largest([0, *way]) for way in ways)
 
 
-def test_stages_are_balanced_by_parameters_and_outputs():
-    stages = stages_of(chain(4, 4, 400, 4))
-    assert stages.names == [["dense_0", "dense_1", "dense_2"], ["dense_3"]] or (
-        stages.names == [["dense_0", "dense_1"], ["dense_2", "dense_3"]]
-    )
-    bytes_of = [4 * (4 * 4 + 4) + 4 * 32 * 4] * 2
-    bytes_of += [4 * (4 * 400 + 400) + 4 * 32 * 400, 4 * (400 * 4 + 4) + 4 * 32 * 4]
-    middle = [sum(bytes_of[:2]), sum(bytes_of[2:])]
-    late = [sum(bytes_of[:3]), sum(bytes_of[3:])]
-    assert len(stages.names[0]) == (3 if max(late) < max(middle) else 2)
-
-
 def test_stages_begin_at_the_layers_that_are_named():
     model = chain(4, 4, 4, 4)
     stages = stages_of(model, 3, ["dense_1", "dense_3"])
@@ -65,15 +52,6 @@ def test_stages_begin_at_the_layers_that_are_named():
     assert stages.of(model.trainable_variables) == [0, 0, 1, 1, 1, 1, 2, 2]
     assert stages.of([tf.Variable(0.0)]) == [2]
     assert stages.groups == {"/cpu:0": devices(3), "/cpu:3": ["/cpu:3", "/cpu:4", "/cpu:5"]}
-
-
-def test_models_inside_of_a_model_are_cut_too_and_a_layer_may_be_in_two_stages():
-    model = nested()
-    stages = stages_of(model, 4)
-    calls = [name for names in stages.names for name in names]
-    assert len(set(calls)) < len(calls)
-    variables = model.layers[-1].variables
-    assert stages.of(variables) == [3] * len(variables)
 
 
 @pytest.mark.parametrize(("names", "error"), [
@@ -134,16 +112,6 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
     model = chain(4, 4)
     model.compile("sgd", "mse", jit_compile=True)
     assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).compiles
-
-
-def test_any_kind_of_integer_is_a_number_of_gpus():
-    check_stages(np.int64(2), ["dense_1"])
-
-
-def test_a_groups_devices_are_counted():
-    check_groups(4, 2)
-    with pytest.raises(ValueError, match="use 2 devices"):
-        check_groups(1, 2)
 
 
 def test_a_step_of_the_models_own_is_refused():

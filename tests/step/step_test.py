@@ -151,13 +151,15 @@ def test_tower0_takes_tower_0s_statistics():
 @pytest.mark.parametrize("act, message", [
     (lambda: make_step(build(), num_towers=0), "num_towers .0. must be at least 1"),
     (lambda: make_step(build(), batch_norm="mean"), "must be one of average, synchronized, tower0"),
+    (lambda: make_step(build(), nonfinite="raise"), "'raise'.* must be one of apply, stop, skip"),
     (lambda: make_step(keras.Sequential([L.Dense(1)])), "is not built"),
     (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
     (lambda: make_step(build(), loss=keras.losses.MeanSquaredError(reduction=None))(*data()),
      "must be one number"),
     (lambda: make_step(build(), loss={"other": "mse"})(*data()), "does not match the model's out"),
     (lambda: make_step(keras.Sequential([
-        keras.Input((5, 6), batch_size=4), L.GRU(1, stateful=True)])), "stateful=True"),
+        keras.Input((5, 6), batch_size=4), L.Bidirectional(L.GRU(1, stateful=True))])),
+     "stateful=True"),
 ])
 def test_what_cannot_be_exact_is_refused(act, message):
     with pytest.raises(ValueError, match=message):

@@ -119,21 +119,6 @@ def test_what_others_assign_is_seen_by_the_next_call():
     assert bits(ours) == bits(theirs)
 
 
-def test_a_step_that_was_told_so_trusts_its_copies():
-    """Or the test above could not fail."""
-    ours, theirs = make_step(), make_step("parameter_server")
-    for step in (ours, theirs):
-        step.train_batch(*batch(16))
-        step.strategy.trust(True)
-        step.train_batch(*batch(16))
-    assert bits(ours) == bits(theirs)
-    for step in (ours, theirs):
-        variable = step.model.trainable_variables[0]
-        variable.assign(0.5 * variable)
-        step.train_batch(*batch(16))
-    assert bits(ours) != bits(theirs)
-
-
 def test_in_one_memory_there_is_nothing_to_copy_to():
     with pytest.warns(UserWarning, match="share one memory: the parameters stay where they are"):
         step = make_step(policy=CPU)

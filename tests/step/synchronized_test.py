@@ -2,8 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
 
 from towers.machine import devices
 from towers.step import TowerStep
@@ -53,28 +51,6 @@ def make_step(model, num_towers, num_devices=None, **options):
                      num_towers=num_towers, **options)
 
 
-@pytest.mark.telling("3")
-@pytest.mark.parametrize("num_towers", [2, 3, 5, 8])
-def test_gradient_and_statistics_are_the_large_batchs(num_towers, float64):
-    towers, keras_alone = build(), build()
-    keras_alone.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-    step = make_step(towers, num_towers, min(3, num_towers), batch_norm="synchronized")
-    for size in (24, 9, 7, 2):  # ragged shards, and empty ones
-        x, y = batch(size)
-        statistics = keras_alone.get_weights()
-        with tf.GradientTape() as tape:
-            loss = keras_alone.compute_loss(x, y, keras_alone(x, training=True))
-        keras_alone.set_weights(statistics)
-        ours_loss, ours = step.gradients(x, y)
-        np.testing.assert_allclose(ours_loss, loss, rtol=1e-10)
-        for a, b in zip(ours, tape.gradient(loss, keras_alone.trainable_variables), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * np.max(np.abs(b)) + 1e-14)
-        step(x, y)
-        keras_alone.train_on_batch(x, y)
-        for a, b in zip(towers.variables, keras_alone.variables, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
-
-
 def test_masked_steps_do_not_count(float64):
     towers, keras_alone = masked(), masked()
     keras_alone.compile(keras.optimizers.SGD(0.1), "mse")
@@ -85,37 +61,6 @@ def test_masked_steps_do_not_count(float64):
         keras_alone.train_on_batch(x, y)
     for a, b in zip(towers.variables, keras_alone.variables, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
-
-
-def test_a_layer_with_synchronized_true_is_honoured(float64):
-    towers, keras_alone = build(synchronized=True), build()
-    keras_alone.compile(keras.optimizers.SGD(0.1), "mse")
-    x, y = batch(9)
-    make_step(towers, 4)(x, y)
-    keras_alone.train_on_batch(x, y)
-    for a, b in zip(towers.variables, keras_alone.variables, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
-
-
-def test_averaged_statistics_differ_from_the_large_batchs(float64):
-    """Otherwise the tests above could not fail."""
-    towers, keras_alone = build(), build()
-    keras_alone.compile(keras.optimizers.SGD(0.1), "mse")
-    x, y = batch(9)
-    make_step(towers, 4)(x, y)
-    keras_alone.train_on_batch(x, y)
-    assert not np.allclose(towers.trainable_variables[0], keras_alone.trainable_variables[0])
-
-
-@pytest.mark.matrix
-def test_the_bits_are_the_same_on_any_number_of_devices():
-    found = set()
-    for num_devices in (1, 2, 4, 8):
-        model = small()
-        step = make_step(model, 8, num_devices, batch_norm="synchronized")
-        losses = [float(step(*small_batch(size))["loss"]) for size in (19, 5)]
-        found.add((*losses, *(v.numpy().tobytes() for v in model.variables)))
-    assert len(found) == 1
 
 
 def test_compiled_towers_meet_too(float64):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.step.partitions import partition_graphs
-from towers.step.transfers import move, spread
+from towers.step.transfers import move
 
 
 def test_a_move_packs_the_tensors_of_a_dtype_and_keeps_every_value():
@@ -52,27 +52,3 @@ def test_not_a_number_negative_zero_and_the_smallest_numbers_keep_their_bits():
     bits = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1], np.uint32)  # NaN, -inf, -0, denormal
     (moved,) = move([tf.constant(bits.view(np.float32))], "/cpu:0", "/cpu:1", packed=True)
     assert moved.numpy().view(np.uint32).tolist() == bits.tolist()
-
-
-def test_a_tensor_of_unknown_shape_goes_by_itself():
-    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([2])])
-    def moved(ragged, fixed):
-        values = move([ragged, fixed, fixed], "/cpu:0", "/cpu:1", packed=True)
-        assert values[0] is ragged and values[1] is not fixed
-        return values
-
-    found = [v.numpy().tolist() for v in moved([1.0, 2.0, 3.0], [4.0, 5.0])]
-    assert found == [[1, 2, 3], [4, 5], [4, 5]]
-
-
-def test_several_devices_get_what_was_packed_once():
-    values = [tf.constant([1.0, 2.0]), tf.constant([[3.0]])]
-
-    @tf.function
-    def arrived():
-        return spread(values, "/cpu:0", ["/cpu:0", "/cpu:1", "/cpu:2"], packed=True)
-
-    for found in arrived().values():
-        assert [v.numpy().tolist() for v in found] == [[1, 2], [[3]]]
-    operations = arrived.get_concrete_function().graph.get_operations()
-    assert sum(op.type == "ConcatV2" for op in operations) == 1

@@ -36,52 +36,6 @@ def tree():
     )
 
 
-def test_an_update_is_the_optimizers_on_the_sums(tree):
-    variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(0.5))
-    loss, statistics = update(tree, optimizer, variables)
-    assert (float(loss), [float(v) for v in statistics]) == (7, [111])
-    assert [v.numpy().tolist() for v in variables] == [[1 - 3, 2 - 4], [-1.5]]
-    assert int(optimizer.iterations) == 1
-
-
-def test_the_sum_is_clipped_not_each_towers_gradient(tree):
-    variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0, clipnorm=5.0))
-    update(tree, optimizer, variables)
-    # [6, 8] has norm 10; [3] is short enough
-    np.testing.assert_allclose(variables[0], [1 - 3, 2 - 4], rtol=1e-6)
-    np.testing.assert_allclose(variables[1], [-3], rtol=1e-6)
-
-
-def test_slots_move_once_as_kerass_own_do(tree):
-    ours, theirs = (variables_and_optimizer(keras.optimizers.Adam(0.1)) for _ in range(2))
-    for _ in range(3):
-        update(tree, ours[1], ours[0])
-        theirs[1].apply([tf.constant([6.0, 8.0]), tf.constant([3.0])], theirs[0])
-    for a, b in zip([*ours[0], *ours[1].variables], [*theirs[0], *theirs[1].variables],
-                    strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)  # XLA may fuse a * b + c
-
-
-def test_gradients_of_embeddings_are_applied_to_their_rows():
-    def slices(row, value):
-        return tf.IndexedSlices(tf.constant([[value, value]]), tf.constant([row]),
-                                tf.constant([3, 2]))
-
-    variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0), shape=(3, 2))
-    towers = [[tf.constant(1.0), slices(row, value), tf.constant([0.0])]
-              for row, value in ((2, 10.0), (0, 20.0), (2, 30.0))]
-    loss, statistics = update(((towers[0], towers[1]), towers[2]), optimizer, variables)
-    assert (float(loss), statistics) == (3, [])
-    assert variables[0].numpy().tolist() == [[1 - 20, 2 - 20], [3, 4], [5 - 40, 6 - 40]]
-
-
-def test_one_tower_has_nothing_to_add():
-    variables, optimizer = variables_and_optimizer(keras.optimizers.SGD(1.0))
-    loss, statistics = update(of_tower(5.0, [1.0, 1.0], [2.0], 3.0), optimizer, variables)
-    assert (float(loss), float(statistics[0])) == (5, 3)
-    assert variables[0].numpy().tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("is_added, program", [
     (False, "sum_and_update_program"), (True, "update_program")
 ])

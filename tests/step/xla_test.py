@@ -96,13 +96,6 @@ def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(
     assert xla.compiles(*given, "average") and not xla.compiles(*given, "synchronized")
 
 
-def test_compiled_towers_take_a_key_of_noise_from_its_generator(two_threads):
-    step = towers.TowerStep(recurrent(), "sgd", "mse", devices=["/cpu:0"], num_towers=2)
-    step(np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32"))
-    kinds = {node.op for f in step.update_graph().library.function for node in f.node_def}
-    assert step.compiles and "StatelessRandomUniformFullIntV2" in kinds
-
-
 def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(
     two_threads, monkeypatch
 ):
