@@ -5,12 +5,11 @@ import threading
 import warnings
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused, update
 from towers.machine.loss_internals import marked
 
 
@@ -88,16 +87,6 @@ def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
     fit_alike(lambda: model_with(step))
 
 
-def apply_gradients(model, tape, loss):
-    weights = model.trainable_weights
-    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-
-
-def assert_alike(theirs, ours):
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, err_msg=a.path)
-
-
 @pytest.mark.parametrize("total", [
     tf.nn.l2_loss,
     lambda each: tf.einsum("bi,bi->", each, each) / 1024.0,
@@ -114,14 +103,14 @@ def test_a_sum_over_rows_counts_by_its_rows(total, float64):
             x, y = data
             with tf.GradientTape() as tape:
                 value = total(0.1 * (model(x) - y))
-            apply_gradients(model, tape, value)
+            update(model, tape, value)
             tracker.update_state(value)
             return {"value": value, "tracked": tracker.result()}
 
         return model_with(step)
 
     for num_towers in (3, 16):
-        assert_alike(*fit_alike(make, num_towers=num_towers, batch_size=7))
+        fit_alike(make, num_towers=num_towers, batch_size=7)
 
 
 def warnings_of(step, *data):
@@ -210,12 +199,12 @@ def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):
         x, y = data
         with tf.GradientTape() as tape:
             loss = getattr(Losses(), name)(x, y, model(x))
-        apply_gradients(model, tape, loss)
+        update(model, tape, loss)
         return {"value": loss}
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert_alike(*fit_alike(lambda: model_with(step), num_towers=3, batch_size=7))
+        fit_alike(lambda: model_with(step), num_towers=3, batch_size=7)
 
 
 def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
@@ -250,11 +239,11 @@ def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
         _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(worse) - y) ** 2)
-        apply_gradients(model, tape, loss)
+        update(model, tape, loss)
         return {"value": loss}
 
     for num_towers in (3, 16):
-        assert_alike(*fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7))
+        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
 
 
 def test_a_gradient_in_a_loop_of_what_towers_share_is_refused():
@@ -301,13 +290,10 @@ def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(floa
         with tf.GradientTape() as tape:
             worse = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
             loss = tf.reduce_mean((model(worse) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        update(model, tape, loss)
         return {"loss": loss}
 
-    theirs, ours = fit_alike(lambda: model_with(step), num_towers=16, batch_size=7)
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+    fit_alike(lambda: model_with(step), num_towers=16, batch_size=7)
 
 
 def test_jacobians_are_row_by_row(float64):
@@ -323,9 +309,7 @@ def test_jacobians_are_row_by_row(float64):
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
         return {"loss": loss}
 
-    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+    fit_alike(lambda: model_with(step), batch_size=4)
 
 
 class Halves(keras.optimizers.SGD):
@@ -340,8 +324,7 @@ def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        update(model, tape, loss)
         return {"loss": loss}
 
     def make():

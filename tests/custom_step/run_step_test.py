@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import NOISE
-from tests.custom_step.steps import fit, model_with, pairs
+from tests.custom_step.steps import fit, model_with, pairs, update
 
 
 def rows_of(step, count=8, num_towers=4, num_devices=2, method="train_step"):
@@ -44,8 +44,7 @@ def test_each_towers_operations_run_on_its_device_and_the_update_at_home():
         x, y, *_ = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        update(model, tape, loss)
         return {"loss": loss}
 
     model = towers.make_parallel(model_with(step), 4, num_towers=8)

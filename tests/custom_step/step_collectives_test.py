@@ -8,12 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit_alike, model_with, pairs, refused
-
-
-def update(model, tape, loss):
-    gradients = tape.gradient(loss, model.trainable_weights)
-    model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+from tests.custom_step.steps import fit_alike, model_with, pairs, refused, update
 
 
 def test_gathered_rows_are_those_of_the_batch_in_order(float64):
@@ -54,9 +49,7 @@ def test_the_gradient_of_gathered_rows_reaches_every_tower(float64):
         return {"loss": loss, "spread": spread}
 
     for num_towers in (2, 5, 16):
-        theirs, ours = fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=4)
-        for a, b in zip(ours.weights, theirs.weights, strict=True):
-            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=4)
 
 
 def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):

