@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,44 +75,6 @@ def test_noise_effects_and_what_waits_stay():
     assert [float(v[0]) for v in tf.nest.flatten(others)] == [2, 2, 3, 1, 1]
     with pytest.raises(tf.errors.InvalidArgumentError):
         function(tf.constant([-1.0]))
-
-
-def test_loops_and_their_gradients_have_the_same_bits():
-    def looped(x):
-        def body(i, h):
-            return i + 1, tf.sin(h) * x + tf.sin(h)
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            ends = [tf.while_loop(lambda i, h: i < 4, body, (0, x))[1] for _ in range(2)]
-            total = tf.reduce_sum(ends[0] * ends[1])
-        return total, tape.gradient(total, x)
-
-    x = tf.constant([0.3, -1.2, 2.0])
-    for ours, plain in zip(traced(looped, VECTOR)(x), traced(looped, VECTOR, merge=False)(x)):
-        assert ours.numpy().tobytes() == plain.numpy().tobytes()
-
-
-def test_an_optimizer_makes_its_scalars_once_for_all_parameters():
-    def updated(merge):
-        keras.utils.set_random_seed(0)
-        variables = [keras.Variable(np.full(n, 0.5, "float32")) for n in (3, 4, 5)]
-        optimizer = keras.optimizers.Adam(0.1, clipnorm=0.5)
-        optimizer.build(variables)
-
-        def program(gradients):
-            optimizer.apply(gradients, variables)
-            return gradients[0]
-
-        specs = [tf.TensorSpec(v.shape) for v in variables]
-        function = traced(program, specs, merge=merge)
-        for step in range(3):
-            function([tf.fill(v.shape, 0.1 * step + 0.01) for v in variables])
-        return counts(function), [v.numpy().tobytes() for v in [*variables, *optimizer.variables]]
-
-    (ours, bits), (plain, expected) = updated(True), updated(False)
-    assert bits == expected
-    assert (plain["Pow"], ours["Pow"]) == (6, 2)
 
 
 def test_an_error_still_tells_the_line_that_made_the_operation():

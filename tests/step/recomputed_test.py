@@ -133,10 +133,11 @@ def trained(build, remat, num_devices, **options):
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be tried")  # masks of made-up tokens
+@pytest.mark.telling("noisy", "masked", "looped")
 @pytest.mark.parametrize("build, options", [
     (noisy, {}), (noisy, {"batch_norm": "synchronized"}), (masked, {}), (looped, {}),
     (complex_numbers, {}), (listed, {}),
-])
+], ids=["noisy", "synchronized", "masked", "looped", "complex numbers", "a list"])
 def test_results_are_those_without_it_and_the_same_on_any_devices(build, options, float64):
     again, elsewhere = (trained(build, True, n, **options) for n in (1, 3))
     without = trained(build, False, 3, **options)
