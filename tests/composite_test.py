@@ -100,18 +100,6 @@ def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore:jit_compile")
-def test_xla_leaves_sparse_rows_to_tensorflow():
-    def trained(jit_compile):
-        model = compiled("sparse")
-        devices = towers.tower_devices(2, "cpu")
-        step = TowerStep(model, "sgd", "mse", devices=devices, jit_compile=jit_compile)
-        step(*examples("sparse"))
-        return model.get_weights()
-
-    assert_same(trained(True), trained(False))
-
-
 class Normalized(L.Layer):
     """BatchNormalization of the first value of each row."""
 
