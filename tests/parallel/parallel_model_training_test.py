@@ -287,26 +287,9 @@ def root(y, y_pred):
     return tf.sqrt(tf.reduce_mean((y - y_pred) ** 2))
 
 
-def correlation(y, y_pred):
-    a, b = y - tf.reduce_mean(y), y_pred - tf.reduce_mean(y_pred)
-    return 1 - tf.reduce_sum(a * b) / tf.norm(a) / tf.norm(b)
-
-
 def one_hot(count=31):
     x, y = rows(count)
     return x, np.eye(3)[y]
-
-
-@pytest.mark.telling("dice", "root")
-@pytest.mark.parametrize("loss, data", [
-    (keras.losses.Dice, one_hot), (keras.losses.Tversky, one_hot), (keras.losses.Circle, rows),
-    (lambda: root, one_hot), (lambda: correlation, one_hot),
-], ids=["dice", "tversky", "circle", "root", "correlation"])
-def test_a_loss_that_is_no_mean_over_rows_is_kerass_of_the_whole_batch(loss, data):
-    pair = build_pair(classifier, optimizer=lambda: "sgd", loss=loss())
-    assert_same_fit(pair, data, batch_size=7, epochs=2, shuffle=False)
-    evaluated = [m.evaluate(*data(), batch_size=7, verbose=0) for m in (pair.ours, pair.theirs)]
-    assert evaluated[0] == pytest.approx(evaluated[1], rel=TOLERANCE)
 
 
 def test_words_are_looked_up_inside_of_a_model_whose_loss_is_of_all_rows():

@@ -20,11 +20,6 @@ def model_of(*outputs, kind=keras.Model, **options):
     return model
 
 
-class OwnMetrics(keras.Model):
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return {**super().compute_metrics(x, y, y_pred, sample_weight), "rows": tf.size(y)}
-
-
 def batch(*sizes):
     return tf.ones([4, 3]), *(tf.nest.map_structure(lambda n: tf.fill([4, n], 2.0), sizes),) * 2
 
@@ -41,14 +36,6 @@ def test_another_optimizer_leaves_all_else_as_it_was():
     x, y = np.ones((4, 3)), np.ones((4, 1))
     assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {"loss", "mae", "mse"}
     assert float(model.optimizer.learning_rate) == 0.25
-
-
-def test_a_compute_metrics_of_its_own_counts_and_is_nan_where_no_batch_has_counted():
-    metrics = built(model_of(("a", 1), kind=OwnMetrics, loss="mse"), *batch(1))
-    assert metrics.names == ["loss", "rows"]
-    x, y, y_pred = batch(1)
-    assert int(metrics.update(tf.constant(1.0), x, y, y_pred)["rows"]) == 4
-    assert np.isnan(metrics.result()["rows"])
 
 
 def test_a_metric_of_several_numbers_is_refused_by_its_name():

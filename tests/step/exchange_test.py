@@ -1,9 +1,5 @@
 """The plan of the tree over workers; what is exchanged is in conformance/workers_test.py."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towers.workers.cluster import Cluster
-from towers.step import exchange
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.exchange import (
     Subtree,
@@ -21,8 +16,6 @@ from towers.step.exchange import (
     subtrees,
     towers_of,
 )
-from towers.step.sharding import shard_batch
-from towers.step.transfers import pack, unpack
 
 counts = st.integers(1, 40).flatmap(lambda t: st.tuples(st.integers(1, t), st.just(t)))
 
@@ -72,50 +65,6 @@ def test_each_worker_needs_a_tower():
     workers = Cluster(("a:1", "b:1", "c:1"), 0)
     with pytest.raises(ValueError, match=r"num_towers \(2\) must be at least .* workers, 3"):
         make_exchange(workers, 2)
-
-
-class Meeting:
-    """Stands for the collectives between threads: each waits for the other's value."""
-
-    def __init__(self, count):
-        self.barrier, self.values = threading.Barrier(count, timeout=60), [None] * count
-
-    def of(self, index):
-        return type("", (), {"all_gather": partial(self.all_gather, index)})
-
-    def all_gather(self, index, value, varies=None):
-        self.values[index] = value
-        self.barrier.wait()
-        gathered = tf.stack(self.values)
-        self.barrier.wait()
-        return gathered
-
-
-@pytest.mark.parametrize("is_sparse", [True, False])
-def test_rows_of_all_workers_are_joined_in_order(is_sparse, monkeypatch):
-    rows = np.arange(20.0).reshape(5, 4) % 3
-    batch, meeting = tf.sparse.from_dense(rows) if is_sparse else rows, Meeting(2)
-    shards = shard_batch(batch, 6)  # the last is empty
-    monkeypatch.setattr(exchange, "WorkerCollectives", lambda count, index: meeting.of(index))
-
-    def joined(index):
-        found = make_exchange(Cluster(("a:1", "b:1"), index), 6)
-        return found.rows([shards[tower].values for tower in found.mine], shards)
-
-    with ThreadPoolExecutor(2) as threads:
-        for found in threads.map(joined, range(2)):
-            np.testing.assert_array_equal(
-                tf.sparse.to_dense(found) if is_sparse else found, rows
-            )
-
-
-@pytest.mark.parametrize("multiple", [1, 2, 3, 8])
-def test_what_is_packed_comes_out_again(multiple):
-    values = [tf.reshape(tf.range(6.0), [2, 3]), tf.constant(7.0), tf.zeros([0, 4])]
-    packed = pack(values, multiple)
-    assert packed.shape[0] == -(-7 // multiple) * multiple
-    for part, value in zip(unpack(packed, [v.shape for v in values]), values, strict=True):
-        assert part.shape == value.shape and np.array_equal(part, value)
 
 
 X = np.arange(600, dtype="float32").reshape(6, 100)
