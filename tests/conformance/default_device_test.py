@@ -233,28 +233,3 @@ def test_a_train_step_of_the_models_own_ends_in_the_same_bits():
             return values(made, made.optimizer), history
 
     assert_same_bits(trained(None), trained(ELSEWHERE))
-
-
-@pytest.mark.matrix
-def test_one_optimizer_serves_a_parallel_model_and_what_was_traced_before(tmp_path):
-    """Of two variables behind a learning rate, or a count of iterations, one would be stale."""
-    def trained(device):
-        with default_device(device):
-            keras.utils.set_random_seed(3)
-            made = model()
-            made.compile(Adam(0.01), LOSS, jit_compile=False)
-            parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
-            saved = tf.train.Checkpoint(model=made, optimizer=made.optimizer)
-            for each in (made, parallel, made, parallel):
-                each.optimizer.learning_rate = 0.8 * each.optimizer.learning_rate
-                each.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
-            path = saved.save(str(tmp_path / "checkpoint"))
-            at_16 = values(made.optimizer)
-            parallel.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
-            saved.restore(path)
-            assert as_bytes(values(made.optimizer)) == as_bytes(at_16)
-            assert int(made.optimizer.iterations) == 16
-            parallel.fit(*rows(), batch_size=7, verbose=0, shuffle=False)
-            return [values(made, made.optimizer)]
-
-    assert_same_bits(trained(None), trained(ELSEWHERE))

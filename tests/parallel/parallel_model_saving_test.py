@@ -66,15 +66,11 @@ def outputs(model, x):
     return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
 
 
-@pytest.mark.telling("save-*")
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("save", [
-    lambda model, path: model.save(path), keras.saving.save_model,
-], ids=["save", "save_model"])
-def test_the_file_is_that_of_the_plain_model(build, save, tmp_path):
+def test_the_file_is_that_of_the_plain_model(build, tmp_path):
     model = build()
     parallel = trained(model=model)
-    save(parallel, tmp_path / "parallel.keras")
+    parallel.save(tmp_path / "parallel.keras")
     loaded = keras.models.load_model(tmp_path / "parallel.keras")
     assert not isinstance(loaded, ParallelModel)
     assert type(loaded) is parallel.__class__
