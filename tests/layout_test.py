@@ -99,6 +99,7 @@ CROSS_CUTTING = {
     "conformance/repeated_test": "every model, again and again",
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",
+    "custom_step/refusals_test": "every module of custom_step",
     "workers_run_test": "train.py on several workers",
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
     "step/switches_test": "a step's switches against each other",

@@ -1,7 +1,5 @@
 """Where the towers of a step meet: what gather does, and where towers cannot meet."""
 
-import re
-
 import keras
 import numpy as np
 import pytest
@@ -63,36 +61,6 @@ def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):
     np.testing.assert_array_equal(logs["rows"], x[:, 0] * 2.0)
     np.testing.assert_allclose(logs["mean"], np.mean(y), rtol=1e-12)
     assert logs["python"] == 3.0
-
-
-def test_what_has_no_batch_axis_is_not_gathered():
-    def step(model, data):
-        return {"loss": towers.gather(tf.reduce_mean(data[0]))}
-
-    message = refused(step)
-    assert "step_collectives_test.py" in message and "has no batch axis" in message
-
-
-def test_two_views_are_gathered_one_by_one():
-    def step(model, data):
-        return {"loss": tf.reduce_mean(towers.gather(tf.concat([data[0], data[0]], axis=0)))}
-
-    model = towers.make_parallel(model_with(step), 2)
-    with pytest.raises(ValueError) as caught:
-        model.fit(*pairs(), verbose=0)
-    assert re.fullmatch(
-        r"towers.gather, step_collectives_test.py:\d+: needs one row for each example of a shard\. "
-        r"Gather two views of a batch one by one, and concatenate them after that\.",
-        str(caught.value),
-    )
-
-
-def test_an_integer_of_a_shard_is_no_mean():
-    def step(model, data):
-        return {"count": tf.shape(data[0])[0]}
-
-    message = refused(step)
-    assert "'count'" in message and "Cast it to float" in message
 
 
 def in_function(model, data, body):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs
 
 
 def state(aggregation="none"):
@@ -50,11 +50,6 @@ def largest(metric):
         return {"largest": metric.result()}
 
     return step
-
-
-def test_a_metric_that_is_no_sum_is_refused():
-    message = refused(largest(Largest(lambda values: values)))
-    assert "variables_test.py:" in message and "largest" in message and "gather" in message
 
 
 def test_a_metric_over_gathered_rows_is_kerass_own(float64):
