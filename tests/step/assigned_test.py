@@ -142,36 +142,47 @@ def test_only_first_replica_is_tower_0s():
     assert 3.0 * (3 + 3 + 3) in [v for v in variables if v.shape == ()]
 
 
-def test_an_assignment_inside_of_a_condition_is_refused():
-    class Sometimes(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.seen = self.add_weight((), "zeros", trainable=False, name="seen")
+class Sometimes(keras.Model):
+    """Assigns in a condition."""
 
-        def call(self, x):
-            tf.cond(tf.reduce_sum(x) > 0, lambda: self.seen.assign(1.0), lambda: 0.0)
-            return x
+    def __init__(self):
+        super().__init__()
+        self.seen = self.add_weight((), "zeros", trainable=False, name="seen")
 
-    x = np.ones((4, 2), "float32")
-    model = Sometimes()
+    def call(self, x):
+        tf.cond(tf.reduce_sum(x) > 0, lambda: self.seen.assign(1.0), lambda: 0.0)
+        return x
+
+
+class Draws(keras.Model):
+    """Makes a variable, which would be a constant of the graph."""
+
+    def call(self, x):
+        generator = keras.random.SeedGenerator(1)
+        return x + keras.random.normal(ops.shape(x), seed=generator)
+
+
+class Scatters(keras.Model):
+    """Assigns a part of a TensorFlow variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.Variable([1.0, 2.0], name="table")
+
+    def call(self, x):
+        self.table.scatter_nd_update([[0]], [3.0])
+        return x * self.table
+
+
+@pytest.mark.parametrize("make, said", [
+    (Sometimes, "assigns .*seen inside of a"), (Draws, "makes variable .*seed_generator"),
+    (Scatters, "'table.*add_weight"),
+])
+def test_what_towers_cannot_follow_is_refused_by_its_line(make, said):
+    x, model = np.ones((4, 2), "float32"), make()
     model(x)
     step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
-    with pytest.raises(ValueError, match="assigned_test.py:.* assigns .*seen inside of a"):
-        step(x, x)
-
-
-def test_a_variable_that_is_made_in_a_call_is_refused():
-    """Its value would be a constant of the graph."""
-    class Draws(keras.Model):
-        def call(self, x):
-            generator = keras.random.SeedGenerator(1)
-            return x + keras.random.normal(ops.shape(x), seed=generator)
-
-    x = np.ones((4, 2), "float32")
-    model = Draws()
-    model(x)
-    step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], num_towers=2)
-    with pytest.raises(ValueError, match="assigned_test.py:.* makes variable .*seed_generator"):
+    with pytest.raises(ValueError, match=f"assigned_test.py:.* {said}"):
         step(x, x)
 
 
