@@ -43,12 +43,9 @@ def of_rows(function):
 
 
 @pytest.mark.parametrize("function", [
-    lambda x: x - tf.reduce_mean(x, axis=0), lambda x: tf.cumsum(x, axis=0, reverse=True),
-    lambda x: tf.nn.softmax(x, axis=0), lambda x: x * tf.tensordot(x, x, 2), lambda x: x[::-1],
-    lambda x: tf.matmul(tf.matmul(x, x, transpose_b=True), x), lambda x: tf.sort(x, axis=0),
+    lambda x: x - tf.reduce_mean(x, axis=0), lambda x: x[::-1],
     lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
     lambda x: tf.ensure_shape(tf.py_function(lambda v: v[::-1], [x], tf.float32), [None, 6]),
-    lambda x: L.LayerNormalization(axis=0, center=False, scale=False)(x),
     lambda x: L.UnitNormalization(axis=0)(x),
 ])
 def test_what_computes_across_rows_is_warned_of_with_its_line(function):
@@ -62,8 +59,6 @@ def test_what_computes_across_rows_is_warned_of_with_its_line(function):
     lambda x: x + tf.random.normal(tf.shape(x)), lambda x: x + keras.random.normal((6,), seed=3),
     lambda x: tf.map_fn(lambda row: row / tf.reduce_max(row), x),
     lambda x: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x),
-    lambda x: tf.transpose(tf.scan(lambda a, b: a + b, tf.transpose(x))),
-    lambda x: tf.gather(x, tf.argsort(x, axis=-1), batch_dims=1),
     lambda x: tf.reshape(tf.image.resize(tf.reshape(x, [-1, 2, 3, 1]), [4, 4]), [-1, 16]),
     lambda x: tf.abs(tf.signal.rfft(x)),
 ])
