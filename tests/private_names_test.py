@@ -32,8 +32,6 @@ OF_TESTS = {
         "the kernels that ran: TensorFlow's profiler writes them in this format alone",
     ("tests/step/partitions.py", "tensorflow.python.eager"):
         "the graphs after all optimizations, which no part of towers needs",
-    ("tests/parallel/parallel_model_callbacks_test.py", "tensorflow.core.util"):
-        "reads the file that Keras' TensorBoard callback writes",
     ("tests/parallel/parallel_model_test.py", "_jit_compile"):
         "Keras' property sets what it is asked for",
     ("tests/machine/fake_nvml.py", "_nvmlGetFunctionPointer_cache"):

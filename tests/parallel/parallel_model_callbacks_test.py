@@ -1,7 +1,5 @@
 """Keras' callbacks do on a parallel model what they do on one device."""
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from tests.parallel.pairs import (
 from towers.parallel.parallel_model import ParallelModel
 
 C = keras.callbacks
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -148,32 +145,6 @@ def test_backup_and_restore_goes_on_where_the_run_broke_off(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_tensorboard_writes_what_it_writes_for_keras(tmp_path):
-    pytest.importorskip("tensorboard")
-    pair = pair_of()
-    for name, model in zip(("theirs", "ours"), pair, strict=True):
-        model.fit(
-            *rows(), batch_size=7, epochs=2, validation_split=0.3, verbose=0,
-            callbacks=[C.TensorBoard(tmp_path / name, histogram_freq=1, update_freq=1)],
-        )
-    theirs, ours = (tags(tmp_path / name) for name in ("theirs", "ours"))
-    assert ours == theirs
-    assert {"epoch_loss", "batch_loss", "epoch_accuracy"} <= {tag for _, tag in ours}
-
-
-def tags(folder):
-    import tensorflow as tf
-    from tensorflow.core.util import event_pb2
-
-    found = set()
-    for path in folder.rglob("events*"):
-        for record in tf.data.TFRecordDataset(str(path)):
-            for value in event_pb2.Event.FromString(record.numpy()).summary.value:
-                # Automatic layer names count on from one model to the next.
-                found.add((path.parent.name, value.tag.split("/")[0].rstrip("_0123456789")))
-    return found
-
-
 @pytest.mark.telling("2")
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_swap_ema_weights_and_gradient_accumulation(steps_per_execution):
@@ -232,10 +203,7 @@ def test_a_callback_may_replace_the_optimizer():
 
 TRACKED = """
 import sys
-from pathlib import Path
-
-import keras
-import numpy as np
+import keras, numpy as np
 
 calls = []
 
@@ -251,7 +219,6 @@ def track():
 if sys.argv[1] == "before":
     track()
 import towers
-
 towers.make_parallel  # imports what it is made of
 if sys.argv[1] == "after":
     track()
@@ -260,31 +227,25 @@ towers.logical_cpus(2)
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
 parallel = towers.make_parallel(model, 2, num_towers=3)
 parallel.compile("sgd", "mse")
-x, y = np.random.default_rng(0).normal(size=(25, 8)).astype("float32")[:, :6], np.ones((25, 2))
-first = model.get_weights()
-
-def trained(*args, **kwargs):
+x, y = np.random.default_rng(0).normal(size=(25, 6)).astype("float32"), np.ones((25, 2))
+first, found = model.get_weights(), set()
+for args, options in [
+    ((x, y, 7, 2, 0), {}),
+    ((x, y, 7, 2, 0, [towers.Resume("a", every=2)]), {}),
+    ((), dict(x=x, y=y, batch_size=7, epochs=2, verbose=0,
+              callbacks=towers.Resume("b", every=2))),
+]:
     model.set_weights(first)
-    history = parallel.fit(*args, shuffle=False, **kwargs)
-    assert len(history.history["loss"]) == 2, history.history
-    return [value.tobytes() for value in model.get_weights()]
-
-resumes = [towers.Resume(Path(sys.argv[2], str(i)), every=2) for i in range(2)]
-outcomes = [
-    trained(x, y, 7, 2, 0),
-    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0),
-    trained(x, y, 7, 2, 0, [resumes[0]]),
-    trained(x=x, y=y, batch_size=7, epochs=2, verbose=0, callbacks=resumes[1]),
-]
-assert all(outcome == outcomes[0] for outcome in outcomes)
-assert all((resume.directory / "checkpoints").exists() for resume in resumes)
-print(calls)
+    parallel.fit(*args, shuffle=False, **options)
+    found.add(b"".join(value.tobytes() for value in model.get_weights()))
+print(calls, len(found))
 """
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_path):
     """Experiment trackers do it, before towers is imported or after."""
-    run = forked.run("-c", TRACKED, when, str(tmp_path), cwd=ROOT)
+    run = forked.run("-c", TRACKED, when, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines()[-1] == str(["tracked"] * 4)
+    assert run.stdout.splitlines()[-1] == "['tracked', 'tracked', 'tracked'] 1"
+    assert (tmp_path / "a" / "checkpoints").exists() and (tmp_path / "b" / "checkpoints").exists()
