@@ -32,7 +32,9 @@ def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_
     has_one_loss = not isinstance(compile_arguments["loss"], list | dict)
     eagerly = has_one_loss and "steps_per_execution" not in compile_arguments
     for model in pair:
-        model.compile(run_eagerly=eagerly and model is pair.theirs, **{
+        is_reference = model is pair.theirs
+        jit = {"jit_compile": False} if is_reference else {}  # XLA would take most of the time
+        model.compile(run_eagerly=eagerly and is_reference, **jit, **{
             key: value() if key in ("optimizer", "metrics", "weighted_metrics") else value
             for key, value in compile_arguments.items()
         })
