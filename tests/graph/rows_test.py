@@ -2,10 +2,205 @@
 
 import warnings
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tests.graph.kinds import count, kind_of, positive
 from towers.graph.rows import Rows
+
+ops = keras.ops
+
+
+def places(x):
+    return tf.range(tf.shape(x)[0])
+
+
+def summed(body):
+    """What 3 rounds of a loop add up."""
+    return lambda x: tf.while_loop(
+        lambda i, total: i < 3, lambda i, total: (i + 1, body(total, x)), [0, 0.0])[1]
+
+
+MEANS = [
+    # along axes
+    tf.reduce_mean,
+    lambda x: tf.reduce_mean(tf.reduce_sum(x, axis=1)),
+    lambda x: tf.reduce_sum(tf.reduce_mean(x, axis=0)),
+    lambda x: tf.reduce_mean(tf.reduce_max(x, axis=-1)),
+    lambda x: tf.reduce_mean(tf.norm(x, axis=1)),
+    lambda x: tf.reduce_mean(tf.nn.softmax(x)),
+    lambda x: tf.reduce_mean(tf.cumsum(x, axis=1) + tf.reverse(x, [1])),
+    lambda x: tf.reduce_mean(tf.einsum("bi,bj->bij", x, x)),
+    lambda x: tf.einsum("bi,bj->ij", x, x)[0, 1] / count(x),
+    lambda x: tf.reduce_mean(tf.matmul(x, tf.ones([3, 2]))),
+    lambda x: tf.reduce_mean(tf.linalg.inv(tf.einsum("bi,bj->bij", x, x))),
+    lambda x: tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.argmax(x, axis=-1), x)),
+    # row by row
+    lambda x: 0.5 * tf.reduce_mean(x**2) + 3.0,
+    lambda x: tf.reduce_mean(x) - tf.reduce_mean(x**2) / 3.0,
+    lambda x: tf.reduce_sum(tf.reduce_mean(x, axis=0) * tf.constant([1.0, 2, 3])),
+    lambda x: tf.add_n([tf.reduce_mean(x), tf.reduce_sum(tf.ones([3]))]),
+    lambda x: tf.reduce_sum(x) / count(x),
+    lambda x: tf.reduce_sum(x / count(x)),
+    lambda x: tf.reduce_sum(x) / tf.maximum(count(x), 1.0),
+    lambda x: tf.reduce_sum(x) / (count(x) + 1e-7),
+    lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.ones_like(x)),
+    lambda x: tf.reduce_mean(tf.where(x > 0, x, 0.1 * x)),
+    lambda x: tf.reduce_mean(tf.transpose(x) * [[1.0], [2.0], [3.0]]),
+    lambda x: tf.reduce_mean(tf.reshape(x, [-1])),
+    lambda x: tf.cast(tf.reduce_mean(x), tf.float64),
+    lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_a=True)) / count(x),
+    # parts and sizes
+    lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), x.dtype),
+    lambda x: tf.reduce_sum(x) / tf.cast(tf.reduce_prod(tf.shape(x)), x.dtype),
+    lambda x: tf.nn.compute_average_loss(x[:, 0], global_batch_size=tf.shape(x)[0]),
+    lambda x: tf.reduce_mean(x[:, 1:]),
+    lambda x: tf.reduce_mean(x[..., 0]),
+    lambda x: tf.reduce_mean(tf.split(tf.concat([x, 2 * x], axis=0), 2)[0]),
+    lambda x: tf.reduce_mean(tf.concat([x, 2 * x], axis=0)[:tf.shape(x)[0]]),
+    lambda x: tf.reduce_mean(x[:tf.shape(x)[0]]),
+    lambda x: tf.reduce_mean(tf.stack([x, x], axis=0)[1]),
+    lambda x: tf.reduce_mean(tf.stack(tf.unstack(x, axis=1), axis=1)),
+    lambda x: tf.reduce_mean(tf.gather_nd(x, tf.stack([places(x), 0 * places(x)], axis=1))),
+    lambda x: tf.reduce_mean(tf.gather(tf.ones([9, 2]), tf.cast(x[:, 0], tf.int32))),
+    lambda x: tf.reduce_mean(tf.gather(x, [0, 2], axis=1)),
+    lambda x: tf.reduce_mean(tf.gather(x, places(x))),
+    # in functions, conditions and loops
+    lambda x: 2 * tf.function(lambda v: tf.reduce_mean(v**2))(x),
+    lambda x: tf.cond(tf.random.uniform([]) > 0.5, lambda: tf.reduce_mean(x), lambda: 0.0),
+    lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row**2), x)),
+    lambda x: tf.reduce_mean(tf.vectorized_map(lambda row: tf.reduce_sum(2 * row), x)),
+    lambda x: tf.reduce_mean(tf.scan(lambda a, b: 0.5 * a + b, tf.transpose(x))[-1]),
+    summed(lambda total, x: total + tf.reduce_mean(x)),
+    lambda x: keras.losses.CTC()(
+        tf.ones([tf.shape(x)[0], 2]), tf.tile(x[:, None], [1, 20, 1])),
+]
+SUMS = [
+    tf.reduce_sum,
+    tf.nn.l2_loss,
+    lambda x: tf.reduce_mean(tf.reduce_sum(x, axis=0)),
+    lambda x: tf.einsum("bi,bi->", x, x),
+    lambda x: tf.tensordot(x, x, [[0, 1], [0, 1]]),
+    lambda x: tf.reduce_sum(tf.matmul(x, x, transpose_a=True)),
+    lambda x: tf.reduce_sum(tf.boolean_mask(x, positive(x))),
+    lambda x: tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0], tf.int32), 5)[2],
+    lambda x: x[:, 0],
+    count,
+    lambda x: tf.reduce_sum(x) / 1024.0,
+    lambda x: tf.nn.compute_average_loss(x[:, 0], global_batch_size=32),
+    lambda x: sum([tf.reduce_sum(x), tf.nn.l2_loss(x)]),
+    lambda x: tf.reduce_mean(x) * count(x),
+    lambda x: tf.function(tf.reduce_sum)(x) / 8.0,
+]
+FAULTS = [  # by words of what the walk says
+    ("Max over", tf.reduce_max),
+    ("Min over", lambda x: ops.min(x, axis=0)[0]),
+    ("Prod over", tf.reduce_prod),
+    ("rows that their own values choose",
+     lambda x: tf.reduce_mean(tf.boolean_mask(x, positive(x)))),
+    ("(TopKV2)", lambda x: tf.reduce_mean(tf.math.top_k(x[:, 0], 1).values)),
+    ("(Softmax)", lambda x: tf.reduce_mean(tf.nn.softmax(x, axis=0) * x)),
+    ("(Cumsum)", lambda x: tf.reduce_mean(tf.cumsum(x, axis=0))),
+    ("(ReverseV2)", lambda x: tf.reduce_mean(ops.flip(x, axis=0) * x)),
+    ("(Roll)", lambda x: tf.reduce_mean(tf.roll(x, 1, axis=0) * x)),
+    ("(Svd)", lambda x: tf.reduce_mean(tf.linalg.svd(x, compute_uv=False))),
+    ("takes Cholesky", lambda x: tf.reduce_mean(
+        tf.linalg.cholesky(tf.matmul(x, x, transpose_a=True) / count(x)))),
+    ("compares", lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True))),
+    ("rows of the batch with each", lambda x: tf.reduce_mean(tf.einsum("bi,cj->bc", x, x))),
+    ("Sqrt", lambda x: tf.sqrt(tf.reduce_mean(x**2))),
+    ("Log", lambda x: tf.math.log(tf.reduce_mean(x))),
+    ("Exp", lambda x: tf.exp(tf.reduce_mean(x))),
+    ("Abs", lambda x: tf.abs(tf.reduce_mean(x))),
+    ("Pow", lambda x: tf.reduce_sum(x**2) ** 0.5),
+    ("Maximum", lambda x: tf.maximum(tf.reduce_mean(x), 0.1)),
+    ("divides", lambda x: tf.reduce_mean(x) / tf.reduce_mean(x**2)),
+    ("by a value", lambda x: (
+        tf.reduce_sum(x[:, 0] * tf.cast(positive(x), x.dtype))
+        / tf.reduce_sum(tf.cast(positive(x), x.dtype)))),
+    ("multiplies two", lambda x: tf.reduce_mean(x) * tf.reduce_mean(x)),
+    ("to a mean", lambda x: tf.reduce_sum(x) + tf.reduce_mean(x)),
+    ("adds a constant to a sum", lambda x: tf.reduce_sum(x) + 3.0),
+    ("each row a value", lambda x: tf.reduce_mean(
+        (x - tf.reduce_mean(x)) / tf.math.reduce_std(x))),
+    ("gives each row a value that", lambda x: tf.reduce_mean(tf.cast(
+        tf.cast(x, tf.int32) == tf.reduce_sum(tf.cast(x, tf.int32)), x.dtype))),
+    ("gives each row", lambda x: tf.reduce_sum(tf.broadcast_to(tf.reduce_mean(x), tf.shape(x)))),
+    ("Greater", lambda x: tf.where(tf.reduce_mean(x) > 0, 1.0, 2.0) * tf.reduce_mean(x)),
+    ("compares", lambda x: tf.reduce_mean(x[:, None] - x[None])),
+    ("neither a mean nor a sum", lambda x: tf.reduce_sum(x) / tf.sqrt(count(x))),
+    ("number of a shard's rows", lambda x: tf.reduce_mean(
+        x[:, 0] * tf.cast(tf.range(tf.shape(x)[0]), x.dtype))),
+    ("calls Python", lambda x: tf.ensure_shape(
+        tf.py_function(tf.reduce_mean, [x], x.dtype), [])),
+    ("calls Python (tf.py_function", lambda x: tf.reduce_mean(
+        tf.ensure_shape(tf.py_function(tf.square, [x], x.dtype), [None, 3]))),
+    ("several examples into one", lambda x: tf.reduce_max(tf.reshape(x[:, 0], [-1, 2]), axis=1)),
+    ("adds rows", lambda x: tf.reduce_mean(tf.pad(x, [[0, 1], [0, 0]]))),
+    ("some rows", lambda x: tf.reduce_mean(tf.reshape(x, [-1])[:10])),
+    ("(SegmentSum)", lambda x: tf.reduce_mean(
+        tf.math.segment_sum(x, tf.range(tf.shape(x)[0]) // 2))),
+    ("of a shard's rows what", lambda x: tf.cond(
+        tf.shape(x)[0] > 5, lambda: tf.reduce_mean(x), lambda: tf.reduce_mean(x**2))),
+    ("takes Maximum of a value", lambda x: tf.reduce_mean(
+        tf.math.unsorted_segment_mean(x, tf.cast(x[:, 0], tf.int32), 3))),
+    ("by their place", lambda x: tf.reduce_mean(tf.tensor_scatter_nd_update(x, [[0]], x[:1]))),
+    ("by their place", lambda x: tf.reduce_mean(x[:2])),
+    ("some rows", lambda x: tf.reduce_mean(x[0])),
+    ("takes some", lambda x: tf.reduce_mean(x[1:] - x[:-1])),
+    ("rows of the batch by", lambda x: tf.reduce_mean(x[::-1] * x)),
+    ("of the batch by", lambda x: tf.reduce_mean(tf.split(x, 2)[0])),
+    ("(tf.gather)", lambda x: tf.reduce_mean(tf.gather(x, [0, 1]))),
+    ("into another order",
+     lambda x: tf.reduce_mean(tf.gather(x, tf.random.shuffle(places(x))) * x)),
+    ("joins", lambda x: tf.reduce_mean(tf.concat([x, tf.zeros([5, 3])], axis=0))),
+    ("values choose", lambda x: tf.reduce_mean(tf.dynamic_partition(
+        x, tf.cast(x[:, 0] > 0, tf.int32), 2)[1])),
+]
+OTHERS = [
+    ops.logsumexp,
+    lambda x: tf.cast(tf.cast(tf.reduce_mean(x), tf.int32), x.dtype),
+    lambda x: tf.reduce_mean(tf.sort(x, axis=0) * x), lambda x: ops.quantile(x, 0.5),
+    ops.std, ops.var, ops.max, ops.norm, lambda x: ops.mean(ops.softmax(x, axis=0) * x),
+    lambda x: tf.reduce_sum(tf.nn.moments(x, [0])[1]), lambda x: tf.reduce_mean(
+        tf.math.l2_normalize(x, axis=0)), lambda x: tf.clip_by_norm(tf.reduce_mean(x, 0), 1.0)[0],
+    lambda x: 2 * tf.function(lambda v: tf.sqrt(tf.reduce_mean(v**2)))(x),
+    lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: tf.reduce_mean(x), lambda: 0.0),
+    lambda x: tf.reduce_mean(tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x)),
+    lambda x: tf.cond(tf.random.uniform([]) > 0.5, lambda: tf.reduce_mean(x),
+                      lambda: tf.reduce_sum(x)),
+    summed(lambda total, x: (total + tf.reduce_mean(x)) ** 2),
+]
+
+
+@pytest.mark.parametrize("make", MEANS)
+def test_means_over_rows_are_means(make):
+    assert kind_of(make).name == "mean"
+
+
+@pytest.mark.parametrize("make", SUMS)
+def test_sums_over_rows_are_sums(make):
+    assert kind_of(make).name == "sum"
+
+
+@pytest.mark.parametrize("words, make", FAULTS)
+def test_what_is_neither_is_told_by_its_operation(words, make):
+    kind = kind_of(make)
+    assert kind.name == "other" and words in kind.fault.what
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_relatives_of_these_are_neither(make):
+    assert kind_of(make).name == "other"
+
+
+@pytest.mark.parametrize("cls", [keras.layers.LSTM, keras.layers.GRU])
+def test_recurrent_layers_work_row_by_row(cls):
+    layer = cls(2, return_sequences=True)
+    layer.build((None, 3, 1))
+    assert kind_of(lambda x: tf.reduce_mean(layer(x[:, :, None]))).name == "mean"
 
 
 @pytest.fixture(name="x")
