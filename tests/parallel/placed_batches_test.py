@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.step.partitions import partition_graphs
 from towers.machine.policy import REHEARSAL
 
 
@@ -48,12 +47,6 @@ def test_a_fit_has_the_bits_of_one_whose_step_splits_the_batch():
     assert history == their_history
     for a, b in zip(values, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_shards_end_on_their_devices_before_the_step():
-    graphs = partition_graphs(lambda: make().fit(*rows(8)[:2], batch_size=8, verbose=0))
-    ends = {node.device[-5:] for g in graphs for node in g.node if node.op == "_Retval"}
-    assert {"CPU:1", "CPU:2", "CPU:3"} <= ends
 
 
 def test_an_endless_iterator_goes_on_in_the_next_epoch_and_other_data_begin_anew():
