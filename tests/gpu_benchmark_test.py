@@ -66,9 +66,6 @@ def children(pid):
     return found
 
 
-# The plan
-
-
 def test_many_gpus_are_compared_at_the_global_batch_of_one():
     cases = set(plan(8))
     for case in cases:
@@ -78,8 +75,6 @@ def test_many_gpus_are_compared_at_the_global_batch_of_one():
              if case.workload == "cnn" and case.contender == "towers"}
     assert sizes == {(128, 1), (1024, 1), (1024, 8), (8192, 8)}  # 128 and 1,024 a GPU
 
-
-# Running it
 
 class FixedBudget:
     def __init__(self, seconds):
@@ -185,8 +180,6 @@ def test_figures_of_another_kind_are_not_added_to(tmp_path, monkeypatch):
         gpu.describe_machine(tmp_path, small=False)
 
 
-# The figures
-
 def test_a_stopwatch_counts_the_steps_between_two_moments_when_all_devices_are_idle(monkeypatch):
     now = [0.0]
 
@@ -216,6 +209,3 @@ def test_ratios_are_of_rows_at_the_same_global_batch():
     assert share == pytest.approx((256 + 128) / (1e3 * 1024 / 900))
     del table[TOWERS]
     assert gpu_table.ratios(table, fit)["many_towers_ratio"] == ""
-
-
-# The chart

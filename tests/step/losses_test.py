@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.machine.loss_internals import LossTerm
+import towers
 from towers.step import losses, outputs
-from towers.step.losses import Losses, Shares, tower_shares
-from towers.step.sharding import shard_batch
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 SIZES = (3, 1, 4)  # of the shards: with equal ones a wrong weight would not show
@@ -96,44 +94,18 @@ def test_a_loss_with_a_call_of_its_own_is_a_mean_over_examples():
     assert float(losses.shard_weight(loss, None, tf.constant(3))) == 3
 
 
-# The shares of towers.
-
-def term(reduction="sum_over_batch_size", sample_weight=None):
-    loss = keras.losses.MeanSquaredError(reduction=reduction)
-    return LossTerm(loss, 1.0, None, None, sample_weight)
-
-
-MEAN, SUM = term(), term("sum")
-
-
-def shares_of(terms, weights, num_examples=7):
-    """Of T x K weights; the examples in 3 shards of 3, 2 and 2."""
-    shards = shard_batch(tf.range(num_examples), len(weights))
-    weights = [tf.constant(each, tf.float64) for each in weights]
-    return tower_shares(terms, weights, shards)
+def make_step(loss, num_towers=3):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss)
+    return towers.TowerStep(model, devices=["/cpu:0"], num_towers=num_towers)
 
 
 def test_weights_of_zero_count_nothing_and_are_no_nan():
-    found = shares_of([MEAN], [[0.0]] * 3)
-    assert [each.terms.numpy().tolist() for each in found] == [[0]] * 3
-    assert [each.terms.shape for each in shares_of([], [[]] * 3)] == [[0]] * 3
-
-
-# A tower's part.
-
-PREDICTIONS = [np.float32([[1.0], [3.0]]), np.float32([[2.0], [0.0]])]  # mse: 5 and 2; mae: 2 and 1
-
-
-def bound(loss, loss_weights=None, names=None, outputs=PREDICTIONS):
-    losses = Losses(loss, loss_weights, names)
-    losses.bind(outputs)
-    return losses
-
-
-def shares(*terms, examples=0.5):
-    return Shares(tf.constant(terms, tf.float64), tf.constant(examples, tf.float64))
+    step = make_step(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    loss, gradients = step.gradients(np.ones((7, 4)), np.ones((7, 2)), np.zeros(7))
+    assert float(loss) == 0 and not any(np.any(gradient) for gradient in gradients)
 
 
 def test_a_total_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="there is no loss: give a loss, or a layer that adds one"):
-        bound(None).total(None, PREDICTIONS, None, [], shares(1.0, 1.0))
+        make_step(None)(np.ones((7, 4)), np.ones((7, 2)))
