@@ -21,7 +21,7 @@ def test_what_is_broadcast_over_the_rows_is_not(float64):
 
 
 @pytest.mark.parametrize("layer, loss, said", [
-    (lambda x: tf.reshape(x, [11, 4]), "mse", "makes 11 rows of any batch"),
+    (lambda x: tf.reshape(x, [11, 4]), "mse", "11 (rows|others)"),
     (lambda x: x * tf.ones([11, 1]), "mse", "pairs the rows of a shard with 11 others"),
     (tf.identity, lambda y, y_pred: tf.ones([11, 2]) * (y - y_pred) ** 2, "with 11 others"),
 ], ids=["reshape", "layer", "loss"])
