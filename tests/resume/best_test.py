@@ -41,20 +41,9 @@ def test_an_epoch_that_is_not_finite_is_never_the_best(value):
     assert after([0.9], Monitor(), val_loss=value) == Best(None, None, 1)
 
 
-def test_without_validation_the_loss_must_be_finite():
-    monitor = Monitor("auc", True)
-    assert Best().after_epoch({"loss": math.nan, "auc": 0.5}, monitor, 1) == Best(None, None, 1)
-    assert Best().after_epoch({"loss": 1.0, "auc": 0.5}, monitor, 1) == Best(0.5, 1, 0)
-
-
 def test_patience_ends_after_as_many_epochs_without_a_better_one():
     best = after([0.9, 0.8, 0.7], Monitor())
     assert [best.is_too_old(patience) for patience in (1, 2, 3, None)] == [True, True, False, False]
-
-
-def test_a_better_epoch_has_a_higher_score():
-    assert Monitor().score(0.25) == 0.25
-    assert LOWEST_LOSS.score(0.25) == -0.25
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,6 @@ def test_a_users_model_gives_a_name_that_is_safe_for_files_and_stays_in_runs(nam
     assert os.listdir() == ["runs"] and os.listdir("runs") == [expected]
 
 
-def test_the_configuration_is_there_from_the_start():
-    path = run_dir.create("here/and/there", "cnn-mnist", '{"epochs": 3}')
-    assert (path / "config.json").read_text() == '{"epochs": 3}'
-    assert os.listdir(path) == ["config.json"]
-
-
 @pytest.mark.parametrize("function", [run_dir.check, lambda d: run_dir.create(d, "n", "{}")])
 def test_a_directory_with_a_run_is_refused_with_the_resume_command(function):
     run_dir.create("mine", "cnn-mnist", "first")
@@ -68,23 +62,17 @@ def test_of_two_processes_that_both_find_a_directory_empty_one_gets_it(monkeypat
     assert (run_dir.Path("mine") / "config.json").read_text() == "first"
 
 
-def test_a_directory_with_other_files_is_refused():
+@pytest.mark.parametrize(("directory", "words"), [
+    ("mine", "is not empty; name a new directory"),
+    ("mine/notes", "is a file"),
+    ("mine/notes/x", "cannot be used: Not a directory"),
+])
+def test_a_place_that_holds_something_else_is_refused(directory, words):
     os.mkdir("mine")
     run_dir.Path("mine/notes").touch()
-    with pytest.raises(ValueError, match=r"run_dir \(mine\) is not empty; name a new directory"):
-        run_dir.check("mine")
-
-
-def test_a_file_is_refused():
-    run_dir.Path("notes").touch()
-    with pytest.raises(ValueError, match=r"run_dir \(notes\) is a file"):
-        run_dir.check("notes")
-
-
-def test_a_path_through_a_file_is_refused():
-    run_dir.Path("notes").touch()
-    with pytest.raises(ValueError, match=r"run_dir \(notes/x\) cannot be used: Not a directory"):
-        run_dir.create("notes/x", "n", "{}")
+    with pytest.raises(ValueError, match=rf"run_dir \({directory}\) {words}"):
+        run_dir.create(directory, "n", "{}")
+    assert os.listdir("mine") == ["notes"]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(monkeypatch):
@@ -94,12 +82,6 @@ def test_a_directory_that_cannot_be_made_is_refused(monkeypatch):
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(ValueError, match=r"run_dir \(runs\) cannot be used: Permission denied"):
         run_dir.create(None, "n", "{}")
-
-
-def test_checking_makes_nothing():
-    run_dir.check("new/one")
-    run_dir.check(None)
-    assert os.listdir() == []
 
 
 def test_a_write_that_fails_leaves_the_old_contents_and_no_other_file():

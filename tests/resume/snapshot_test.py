@@ -49,15 +49,6 @@ def test_a_step_goes_on_to_the_same_bits_from_the_arrays_of_another():
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_arrays_are_all_variables_seeds_slots_and_sums_among_them():
-    step = trained_step()
-    names = list(arrays_of(step))
-    groups = [name.split("/")[0] for name in names]
-    # 2 + 2 + 2 + 2 trained or averaged and a seed; iterations, rate, 2 x 6 slots; 2 x 2 sums
-    assert {g: groups.count(g) for g in groups} == {"model": 9, "optimizer": 14, "metrics": 4}
-    assert sum("seed" in name for name in names) == 1
-
-
 def test_later_steps_do_not_change_what_was_taken():
     step = trained_step()
     arrays = arrays_of(step)
@@ -127,17 +118,13 @@ class Remembers(keras.callbacks.Callback):
 def test_callbacks_are_matched_by_their_order_and_new_ones_begin_anew():
     before = [Remembers({"a": [1]}), keras.callbacks.Callback(), Remembers("b")]
     after = [Remembers(), keras.callbacks.Callback(), Remembers(), Remembers("new")]
-    snapshot.restore_callbacks(after, *saved(before))
-    assert [c.value for c in after if isinstance(c, Remembers)] == [{"a": [1]}, "b", "new"]
-
-
-def test_states_of_before_they_named_their_class_are_matched_by_their_order():
-    states, *rest = saved([Remembers("a"), Remembers("b")])
-    for state in states:
-        del state["class"]
-    after = [Remembers(), keras.callbacks.Callback()]
+    states, *rest = saved(before)
     snapshot.restore_callbacks(after, states, *rest)
-    assert after[0].value == "a"
+    assert [c.value for c in after if isinstance(c, Remembers)] == [{"a": [1]}, "b", "new"]
+    for state in states:  # older checkpoints do not name the class
+        del state["class"]
+    snapshot.restore_callbacks(other := [Remembers(), SimpleNamespace(value=1)], states, *rest)
+    assert [callback.value for callback in other] == [{"a": [1]}, 1]
 
 
 def test_a_csv_file_that_is_gone_or_no_text_is_left_out(tmp_path):
@@ -149,12 +136,6 @@ def test_a_csv_file_that_is_gone_or_no_text_is_left_out(tmp_path):
         assert states[0]["rows"] is None
         snapshot.restore_callbacks([logger], states, *rest)
         assert not (tmp_path / "gone").exists()
-
-
-def test_a_callback_without_set_state_is_left_alone():
-    untouched = SimpleNamespace(value=1)
-    snapshot.restore_callbacks([untouched], *saved([Remembers(2)]))
-    assert untouched.value == 1
 
 
 def test_later_epochs_do_not_change_what_was_taken_of_a_callback():
@@ -201,10 +182,6 @@ def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd,
         "written, which therefore does not hold it."
     ]
     assert fresh[1].value == 1
-
-
-def test_best_weights_of_another_meaning_are_left_alone():
-    assert snapshot.callbacks_arrays([SimpleNamespace(best_weights="best.keras")]) == {}
 
 
 def test_numpys_numbers_in_a_callback_become_pythons():

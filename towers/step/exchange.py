@@ -147,6 +147,7 @@ class WorkersExchange(Exchange):
         self._plan = make_plan([w for w in workers for _ in self._towers_of(w)])
         self.mine = self._towers_of(cluster.index)
         self._mine = [s.towers for s in subtrees(self._plan) if s.owner == cluster.index]
+        self._most = 1 + max(subtree.slot for subtree in subtrees(self._plan))  # of any worker
         self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
@@ -206,9 +207,8 @@ class WorkersExchange(Exchange):
 
         S: a multiple of W.
         """
-        most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
-        padded = tf.pad(packed, [[0, most - packed.shape[0]], [0, 0]])
-        slices = tf.reshape(padded, [most, self._num_workers, -1])
+        padded = tf.pad(packed, [[0, self._most - packed.shape[0]], [0, 0]])
+        slices = tf.reshape(padded, [self._most, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
         total = add_plan(self._plan, lambda subtree: received[subtree.owner, subtree.slot])
         return tf.reshape(self._collectives.all_gather(total), [-1])
@@ -224,8 +224,7 @@ class WorkersExchange(Exchange):
 
     def _sum_lookups(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """The sum over all subtrees of K tensors [k, ...]; k is known only when the step runs."""
-        most = 1 + max(subtree.slot for subtree in subtrees(self._plan))
-        padded = tf.stack([*values, *[tf.zeros_like(values[0])] * (most - len(values))])
+        padded = tf.stack([*values, *[tf.zeros_like(values[0])] * (self._most - len(values))])
         gathered = self._collectives.all_gather(padded, varies=tf.shape(values[0])[0])
         return add_plan(self._plan, lambda subtree: gathered[subtree.owner, subtree.slot])
 
