@@ -3,7 +3,7 @@
     indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +26,6 @@ from towers.resume.source import (
 )
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
-
-Read = Callable[[Iterator[np.ndarray]], Iterator[tuple[np.ndarray, list[np.ndarray]]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,37 @@ class RandomAccess(DataSource):
             yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        return batches_by_index(epoch, self.num_examples, self.structure, self._read)
+        """The batches that arrays in memory would give; a `ValueError` of a reader is raised."""
+        failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
+        indices = epoch.indices(self.num_examples)
+
+        def generate() -> Iterator[Any]:
+            failed.clear()
+            try:
+                for index, arrays in self._read(indices.as_numpy_iterator()):
+                    yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
+            except ValueError as error:
+                failed.append(error)
+                raise
+
+        def explained(batches: tf.data.Dataset) -> Iterator[Any]:
+            try:
+                yield from batches
+            except tf.errors.OpError:
+                if not failed:
+                    raise
+                raise failed[0] from None
+
+        x, y = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.structure
+        )
+        batches = tf.data.Dataset.from_generator(
+            generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
+        )
+        converted = batches.map(as_written(
+            lambda index, x, y: (index, tf.nest.map_structure(_narrow, (divided(x), y)))
+        ))
+        return ExplainedBatches(of_batches(converted, epoch), explained)
 
     def _read(self, indices: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
         assert self.readers is not None
@@ -70,50 +98,6 @@ class RandomAccess(DataSource):
                 "run."
             )
         return self.readers.read(indices)
-
-
-def batches_by_index(
-    epoch: Epoch, num_examples: int, structure: Any, read: Read
-) -> ExplainedBatches:
-    """The batches of an epoch: pixels of x divided by 255, 64-bit numbers 32-bit.
-
-    Args:
-        epoch: of N examples.
-        num_examples: N.
-        structure: (x, y) of the specs of one example, as it is read.
-        read: reads batches by their indices: (indices [B], an array [B, ...] for each spec). Its
-            ValueError is raised in its words.
-    """
-    failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
-    indices = epoch.indices(num_examples)
-
-    def generate() -> Iterator[Any]:
-        failed.clear()
-        try:
-            for index, arrays in read(indices.as_numpy_iterator()):
-                yield index, *tf.nest.pack_sequence_as(structure, arrays)
-        except ValueError as error:
-            failed.append(error)
-            raise
-
-    def explained(batches: tf.data.Dataset) -> Iterator[Any]:
-        try:
-            yield from batches
-        except tf.errors.OpError:
-            if not failed:
-                raise
-            raise failed[0] from None
-
-    x, y = tf.nest.map_structure(
-        lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), structure
-    )
-    batches = tf.data.Dataset.from_generator(
-        generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
-    )
-    converted = batches.map(as_written(
-        lambda index, x, y: (index, tf.nest.map_structure(_narrow, (divided(x), y)))
-    ))
-    return ExplainedBatches(of_batches(converted, epoch), explained)
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
