@@ -15,7 +15,7 @@ from towers.resume.run_dir import Result
 
 
 @pytest.mark.parametrize("values", [
-    [0.5], [0.1, 0.9, 0.8], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
+    [], [0.5], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
 ])
 @pytest.mark.parametrize("columns", [
     ["loss"], ["loss", "val_loss"], ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
@@ -23,8 +23,7 @@ from towers.resume.run_dir import Result
 def test_curves_are_drawn_for_any_epochs_and_columns(columns, values, tmp_path):
     rows = [Result(i, dict.fromkeys(columns, v), 1.0, 1.0) for i, v in enumerate(values, 1)]
     draw_curves(tmp_path / "results.png", rows, "a run", Monitor(columns[-1]))
-    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert os.listdir(tmp_path) == ["results.png"]
+    assert os.listdir(tmp_path) == (["results.png"] if values else [])
 
 
 def test_each_metric_has_a_chart_which_marks_the_best_epoch_and_leaves_gaps(tmp_path):
@@ -40,11 +39,6 @@ def test_each_metric_has_a_chart_which_marks_the_best_epoch_and_leaves_gaps(tmp_
     assert [math.isnan(y) for y in validation.get_ydata()] == [False, True, False]
     assert best.get_label() == "best, epoch 3: 0.01"
     assert mae.lines[-1].get_label() == "best, epoch 3: 3"
-
-
-def test_without_an_epoch_there_is_no_picture(tmp_path):
-    draw_curves(tmp_path / "results.png", [], "cnn on mnist")
-    assert os.listdir(tmp_path) == []
 
 
 def test_neither_matplotlib_nor_tensorflow_is_imported_before_it_is_needed():

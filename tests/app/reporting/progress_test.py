@@ -92,15 +92,6 @@ def test_updates_that_this_epoch_has_left_out_are_warned_of():
     ]
 
 
-def test_what_takes_a_while_without_a_step_is_said(monkeypatch):
-    case, said = Case(), []
-    monkeypatch.setattr(Report, "waiting", lambda self, what: said.append(what))
-    case.lines.on_train_begin()
-    case.lines.on_epoch_begin(1)
-    case.lines.on_test_begin()
-    assert said == ["Epoch  2/12  preparing the first step", "Epoch  2/12  validating"]
-
-
 @pytest.mark.parametrize(("is_sequential", "epoch_step", "count"), [
     (True, 3, 1), (True, 0, 0), (False, 3, 0),
 ])

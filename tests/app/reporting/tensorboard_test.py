@@ -43,27 +43,16 @@ def test_a_runs_epochs_are_in_the_log_with_their_values_and_histograms(tmp_path,
     assert any("kernel" in tag for tag in read(log / "train").Tags()["tensors"])
 
 
-def fit(callback, epochs):
+def test_a_full_disk_is_one_warning_in_a_fit_too(tmp_path):
+    warnings = []
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     parallel = towers.make_parallel(model, 2)
     parallel.compile("sgd", "mse")
-    parallel.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=epochs, callbacks=[callback], verbose=0)
-
-
-def test_a_file_in_the_directorys_place_is_one_warning_in_a_fit_too(tmp_path):
-    (tmp_path / "log").write_text("in the way")
-    warnings = []
-    fit(TensorBoardLog(tmp_path / "log", warnings.append), epochs=2)
-    (warning,) = warnings
-    assert "cannot be written any more" in warning and "training goes on" in warning
-    assert (tmp_path / "log").read_text() == "in the way"
-
-
-def test_a_full_disk_is_one_warning(tmp_path):
-    warnings = []
+    log = TensorBoardLog(tmp_path, warnings.append)
     with largest_file(0):
-        fit(TensorBoardLog(tmp_path, warnings.append), epochs=3)
-    assert len(warnings) == 1 and str(tmp_path) in warnings[0]
+        parallel.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=3, callbacks=[log], verbose=0)
+    (warning,) = warnings
+    assert f"{tmp_path} cannot be written any more" in warning and "training goes on" in warning
 
 
 def test_a_missing_package_is_an_error_that_says_how_to_install_it(monkeypatch):

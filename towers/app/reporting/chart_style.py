@@ -27,11 +27,7 @@ def drawn(
 
     Uses no window and none of pyplot's global state.
 
-    Args:
-        path: the PNG.
-        width, height: in inches, of 120 pixels.
-        title: a line on top.
-        note: smaller lines at the bottom.
+    Args: width, height: in inches, of 120 pixels. note: smaller lines at the bottom.
     """
     from matplotlib.figure import Figure
 

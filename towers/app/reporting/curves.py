@@ -24,17 +24,8 @@ def draw_curves(
 ) -> None:
     """Draws a run's epochs, a chart for the loss and for each metric; without any, no picture.
 
-    Values that are not finite leave gaps.
-
-    Args:
-        path: of the PNG.
-        results: the rows of results.csv.
-        title: of the run, such as "cnn on mnist".
-        monitor: whose best epoch is marked.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: the file cannot be written.
+    Values that are not finite leave gaps; the monitor's best epoch is marked. Raises ImportError
+    where matplotlib is missing, OSError where the file cannot be written.
     """
     if not results:
         return

@@ -41,12 +41,7 @@ def describe_end(
 ) -> None:
     """Says which files hold which weights, and how good the best ones are.
 
-    Args:
-        run: what was trained.
-        train_state: where it has ended.
-        seconds: how long this process has trained.
-        out: where the lines go.
-        has_final: whether final.keras is written.
+    Args: seconds: of this process' training. has_final: whether final.keras is written.
     """
     column, saved = run.monitor.column, train_state.best_saved
     is_best = saved == train_state.best.step  # else a better epoch could not be written
@@ -72,10 +67,7 @@ def num_skipped(run: Run, train_state: TrainState) -> int:
 def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> str:
     """The words that continue a run: "python train.py --resume=runs/cnn-mnist-001".
 
-    Args:
-        config: the run's.
-        directory: of the run.
-        changed: fields of the configuration that get another value.
+    Args: changed: fields of the configuration that get another value.
     """
     given = {"resume": str(directory), **changed}
     if is_python(config):  # its model or data are objects of a script

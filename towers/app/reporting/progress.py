@@ -17,19 +17,9 @@ _BAR_WIDTH = 12
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Shows where the run stands.
-
-    The loss stays where it was computed, and is read back only when it is shown.
-    """
+    """Shows where the run stands; reads the loss back from its device only when it is shown."""
 
     def __init__(self, out: Report, run: Run, train_state: TrainState, pace: Pace) -> None:
-        """
-        Args:
-            out: where the lines go.
-            run: what is trained.
-            train_state: where the run stands.
-            pace: how fast it goes.
-        """
         super().__init__()
         self._out, self._run, self._train_state, self._pace = out, run, train_state, pace
         self._skipped_before = 0

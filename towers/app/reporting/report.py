@@ -96,11 +96,9 @@ class Report:
             else:
                 before(message, category, filename, *rest)
 
-        warnings.showwarning = show  # type: ignore[assignment]  # the rest is handed on
-        try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show  # type: ignore[assignment]  # the rest is handed on
             yield
-        finally:
-            warnings.showwarning = before
 
     def is_due(self) -> bool:
         """Whether it is time to call `ongoing` again; asking is cheap."""
@@ -111,9 +109,7 @@ class Report:
     def ongoing(self, line: str, bar: str | None = None) -> None:
         """Shows how far something is: in the line that moves, in a pipe as one more line.
 
-        Args:
-            line: in a pipe and a notebook.
-            bar: on a terminal, if it differs; what is wider than the terminal is left out.
+        A terminal shows `bar` instead, if it is given, as far as it is wide enough.
         """
         self._shown_at = time.monotonic()
         if self._console is not None:
@@ -122,7 +118,6 @@ class Report:
                     self._live = Live(console=self._console, auto_refresh=False, transient=True)
                     self._live.start()
                 text = self._console.render_str(self._encodable(bar or line))
-                text.no_wrap = True
                 text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
                 self._live.update(text, refresh=True)
         elif self._cell is not None:
@@ -198,14 +193,11 @@ def labelled(label: str, text: str) -> str:
 def devices_line(
     home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0, stages: int = 1
 ) -> str:
-    """A line with the parameters' device, and the towers of each device.
+    """A line with the parameters' device, `home`, and the towers of each device.
 
     Args:
-        home: the parameters' device.
-        tower_devices: each tower's device, towers on one device side by side.
-        first: the first of these towers.
+        tower_devices: of each tower from the `first` on; of its stages, the first one's.
         num_copies: of the parameters, on other devices.
-        stages: of each tower's layers, on as many devices, of which `tower_devices` has the first.
     """
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
