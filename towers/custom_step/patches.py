@@ -11,7 +11,7 @@
 They are replaced in the process, and act in the thread that traces alone.
 """
 
-import threading
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import optimized_variables
 from towers.machine.loss_internals import compiled_metrics, keras_mask
+from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.user_lines import current_line
 from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.custom_step.variables import VariableScope
@@ -32,7 +33,6 @@ from towers.step.outputs import overrides_call
 
 _VARIABLES = (keras.Variable, tf.Variable)
 _OPTIMIZER = keras.optimizers.Optimizer
-_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
 
 
 class Patches:
@@ -56,9 +56,11 @@ class Patches:
             (keras.metrics.Sum, "update_state", self._update_state),
             *((owner, "apply", self._apply) for owner in _owners(_OPTIMIZER, "apply")),
         ]
-        with _ONE_AT_A_TIME, ExitStack() as stack:
+        with ONE_AT_A_TIME, ExitStack() as stack:
             for owner, name, function in replacements:
-                stack.enter_context(_replaced(owner, name, function))
+                stack.enter_context(
+                    replaced(owner, name, functools.partial(_in_a_trace, function=function))
+                )
             yield
 
     # Gradients.
@@ -379,22 +381,12 @@ def _owners(base: type, name: str) -> list[type]:
     return found
 
 
-@contextmanager
-def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
-    """Within, owner.name(self, ...) is function(original, self, ...) in a thread that traces."""
-    original = getattr(owner, name)
-    is_own = name in vars(owner)
+def _in_a_trace(original: Callable, function: Callable) -> Callable:
+    """A call of function(original, self, ...) in a thread that traces."""
 
     def call(*args: Any, **options: Any) -> Any:
         if not StepCollectives.are_current():
             return original(*args, **options)
         return function(original, *args, **options)
 
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    return call

@@ -8,11 +8,13 @@ for 3.10 or newer. The tests of this module name the part that a new version bre
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from towers.machine.replaced import replaced
 
 # Layers.
 
@@ -82,22 +84,20 @@ def calls_wrapped(
         operations: layers or operations.
         scope_of: (operation, the number of its calls before) -> the context.
     """
-    for operation in operations:
+    def scoped(operation: Any, call: Callable) -> Callable:
         counter = itertools.count()
 
-        def call(
-            *args: Any, _operation: Any = operation, _call: Callable = operation.call,
-            _counter: Iterator[int] = counter, **kwargs: Any,
-        ) -> Any:
-            with scope_of(_operation, next(_counter)):
-                return _call(*args, **kwargs)
+        @functools.wraps(call)
+        def call_in_scope(*args: Any, **kwargs: Any) -> Any:
+            with scope_of(operation, next(counter)):
+                return call(*args, **kwargs)
 
-        vars(operation)["call"] = functools.wraps(operation.call)(call)
-    try:
-        yield
-    finally:
+        return call_in_scope
+
+    with ExitStack() as stack:
         for operation in operations:
-            vars(operation).pop("call", None)
+            stack.enter_context(replaced(operation, "call", functools.partial(scoped, operation)))
+        yield
 
 
 def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
@@ -132,7 +132,7 @@ def noise_left_out() -> Iterator[None]:
     def categorical(logits: Any, num_samples: int, dtype: str = "int64", **_: Any) -> tf.Tensor:
         return filled((tf.shape(logits)[0], num_samples), 0, dtype)
 
-    replaced: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[..., Any]] = {
         "normal": normal,
         "truncated_normal": normal,
         "uniform": uniform,
@@ -144,14 +144,15 @@ def noise_left_out() -> Iterator[None]:
         "dropout": lambda inputs, rate, *_, **__: inputs,
         "shuffle": lambda x, *_, **__: x,
     }
-    before = {name: getattr(random, name) for name in replaced}
-    try:
-        for name, function in replaced.items():
-            setattr(random, name, function)
+    with ExitStack() as stack:
+        for name, function in functions.items():
+            stack.enter_context(replaced(random, name, functools.partial(_given, function)))
         yield
-    finally:
-        for name, function in before.items():
-            setattr(random, name, function)
+
+
+def _given(function: Callable, original: Any) -> Callable:
+    del original
+    return function
 
 
 @contextmanager
@@ -167,11 +168,8 @@ def moments_replaced(
         layer: the layer.
         moments: (inputs [n, ...], mask) -> mean and variance, [channels] each.
     """
-    vars(layer)["_moments"] = moments  # not through setattr, which would track it
-    try:
+    with replaced(layer, "_moments", lambda _: moments):
         yield
-    finally:
-        del vars(layer)["_moments"]
 
 
 def surroundings() -> Callable[[], AbstractContextManager[None]]:

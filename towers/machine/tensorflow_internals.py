@@ -15,6 +15,8 @@ import tensorflow as tf
 from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.ops import resource_variable_ops
 
+from towers.machine.replaced import replaced
+
 # The class of what `tf.Variable(...)` makes, whose methods are to be replaced. It has no public
 # name, and to make one to ask for its class is refused while a graph is traced.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
@@ -120,9 +122,6 @@ def custom_gradients_in_scope() -> Iterator[None]:
     """
     from tensorflow.python.eager import record
 
-    names = "record_operation", "record_operation_backprop_only"
-    originals = {name: getattr(record, name) for name in names}
-
     def recording(original: Callable) -> Callable:
         def record_in_scope(
             op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Callable,
@@ -140,13 +139,11 @@ def custom_gradients_in_scope() -> Iterator[None]:
 
         return record_in_scope
 
-    try:
-        for name, original in originals.items():
-            setattr(record, name, recording(original))
+    with (
+        replaced(record, "record_operation", recording),
+        replaced(record, "record_operation_backprop_only", recording),
+    ):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(record, name, original)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ The calls are replaced in the process, and act in the thread that traces alone. 
 its own to assign (`scatter_update`, a slice) is left to whoever checks the graph.
 """
 
-import threading
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from towers.graph.cut import captures
 from towers.machine.keras_internals import stored_value
+from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.tensorflow_internals import VARIABLE_CLASS
 from towers.machine.user_lines import line_of
 
 _SCOPE: ContextVar[keras.StatelessScope | None] = ContextVar("scope", default=None)
-_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
 # By the id of the variable, which it keeps alive: one for each, as long as anybody has it.
 _RAW: WeakValueDictionary[int, "RawVariable"] = WeakValueDictionary()
 _AGGREGATIONS = {
@@ -71,9 +71,11 @@ def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
     Args:
         scope: its `get_current_value` and `add_update` take a RawVariable, too.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with ONE_AT_A_TIME, ExitStack() as stack:
         for name, function in _REPLACEMENTS.items():
-            stack.enter_context(_replaced(VARIABLE_CLASS, name, function))
+            stack.enter_context(
+                replaced(VARIABLE_CLASS, name, functools.partial(_in_a_scope, function=function))
+            )
         with _current(scope):
             yield
 
@@ -164,10 +166,8 @@ def _raw(variable: tf.Variable) -> RawVariable:
     return known
 
 
-@contextmanager
-def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
-    """Within, owner.name(self, ...) is function(scope, self, ...) where a scope is current."""
-    original, is_own = getattr(owner, name), name in vars(owner)
+def _in_a_scope(original: Callable, function: Callable) -> Callable:
+    """A call of function(scope, variable, ...) where a scope is current."""
 
     def call(variable: tf.Variable, *args: Any, **options: Any) -> Any:
         scope = _SCOPE.get()
@@ -175,11 +175,4 @@ def _replaced(owner: type, name: str, function: Callable) -> Iterator[None]:
             return original(variable, *args, **options)
         return function(scope, variable, *args, **options)
 
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    return call
