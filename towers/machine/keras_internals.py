@@ -144,15 +144,14 @@ def noise_left_out() -> Iterator[None]:
         "dropout": lambda inputs, rate, *_, **__: inputs,
         "shuffle": lambda x, *_, **__: x,
     }
+
+    def other(name: str) -> Callable:
+        return lambda original: functions[name]
+
     with ExitStack() as stack:
-        for name, function in functions.items():
-            stack.enter_context(replaced(random, name, functools.partial(_given, function)))
+        for name in functions:
+            stack.enter_context(replaced(random, name, other(name)))
         yield
-
-
-def _given(function: Callable, original: Any) -> Callable:
-    del original
-    return function
 
 
 @contextmanager
