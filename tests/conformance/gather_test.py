@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.parallel.pairs import assert_same_logs
+from tests.custom_step.steps import fit_alike
 
 L = keras.layers
 ops = keras.ops
@@ -56,25 +56,15 @@ def in_a_layer():
 @pytest.mark.parametrize("num_towers", [1, 3, 8])
 @pytest.mark.parametrize("make", [in_a_loss, in_compute_loss, in_a_layer])
 def test_gather_makes_it_the_large_batchs(make, num_towers, float64):
-    models = []
-    for on_towers in (False, True):
-        keras.utils.set_random_seed(5)
+    def compiled():
         model, options = make()
-        if on_towers:
-            model = towers.make_parallel(model, min(2, num_towers), num_towers=num_towers)
         model.compile("adam", jit_compile=False, **options)
-        models.append(model)
+        return model
+
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 4)), rng.integers(0, 3, 22)
-    histories = [
-        model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0,
-                  validation_data=(x[:9], y[:9])).history
-        for model in models
-    ]
-    assert_same_logs(histories[1], histories[0])
-    theirs, ours = models
-    for a, b in zip(ours.variables, theirs.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-10)
+    theirs, ours = fit_alike(compiled, x, y, num_towers=num_towers, batch_size=6, epochs=2,
+                             validation_data=(x[:9], y[:9]))
     np.testing.assert_allclose(
         ours.predict(x, batch_size=6, verbose=0), theirs.predict(x, batch_size=6, verbose=0),
         rtol=1e-9)

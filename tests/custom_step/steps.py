@@ -52,7 +52,8 @@ def fit_alike(make, *data, num_towers=4, **options):
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-10, err_msg=name)
     for theirs, ours in zip(*(model.weights for model in trained), strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, err_msg=ours.path)
+        np.testing.assert_allclose(
+            ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-11, err_msg=ours.path)
     return trained
 
 
