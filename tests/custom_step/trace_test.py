@@ -42,19 +42,14 @@ class Unbuilt(keras.Model):
 
 
 def test_a_model_that_is_not_built_is_built_by_its_step(float64):
-    trained = []
-    for on_towers in (False, True):
-        keras.utils.set_random_seed(5)
+    def make():
         model = Unbuilt()
-        model = towers.make_parallel(model, 2, num_towers=3) if on_towers else model
         model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
-        fit(model, batch_size=4)
-        trained.append(model)
-    theirs, ours = trained
+        return model
+
+    _, ours = fit_alike(make, batch_size=4, num_towers=3)
     assert ours.built and len(ours.weights) == 4
-    for a, b in zip(ours.variables, theirs.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10)
-        assert a.value.device.endswith("CPU:0")
+    assert all(variable.value.device.endswith("CPU:0") for variable in ours.variables)
 
 
 class MadeLater(keras.Model):
