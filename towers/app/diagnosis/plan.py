@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from rich import filesize
 
-from towers.app.reporting.formats import format_bytes
 from towers.machine.devices import short_name, tower_range
 from towers.step import TowerStep, scopes
 from towers.step.sharding import shard_sizes
@@ -141,8 +141,8 @@ def table(rows: dict[str, Traffic]) -> list[str]:
             *map(_moved, (row.parameters, row.inputs, row.sums, row.results)),
             f"{row.sends_in:,}", f"{row.sends_out:,}",
         ])
-    down = format_bytes(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
-    up = format_bytes(sum(row.results for row in rows.values()))
+    down = filesize.decimal(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
+    up = filesize.decimal(sum(row.results for row in rows.values()))
     return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
 
 
@@ -216,9 +216,9 @@ def stage_table(found: Sequence[StageTraffic]) -> list[str]:
     for stage, row in enumerate(found):
         first, *others = row.layers
         layers = f"{first} ... {others[-1]} ({len(row.layers)})" if others else first
-        held = "-" if row.held is None else format_bytes(row.held)
+        held = "-" if row.held is None else filesize.decimal(row.held)
         cells.append([
-            str(stage), ", ".join(row.devices), format_bytes(row.parameters), held,
+            str(stage), ", ".join(row.devices), filesize.decimal(row.parameters), held,
             str(row.most_towers), _moved(row.later), _moved(row.back), layers,
         ])
     return _aligned(cells)
@@ -235,7 +235,7 @@ def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def _moved(count: int) -> str:
     """The bytes, or "-"."""
-    return format_bytes(count) if count else "-"
+    return filesize.decimal(count) if count else "-"
 
 
 def _num_bytes(tensor: tf.Tensor, rows: int = 1) -> int:

@@ -21,12 +21,3 @@ def format_values(values: Mapping[str, float]) -> str:
 def format_loss(loss: float) -> str:
     """Four decimals, or four digits of what they do not show."""
     return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
-
-
-def format_bytes(count: float) -> str:
-    """4799528 -> "4.8 MB"; in powers of 1000."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
