@@ -113,7 +113,8 @@ class CountsInBatchNormalization(L.BatchNormalization):
         return super().call(x, training=False)
 
 
-@pytest.mark.telling("steps", "rows", "moving mean", "a sum and a mean", "SpectralNormalization")
+@pytest.mark.telling(
+    "steps", "rows", "moving mean", "a sum and a mean", "a counter*", "SpectralNormalization")
 @pytest.mark.parametrize("layer", [
     lambda: Keeps(steps_done), lambda: Keeps(steps_done, dtype="int64"),
     lambda: Keeps(rows_seen), lambda: Keeps(rows_seen, dtype="int32"),
