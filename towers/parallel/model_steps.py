@@ -1,0 +1,274 @@
+"""The steps of a parallel model: each is made on its first batch, and kept beside the model."""
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.custom_step import OwnStep
+from towers.graph.repeatable import UNSAVED_NOISE
+from towers.machine import hang, loss_internals
+from towers.parallel.layers_ahead import Base, build, build_loss, track_outputs
+from towers.parallel.placed_batches import PlacedBatches, has_use
+from towers.parallel.requirements import explained
+from towers.step import TowerStep
+from towers.step import state as state_lib
+from towers.step.compiled import losses, overrides, track_losses, update_metrics
+from towers.step.first_error import NewestBatch, first_error, run_in_turn
+from towers.step.gathering import NeedsOtherTowers
+from towers.step.row_counts import check_arrays, readable
+from towers.step.structures import batch_specs
+from towers.step.xla import follows_keras
+from towers.workers.watch import watched
+from towers.workers.workers import Workers, join_workers
+
+STATE = "parallel towers"  # among a model's attributes, of which no user's has a space
+
+
+@dataclass
+class Towers:
+    """State of a ParallelModel beside the model, hidden from Keras' attribute tracking.
+
+    base: the model that was given; it is the one that builds itself.
+    wants_eager: whether it was compiled with run_eagerly=True.
+    jit_compile: what Keras made of `compile(jit_compile=)`; it is the towers', not the model's.
+    workers: those that call its fit, evaluate and predict together.
+    step: made on the first batch after each `compile`.
+    own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
+    newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
+    """
+
+    base: Base
+    devices: list[str]
+    num_towers: int
+    batch_norm: str | None
+    strategy: str
+    gpus_per_tower: int
+    stages: Sequence[str] | None
+    workers: Workers
+    wants_eager: bool = False
+    jit_compile: bool = False
+    step: TowerStep | None = None
+    own_steps: dict[str, OwnStep] = field(default_factory=dict)
+    newest: dict[str, NewestBatch] = field(
+        default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
+    )
+
+
+def towers_of(model: keras.Model) -> Towers:
+    """What a parallel model keeps beside the model."""
+    return vars(model)[STATE]  # type: ignore[no-any-return]
+
+
+def make_function(model: keras.Model, name: str, make: Callable, force: bool) -> None:
+    """Lets Keras make its function, to begin with `_make_variables`."""
+    attribute = f"{name}_function"
+    before = getattr(model, attribute)
+    if force:  # by whoever has changed the model, or its optimizer, since `compile`
+        towers_of(model).step, towers_of(model).own_steps = None, {}
+    make(force)
+    function = getattr(model, attribute)
+    if function is before:
+        return
+
+    def call(data: Any) -> Any:
+        with watched(join_workers(), f"a {name} step"), readable(), first_error(
+            functools.partial(_run_in_turn, model, name)
+        ):
+            return function(data)
+
+    def first_call(data: Any) -> Any:
+        preparing = hang.within(f"the first {name} step's making", is_patient=True)
+        with preparing, explained(model.name, towers_of(model).wants_eager):
+            data = _make_variables(model, name, data)
+            setattr(model, attribute, call)
+            if name == "train" and own_step_of(model, name) is None and has_use(
+                towers_of(model).step, model.steps_per_execution, data
+            ):
+                step = _track_outputs(model, data.element_spec)
+                setattr(model, attribute, PlacedBatches(step, functools.partial(update, model)))
+            return getattr(model, attribute)(data)
+
+    setattr(model, attribute, first_call)
+
+
+def _run_in_turn(model: keras.Model, name: str) -> None:
+    """Runs the towers on the newest batch, one after the other: the first error is raised."""
+    batch, step = towers_of(model).newest[name].read(), towers_of(model).step
+    if batch is None:
+        return
+    own = towers_of(model).own_steps.get(name)
+    if own is not None:
+        before = [(variable, variable.numpy()) for variable in own.variables]
+        try:
+            own(*batch)
+        finally:
+            for variable, value in before:
+                variable.assign(value)
+    elif step is not None:
+        run_in_turn(step, name, *batch)
+
+
+def update(
+    model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
+) -> dict[str, tf.Tensor]:
+    """One update of the towers, and Keras' metrics; `placed`: as of `TowerStep.train_batch`."""
+    step = step_of(model, "train", x)
+    with tf.control_dependencies(towers_of(model).newest["train"].keep(x, y, sample_weight)):
+        computed = step.compute((x, y, sample_weight), placed)
+        y_pred = computed.predictions
+        with tf.device(home_of(model)):
+            track_losses(model, x, y, y_pred, sample_weight, training=True)
+        loss = step.update(computed)
+    with tf.device(home_of(model)), tf.control_dependencies([loss]):
+        return update_metrics(model, loss, x, y, y_pred, sample_weight)
+
+
+def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
+    """Makes what Keras would make in the graph: with variables made in it, it is traced twice.
+
+    Args:
+        model: the parallel model.
+        name: "train", "test" or "predict".
+        data: what Keras gives its function: an iterator over batches, or a list of them.
+
+    Returns:
+        The same data, for the function.
+    """
+    if isinstance(data, tf.data.Iterator):
+        batch = data.element_spec
+    elif isinstance(data, list):
+        batch = data[0]
+    else:
+        batch = next(data)
+        data = itertools.chain([batch], data)
+    check_arrays(*keras.utils.unpack_x_y_sample_weight(batch))
+    batch = batch_specs(batch)
+    own = own_step_of(model, name)
+    if own is None:
+        try:
+            _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
+        except NeedsOtherTowers:  # Keras' own step, then, as if the model's class had written it
+            own = _add_own_step(model, name)
+    if own is not None:
+        own.prepare(batch)
+        towers_of(model).newest[name].prepare(batch)
+    else:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rest = (None, None) if name == "predict" else (y, sample_weight)
+        towers_of(model).newest[name].prepare(x, *rest)
+    return data
+
+
+def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
+    """Makes all variables for batches of these specs; returns those that Keras may not list."""
+    _make_variables(model, "train", [specs])
+    own = own_step_of(model, "train")
+    if (own or step_of(model, "train", specs)).has_unsaved_noise:
+        warnings.warn(UNSAVED_NOISE, stacklevel=2)
+    if own is not None:
+        return own.variables
+    return _track_outputs(model, specs).met_variables
+
+
+def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
+    """Makes the means of several outputs' losses; returns the step that trains."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
+    step = step_of(model, "train", x)
+    y_pred = step.trace_tower("train", x, y, sample_weight)
+    track_outputs(model, step.home, y, y_pred)
+    return step
+
+
+def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: Any) -> None:
+    """Traces the tower, for whose outputs the metrics are then made."""
+    if name == "predict":  # which has no metrics, and passes over labels
+        y = sample_weight = None
+    else:
+        build_loss(model, towers_of(model).base, x, y, sample_weight)
+    step = step_of(model, name, x)
+    step.check_agreement()
+    y_pred = step.trace_tower(name, x, y, sample_weight)
+    metrics = None if name == "predict" else loss_internals.compiled_metrics(model)
+    if metrics is not None and not metrics.built:
+        with tf.device(step.home):
+            metrics.build(y, y_pred)
+
+
+def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
+    """The TowerStep; made outside of the graph, where Keras is tracing one.
+
+    One that `predict` or `evaluate` made does not train: layers may have been frozen since then.
+    """
+    step = towers_of(model).step
+    if step is None or name == "train" and step.optimizer is not model.optimizer:
+        with tf.init_scope():
+            build(model, towers_of(model).base, x)
+            step = towers_of(model).step = _make_step(model, name)
+    return step
+
+
+def own_step_of(model: keras.Model, name: str) -> OwnStep | None:
+    """The runner of a step of the class's own, or one that gathers; None: `TowerStep` runs it."""
+    towers = towers_of(model)
+    if overrides(model, f"{name}_step") and name not in towers.own_steps:
+        _add_own_step(model, name)
+    return towers.own_steps.get(name)
+
+
+def _add_own_step(model: keras.Model, name: str) -> OwnStep:
+    towers = towers_of(model)
+    if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
+        raise ValueError(
+            f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
+            "calls towers.gather, or has a loss that is neither a mean nor a sum over examples. "
+            "Use strategy='parameter_server' and gpus_per_tower=1."
+        )
+    where = towers.devices, towers.num_towers, towers.batch_norm
+    return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
+
+
+def _make_step(model: keras.Model, name: str) -> TowerStep:
+    loss, loss_weights = losses(model)
+    return TowerStep(
+        model,
+        model.optimizer if name == "train" else "sgd",  # which is never called
+        loss,
+        loss_weights=loss_weights,
+        devices=towers_of(model).devices,
+        num_towers=towers_of(model).num_towers,
+        batch_norm=towers_of(model).batch_norm,
+        strategy=towers_of(model).strategy,
+        gpus_per_tower=towers_of(model).gpus_per_tower,
+        stages=towers_of(model).stages,
+        jit_compile=towers_of(model).jit_compile and towers_of(model).gpus_per_tower == 1,
+    )
+
+
+# What a step is made of beside the towers.
+
+
+def home_of(model: keras.Model) -> str:
+    return state_lib.variables_device(model) if model.built else towers_of(model).base.home
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    towers_of(model).wants_eager = bool(model.run_eagerly)
+    if model.run_eagerly:
+        warnings.warn(
+            f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
+            "graphs. Debug the model itself, on one device.",
+            stacklevel=3,
+        )
+    model.run_eagerly = False
+    towers = towers_of(model)
+    towers.jit_compile = follows_keras(model, towers.devices, towers.num_towers, towers.batch_norm)
+    model.jit_compile = False  # around the whole step, XLA would put all towers on one device
+    model.train_function = model.test_function = model.predict_function = None
+    towers_of(model).step, towers_of(model).own_steps = None, {}
