@@ -163,3 +163,10 @@ def test_the_hour_is_nine_files_of_at_most_1650_lines_that_readme_lists():
     assert len(names) == len(set(names)) == 9
     files = [(PACKAGE / "step" / f"{name}.py").read_text(encoding="utf-8") for name in names]
     assert sum(len(text.splitlines()) for text in files) <= 1650
+
+
+def test_the_documents_of_promises_name_tests_that_exist():
+    names = {test.rpartition("/")[2] for test in TESTS} | TESTS
+    for document in ("faults.md", "exactness.md"):
+        text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+        assert set(re.findall(r"`([\w/]+_test)`", text)) - names == set()
