@@ -12,6 +12,7 @@ What else happens beside a step is a Keras callback: the run's files, the user's
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ from towers.app.reporting.progress import ProgressLines
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
 from towers.app.training.pace import Pace
+from towers.app.training.several_workers import agreed_signal
 from towers.machine import callback_internals, hang
 from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
@@ -30,7 +32,7 @@ from towers.resume.run_dir import Result
 from towers.resume.train_state import TrainState
 from towers.step.first_error import values_explained
 from towers.step.nonfinite import NonFiniteError
-from towers.step.prefetch import Batch, WeightedBatch, prefetched
+from towers.step.prefetch import prefetched
 
 
 class Loop:
@@ -43,19 +45,16 @@ class Loop:
     ) -> None:
         """
         Args:
-            run: what is trained.
             state: where the run stands; it moves with each step and each epoch.
             pending: the signal that waits for the end of a step.
-            pace: is told when steps and epochs end.
-            lines: on the terminal.
-            files: write the run's files, before the user's callbacks, which may fail.
-            callbacks: the user's.
+            lines, files: on the terminal, and in the run's directory, before the user's callbacks.
         """
         self._run, self._state, self._checkpointer = run, state, checkpointer
         self._pending, self._pace, self._lines = pending, pace, lines
         self._model, self._strategy = run.step.model, run.step.strategy
         self._callbacks, self._all = list(callbacks), [*files, *callbacks]
         self._are_trusted = are_trusted(self._callbacks, self._strategy)
+        self._agreed = partial(agreed_signal, run.workers, pending, self._model, state)
         self._logs: dict[str, float] = {}
         self._has_begun = self._ends_in_mid_epoch = False
 
@@ -67,12 +66,11 @@ class Loop:
         model.stop_training = state.is_stopped(patience)
         while state.epoch_step > 0 or state.step < run.num_steps and not model.stop_training:
             self._train_epoch()
-            signal = self._agree()
+            signal = self._agreed()
             model.stop_training = state.is_stopped(patience)
             self._pending.obey(signal)
         self._save()
-        # As in Keras, final.keras holds an optimizer's averages; a run that goes on has no use
-        # for them.
+        # As in Keras, final.keras holds an optimizer's averages; a run that goes on does not.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
         self._tell("on_train_end", self._logs)
@@ -80,8 +78,7 @@ class Loop:
     def stop(self) -> tuple[int, bool] | None:
         """Saves where an exception ends the run, unless an update has begun and not ended.
 
-        Returns:
-            The step of the newest checkpoint, and whether the run stands there; None without one.
+        Returns (the step of the newest checkpoint, whether the run stands there), if there is one.
         """
         is_consistent = self._has_begun and not self._state.in_step
         if is_consistent:
@@ -97,7 +94,6 @@ class Loop:
             self._all, add_history=True, model=self._model, epochs=self._run.config.epochs,
             steps=self._run.steps_an_epoch, verbose=0,
         )
-        self._lines.on_train_begin()
         self._tell("on_train_begin")
         self._state.give_history(self._model.history)
         if self._state.epoch_step > 0:  # the checkpoint holds what this led to, such as a rate
@@ -109,28 +105,25 @@ class Loop:
         """One epoch, or what is left of it, and its validation."""
         run, state = self._run, self._state
         self._strategy.trust(False)
-        self._lines.on_epoch_begin(state.epoch)
         if state.epoch_step == 0:
             self._tell("on_epoch_begin", state.epoch)
         self._pace.start_epoch()
         self._train_steps()
         self._strategy.trust(False)
         logs = {name: float(value) for name, value in state.logs.items()}
-        self._lines.on_test_begin()
+        self._lines.end_steps()
         if state.epoch_step < run.steps_an_epoch:  # with a larger --max_steps it goes on from here
             state.stopped = bool(self._model.stop_training)
             self._save()
             self._ends_in_mid_epoch = True
         if run.test is not None:
-            values = evaluate(run, self._tell, lambda: self._pending.obey(self._agree()))
+            values = evaluate(run, self._tell, lambda: self._pending.obey(self._agreed()))
             logs |= {f"val_{name}": value for name, value in values.items()}
         self._pace.end_epoch()
-        shown = {name: logs[name] for name in run.columns}
-        row = Result(
-            state.epoch + 1, shown, self._pace.epoch_seconds, self._pace.examples_per_second
-        )
-        state.end_epoch(row, logs, run.monitor)
-        self._lines.on_epoch_end(state.epoch - 1, shown)
+        state.end_epoch(Result(
+            state.epoch + 1, {name: logs[name] for name in run.columns}, self._pace.epoch_seconds,
+            self._pace.examples_per_second,
+        ), logs, run.monitor)
         self._tell("on_epoch_end", state.epoch - 1, logs)
         self._logs, state.stopped = logs, bool(self._model.stop_training)
         state.take_history(self._model.history)
@@ -150,50 +143,28 @@ class Loop:
         left = 0 if is_over else count - state.epoch_step
         ahead = prefetched(run.step, batches)
         for _, batch in zip(range(left), ahead, strict=False):
-            self._lines.on_train_batch_begin(state.epoch_step)
             self._tell("on_train_batch_begin", state.epoch_step)
-            logs = self._train_step(batch)
-            self._lines.on_train_batch_end(state.epoch_step - 1, logs)
+            state.in_step = True
+            try:
+                with values_explained(f"step {state.step + 1:,}"):
+                    logs = run.step.train_batch(**batch._asdict())
+            except NonFiniteError:  # in every worker
+                state.in_step = False  # nothing has changed
+                run.workers.barrier()
+                raise
+            state.add_step(logs)
+            self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
             self._tell("on_train_batch_end", state.epoch_step - 1, logs)
-            signal = self._agree()
+            signal = self._agreed()
             if self._model.stop_training:
                 break
             self._pending.obey(signal)
             if state.epoch_step < count and self._checkpointer.is_due(state.step, state.step - 1):
                 self._save()
 
-    def _train_step(self, batch: Batch | WeightedBatch) -> dict[str, Any]:
-        """One update; the epoch's means so far."""
-        run, state = self._run, self._state
-        state.in_step = True
-        try:
-            with values_explained(f"step {state.step + 1:,}"):
-                logs = run.step.train_batch(**batch._asdict())
-        except NonFiniteError:  # in every worker
-            state.in_step = False  # nothing has changed
-            run.workers.barrier()
-            raise
-        state.add_step(logs)
-        self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
-        return logs
-
-    def _agree(self) -> int:
-        """A signal to one worker, or a callback's wish to stop in one, is every worker's.
-
-        Returns:
-            The signal, which ends all workers; 0 where none has come.
-        """
-        state, workers = self._state, self._run.workers
-        signal, stop, stopped = workers.all_reduce_max(
-            self._pending.number or 0, int(self._model.stop_training), int(state.stopped)
-        )
-        self._model.stop_training, state.stopped = bool(stop), bool(stopped)
-        if signal:
-            workers.barrier()
-        return signal
-
     def _tell(self, moment: str, *arguments: Any) -> None:
         """Tells callbacks; of batches the user's alone, as the logs are read back for them."""
+        getattr(self._lines, moment)(*arguments)
         if self._callbacks or "_batch_" not in moment:
             with hang.within("a callback"):
                 getattr(self._hooks, moment)(*arguments)
@@ -209,13 +180,7 @@ def evaluate(
     run: Run, tell: Callable[..., None] = lambda *moment: None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """{"loss": ..., "accuracy": ...} of the test examples, computed on the towers.
-
-    Args:
-        run: the run, with test examples.
-        tell: is told of each moment, as a Keras callback is.
-        check: called before each batch; may raise.
-    """
+    """{"loss": ..., "accuracy": ...} of the test examples; `check` is called before each batch."""
     assert run.test is not None
     tell("on_test_begin")
     run.step.reset_metrics()

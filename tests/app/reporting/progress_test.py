@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.results import classifier_result
+from tests.results import COLUMNS, classifier_result
 from towers.app.config import TrainConfig
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
@@ -26,10 +26,10 @@ class Case:
         self._stream = io.StringIO()
         self.out = Report(self._stream)
         source = SimpleNamespace(is_sequential=is_sequential)
-        run = SimpleNamespace(
+        self.run = run = SimpleNamespace(
             config=TrainConfig(epochs=12), step=SimpleNamespace(optimizer=self.optimizer),
             train=SimpleNamespace(source=source), batch_size=8, steps_an_epoch=4,
-            metrics=["loss", "accuracy"], first_iteration=0,
+            metrics=["loss", "accuracy"], columns=COLUMNS, first_iteration=0,
         )
         self.lines = ProgressLines(self.out, run, self.state, self.pace)
 
@@ -70,7 +70,7 @@ def test_the_bar_has_all_of_it_and_fits_80_columns_but_for_the_speed(monkeypatch
 ])
 def test_an_epoch_has_two_lines(logs, best_step, second):
     case = Case()
-    case.state.best = Best(0.875, best_step)
+    case.state.best, case.run.columns = Best(0.875, best_step), list(logs)
     case.lines.on_epoch_end(1, logs)
     first = "Epoch  2/12  loss 0.5000  accuracy 0.750 | 3,912 examples/s | 0:41 left"
     assert case.said == [first, *second]
@@ -85,7 +85,7 @@ def test_updates_that_this_epoch_has_left_out_are_warned_of():
     case.optimizer.iterations = 5
     case.lines.on_epoch_begin(1)
     case.state.step, case.optimizer.iterations = 9, 6
-    case.lines.on_test_begin()
+    case.lines.end_steps()
     assert case.said == [
         "Warning   2 updates left out in this epoch: a NaN or infinite loss or gradient; the loss "
         "scale is 16,384 now."

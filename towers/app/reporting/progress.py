@@ -56,7 +56,7 @@ class ProgressLines(keras.callbacks.Callback):
             f"{label}  [{bar:<{_BAR_WIDTH}}] {step}  {values}{left}{speed}",
         )
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def end_steps(self) -> None:
         """Warns of the epoch's updates that were left out."""
         self._out.waiting(f"{self._label(self._train_state.epoch)}  validating")
         count = num_skipped(self._run, self._train_state) - self._skipped_before
@@ -70,7 +70,8 @@ class ProgressLines(keras.callbacks.Callback):
         """Shows the epoch's values, and those of validation or whether it is the best."""
         label, metrics = self._label(epoch), self._run.metrics
         training = format_values({name: logs[name] for name in metrics})
-        validation = format_values({k: value for k, value in logs.items() if k not in metrics})
+        columns = [name for name in self._run.columns if name not in metrics]
+        validation = format_values({name: logs[name] for name in columns})
         best = "(best)" if self._train_state.is_best else ""
         self._out.close()
         self._out.line(f"{label}  {training}{''.join(self._speed_and_left())}")

@@ -5,10 +5,15 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import keras
+
 from towers.resume import run_dir
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
+from towers.machine.signals import Pending
+from towers.resume.train_state import TrainState
 from towers.workers.cluster import Cluster
+from towers.workers.workers import Workers
 from towers.app.training.build import Run
 
 
@@ -59,3 +64,19 @@ def check_same(run: Run, data: Mapping[str, str]) -> None:
     digests = {f"the {split} data": digest[:16] for split, digest in data.items()}
     run.workers.check_same({**config, **digests})
     run.step.check_agreement()
+
+
+def agreed_signal(
+    workers: Workers, pending: Pending, model: keras.Model, state: TrainState
+) -> int:
+    """The signal, which ends all workers, that has come to one of them; 0: none.
+
+    A callback's wish to stop in one worker is every worker's, too.
+    """
+    signal, stop, stopped = workers.all_reduce_max(
+        pending.number or 0, int(model.stop_training), int(state.stopped)
+    )
+    model.stop_training, state.stopped = bool(stop), bool(stopped)
+    if signal:
+        workers.barrier()
+    return signal
