@@ -106,7 +106,7 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
             super().__init__(*args, **kwargs)
             made.append(self.compiles)
 
-    monkeypatch.setattr("towers.parallel.parallel_model.TowerStep", Recorded)
+    monkeypatch.setattr("towers.parallel.model_steps.TowerStep", Recorded)
     model = recurrent()
     model.compile("sgd", "mse")
     assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles

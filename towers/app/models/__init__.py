@@ -81,8 +81,11 @@ def load_file(path: str | Path, argument: str = "model", *, compile: bool = True
     """The model in a file that Keras has saved; `compile`: with loss, metrics and optimizer.
 
     Raises:
-        ValueError: Keras cannot read it; the error names the `argument` that `path` is.
+        ValueError: there is no such file, or Keras cannot read it; the error names the `argument`
+            that `path` is.
     """
+    if not Path(path).is_file():
+        raise ValueError(f"{argument} ({path}) does not exist; name a file of model.save.")
     try:
         return keras.saving.load_model(path, compile=compile)
     except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
