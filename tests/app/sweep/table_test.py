@@ -6,6 +6,7 @@ import pytest
 
 from tests.app.sweep.rows import of_speeds, row
 from towers.app.sweep.table import filled_row, read_table, with_speedups, write_table
+from towers.machine.places import LostDirectoryError
 
 COLUMNS = (
     "model,batch_size,per_tower_batch,num_gpus,num_towers,epochs,accuracy,val_accuracy,seconds,"
@@ -55,3 +56,8 @@ def test_another_file_is_an_error(text, tmp_path):
     (tmp_path / "sweep.csv").write_text(text)
     with pytest.raises(ValueError, match=r"sweep.csv is not what a sweep wrote \(.*\); name an"):
         read_table(tmp_path / "sweep.csv")
+
+
+def test_a_table_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(LostDirectoryError, match="nowhere/sweep.csv cannot be written .*Make room"):
+        write_table(tmp_path / "nowhere" / "sweep.csv", [])

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
+from towers.machine.places import LostDirectoryError
 from towers.resume.run_dir import write_atomically
 
 _TEXTS = ("model", "error")
@@ -94,7 +95,13 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
             for row in rows:  # None is written as an empty field
                 writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
 
-    write_atomically(path, write)
+    try:
+        write_atomically(path, write)
+    except OSError as error:
+        raise LostDirectoryError(
+            f"{path} cannot be written ({error.strerror}). Make room, then run the same command: "
+            "the cells that are in it are kept."
+        ) from None
 
 
 def read_table(path: Path) -> list[Row]:
