@@ -8,7 +8,7 @@
             on_epoch_end, and a checkpoint
     on_train_end
 
-What else happens beside a step is a Keras callback: the run's files, the user's own.
+The run's files and the user's own callbacks are Keras callbacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class Loop:
             model.stop_training = state.is_stopped(patience)
             self._pending.obey(signal)
         self._save()
-        # As in Keras, final.keras holds an optimizer's averages; a run that goes on does not.
+        # As in Keras, final.keras holds an optimizer's averages; a resumed run begins without.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
         self._tell("on_train_end", self._logs)

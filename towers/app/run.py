@@ -309,7 +309,7 @@ def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.
 def _files(
     run: Run, train_state: TrainState, directory: Path, out: Report
 ) -> list[keras.callbacks.Callback]:
-    """What writes files, beside checkpoints; of several workers, the chief's alone."""
+    """The callbacks that write the run's files, except checkpoints; only the chief has any."""
     if not run.workers.cluster.is_chief:
         return []
     files: list[keras.callbacks.Callback] = [

@@ -1,11 +1,11 @@
 """Variables, Keras' and TensorFlow's, while a step is traced: assignments are recorded.
 
-What the towers' values become says the table in towers/step/assigned.py. Two things differ, as a
-custom step may read a variable again after it was assigned:
+The table in towers/step/assigned.py says what the towers' values become. Two rows differ, because
+a custom step may read a variable after it was assigned:
 
-    a metric       old + x becomes old + the sum of all x when it is read again, and no other
-                   assignment of what is computed of a shard is allowed
-    a parameter    becomes what the table says of any variable: no update follows by itself
+    a metric       old + x becomes old + the sum of all x when the step reads it again. Any other
+                   value that is computed of a shard is refused.
+    a parameter    has the same rules as any other variable, because no update follows by itself.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What options of a step may be, for the library and for flags; imports no TensorFlow."""
+"""The choices for options of a step, in the library and in flags; imports no TensorFlow."""
 
 BATCH_NORM = ("average", "synchronized", "tower0")
 STRATEGIES = ("parameter_server", "mirrored")

@@ -61,7 +61,7 @@ class Towers:
 
 
 def towers_of(model: keras.Model) -> Towers:
-    """What a parallel model keeps beside the model."""
+    """The towers of a parallel model."""
     return vars(model)[STATE]  # type: ignore[no-any-return]
 
 

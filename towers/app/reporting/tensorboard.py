@@ -36,9 +36,9 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
     ) -> None:
         """
         Args:
-            directory: of the event files.
+            directory: the folder of the event files.
             warn: called with one line.
-            histograms: of the parameters after each epoch, too.
+            histograms: also write histograms of the parameters after each epoch.
         """
         super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
         self._tell: Callable[[str], None] | None = warn

@@ -92,7 +92,7 @@ def load_newest(
 
 
 def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> None:
-    """Gives variables and callbacks what the newest checkpoint holds; else writes that of step 0.
+    """Restores variables and callbacks from the newest checkpoint, or writes the first checkpoint.
 
     Callbacks have begun before: they remember what they remembered then. Another --epochs is the
     run's own from now on.
