@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ def resumed(out, *killed):
     """The digest of a fit that goes on from its checkpoints, of the chief's disk alone."""
     index = towers.join_workers().index
     model = make()
+    random.seed(index)  # the order of the examples is the chief's
     parallel = towers.make_parallel(model, 1, num_towers=4)
     parallel.compile("adam", "mse", metrics=["mae"])
     own = Path(out, f"backup-{index}")

@@ -36,8 +36,8 @@ class Towers:
 
     base: the model that was given; it is the one that builds itself.
     wants_eager: whether it was compiled with run_eagerly=True.
-    jit_compile: what Keras made of `compile(jit_compile=)`; it is the towers', not the model's.
-    workers: those that call its fit, evaluate and predict together.
+    jit_compile: whether XLA compiles the towers, as Keras read `compile(jit_compile=)`.
+    workers: the processes that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
     newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
@@ -250,7 +250,7 @@ def _make_step(model: keras.Model, name: str) -> TowerStep:
     )
 
 
-# What a step is made of beside the towers.
+# Devices and options.
 
 
 def home_of(model: keras.Model) -> str:
