@@ -114,7 +114,7 @@ def test_any_bytes_give_an_array_or_one_error_line_in_bounded_memory(content, gz
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert peak < 2**20
+        assert peak < 4 * 2**20  # it is read 1 MiB at a time
 
 
 @pytest.fixture(name="idx_dir")
