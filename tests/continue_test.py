@@ -92,9 +92,7 @@ def test_a_run_of_before_there_were_other_tasks_goes_on():
     assert row[:5] == [1, *(whole[name][0] for name in COLUMNS)] and len(row) == 7
     shutil.rmtree(RUN / "checkpoints")
     (RUN / "checkpoints").mkdir()
-    writer = checkpoints.Writer(pytest.fail)
-    writer.write(path, checkpoint, None)
-    assert writer.wait()
+    checkpoints.write(path, checkpoint)
     assert towers.train(TrainConfig(resume="run")) == whole
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from towers.resume import checkpoints, run_dir
+from towers.resume.checkpointer import Checkpointer
 from towers.resume.checkpoints import ARRAYS, MANIFEST, Checkpoint, DamagedError
+from towers.resume.train_state import TrainState
+from towers.workers.cluster import ALONE
+from towers.workers.workers import Workers
 
 
 def make(value=0.0):
@@ -129,45 +134,60 @@ def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
 
-def written(directory, step, state, *, grow=lambda: None):
-    """What a Writer leaves and says of a state that grows as soon as the write has begun."""
-    said, released = [], threading.Event()
-    with pytest.MonkeyPatch.context() as patch:
-        write = checkpoints.write
-        patch.setattr(checkpoints, "write", lambda *args: released.wait() and write(*args))
-        writer = checkpoints.Writer(said.append)
-        writer.write(checkpoints.path_of(directory, 0, step), Checkpoint(state, {}), None)
-        grow()
-        released.set()
-        writer.wait()
-    return said
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    """The checkpoints of tmp_path."""
+    folder = tmp_path / run_dir.CHECKPOINTS
+    folder.mkdir()
+    return folder
 
 
-def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(tmp_path):
+class Saver:
+    """Saves one variable, and one value beside it; `said`: the warnings."""
+
+    def __init__(self, folder, variable=0.0, value=None):
+        self.said = []
+        self._saver = Checkpointer(folder.parent, Workers(ALONE), self.said.append)
+        variables = {"model": [keras.Variable([variable], name="kernel")]}
+        self._saver.hold(lambda: variables, (), {"value": value})
+
+    def save(self, step, meanwhile=lambda: None):
+        """Whether the checkpoint is written, with the contents of `meanwhile` before it."""
+        released = threading.Event()
+        with pytest.MonkeyPatch.context() as patch:
+            write = checkpoints.write
+            patch.setattr(checkpoints, "write", lambda *args: released.wait() and write(*args))
+            self._saver.save(TrainState(step=step))
+            meanwhile()
+            released.set()
+            return self._saver.wait()
+
+
+def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
     seen = [1]
-    state = {"seen": seen, "counts": {9: 1, 10: 2}}
-    assert written(tmp_path, 1, state, grow=lambda: seen.append(2)) == []
-    read = checkpoints.read_newest(tmp_path)[1].state
-    assert read == {"seen": [1], "counts": {"9": 1, "10": 2}}
+    saver = Saver(folder, value={"seen": seen, 9: 1})
+    assert saver.save(1, lambda: seen.append(2))
+    assert checkpoints.read_newest(folder)[1].state["value"] == {"seen": [1], "9": 1}
 
 
-def test_a_state_that_is_no_json_is_a_line_and_changes_nothing(tmp_path):
-    (line,) = written(tmp_path, 1, {"history": {1, 2}})
-    assert "epoch-0-step-1 is not written: what it would hold is no JSON (Object of type " in line
-    assert checkpoints.find(tmp_path) == []
-
-
-def test_nothing_is_removed_for_a_checkpoint_that_could_not_be_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("variable, value, words", [
+    (0.0, {1, 2}, "what it would hold is no JSON (Object of type set"),
+    (0.0, "x" * 10_000, "as it could not be read: manifest.json is too large"),
+    (np.nan, None, "kernel holds NaN or infinite values"),
+])
+def test_what_could_not_go_on_is_not_written_and_nothing_is_removed_for_it(
+    variable, value, words, folder, monkeypatch
+):
     for step in (1, 2, 3):
-        assert written(tmp_path, step, {}) == []
+        assert Saver(folder).save(step)
     monkeypatch.setattr(checkpoints, "LARGEST_MANIFEST", 10_000)
     for step in (4, 5, 6, 7):
-        (line,) = written(tmp_path, step, {"long": "x" * 10_000})
-        assert line.endswith(
-            f"step-{step} is not written, as it could not be read: manifest.json is too large; "
-            "training goes on."
-        )
-    assert [checkpoints.step_of(path) for path in checkpoints.find(tmp_path)] == [3, 2, 1]
+        saver = Saver(folder, variable, value)
+        assert not saver.save(step)
+        (line,) = saver.said
+        assert f"epoch-0-step-{step} is not written" in line and words in line
+        assert line.endswith("; training goes on.")
+    assert [checkpoints.step_of(path) for path in checkpoints.find(folder)] == [3, 2, 1]
 
 
 def fill_the_disk():
@@ -202,25 +222,21 @@ class Faults:
 
 
 @pytest.mark.parametrize("n", range(1, 8))
-def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, tmp_path, monkeypatch):
-    old = save(tmp_path, 1)
-    said = []
-    writer = checkpoints.Writer(said.append)
+def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, folder, monkeypatch):
+    old, saver = save(folder, 1), Saver(folder)
     with monkeypatch.context() as patch:
         faults = Faults(patch, n, fill_the_disk)
-        writer.write(checkpoints.path_of(tmp_path, 0, 2), make(), None)
-        went_well = writer.wait()
-    path, _, wrong = checkpoints.read_newest(tmp_path)
+        went_well = saver.save(2)
+    path, _, wrong = checkpoints.read_newest(folder)
     assert wrong == []
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(folder.glob(".*.tmp"))
     assert went_well is (faults.left > 0) and (old.exists() or went_well)
     if not went_well:
-        assert said == [
-            f"{tmp_path}/epoch-0-step-2 cannot be written (No space left on device); training "
+        assert saver.said == [
+            f"{folder}/epoch-0-step-2 cannot be written (No space left on device); training "
             "goes on."
         ]
-    writer.write(checkpoints.path_of(tmp_path, 0, 3), make(), None)
-    assert writer.wait() and checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-3"
+    assert saver.save(3) and checkpoints.read_newest(folder)[0].name == "epoch-0-step-3"
 
 
 def write_and_die(directory):
@@ -248,18 +264,6 @@ def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoi
         checkpoints.prune(path.parent, save(path.parent, 3), best_step=None)
         assert list(path.parent.glob(".*")) == []
     assert newest == [1, 1, 1, 1, 1, 1, 2, 2]
-
-
-def test_a_model_with_nan_is_never_the_last_checkpoint(tmp_path):
-    said = []
-    writer = checkpoints.Writer(said.append)
-    writer.write(checkpoints.path_of(tmp_path, 0, 1), make(np.nan), None)
-    assert not writer.wait()
-    assert said == [
-        f"{tmp_path}/epoch-0-step-1 is not written: 0/kernel holds NaN or infinite values; "
-        "training goes on."
-    ]
-    assert checkpoints.find(tmp_path) == []
 
 
 _ANY = st.recursive(

@@ -8,7 +8,7 @@ import pytest
 
 import towers
 from tests.parallel.pairs import classifier, rows
-from towers.resume.resume import resume_among
+from towers.resume.resume import Resume, only_one
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, "3", True])
@@ -39,11 +39,11 @@ def test_a_plain_model_refuses_it_and_says_how_it_works(tmp_path):
 
 def test_it_is_found_among_callbacks_however_they_are_given(tmp_path):
     resume, other = towers.Resume(tmp_path), keras.callbacks.TerminateOnNaN()
-    assert resume_among([other, [resume]]) is resume
-    assert resume_among(resume) is resume
-    assert resume_among([other]) is resume_among(None) is None
+    assert only_one(Resume, [other, [resume]]) is resume
+    assert only_one(Resume, resume) is resume
+    assert only_one(Resume, [other]) is only_one(Resume, None) is None
     with pytest.raises(ValueError, match="only one of them can be a towers.Resume"):
-        resume_among([resume, towers.Resume(tmp_path)])
+        only_one(Resume, [resume, towers.Resume(tmp_path)])
 
 
 def test_a_list_of_keras_own_refuses_it(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import towers
 from tests.parallel.fits import Fits, classifier, rows
 from towers.resume.plain_state import decoded, encoded
-from towers.resume.stateful import Stateful
+from towers.resume.resumed_data import Start, make_data
 
 STEPS = {"steps_per_epoch": 4, "batch_size": None}
 
@@ -89,12 +89,15 @@ def test_nothing_that_was_trained_on_is_read_again(model, tmp_path):
 def test_what_is_saved_is_the_state_after_the_last_step():
     """Beside what has been read ahead; states of steps that are done are forgotten."""
     steps = [0]
-    data = Stateful(Loader(), 0, lambda: steps[0])
+    start = Start(0, steps_per_epoch=4)
+    data = make_data(start, Loader(), None, None, None, True, done=lambda: steps[0])
     batches = [next(data.x) for _ in range(3)]
     assert decoded(data.state())["at"] == 0
     steps[0] = 1
     assert decoded(data.state())["at"] == 7
-    again = Stateful(Loader(), 0, lambda: 1, data.state())
+    again = make_data(
+        start, Loader(), None, None, None, True, done=lambda: 1, saved=data.state()
+    )
     np.testing.assert_array_equal(next(again.x)[0], batches[1][0])
 
 

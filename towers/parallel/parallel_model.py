@@ -38,7 +38,8 @@ from towers.parallel.model_steps import (
 )
 from towers.parallel.placed_batches import let_go
 from towers.parallel.requirements import check_model, hint_gpu_variables
-from towers.resume.resumed_fit import fit_arguments, given_callbacks, is_resumed, resumed_fit
+from towers.resume.resume import Resume, only_one
+from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
 from towers.step.compiled import losses, track_losses, update_metrics
 from towers.step.stages import check_groups, check_stages
@@ -161,15 +162,17 @@ class ParallelModel(keras.Model):
         fit, towers = super().fit, towers_of(self)
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, lambda: getattr(towers_of(self).step, "strategy", None))
+        callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # as of Keras' fit
+        resume = only_one(Resume, callbacks)
         try:
-            with watching(given_callbacks(args, kwargs), towers.devices, towers.num_towers):
-                if is_resumed(args, kwargs):
+            with watching(callbacks, towers.devices, towers.num_towers):
+                if resume is not None:
                     made = {
                         "num_towers": towers.num_towers,
                         "batch_norm": towers.batch_norm or "average",
                     }
                     history = resumed_fit(
-                        self, fit, fit_arguments(*args, **kwargs), identity=made,
+                        self, fit, resume, fit_arguments(*args, **kwargs), identity=made,
                         prepare=functools.partial(prepare_training, self),
                     )
                 else:

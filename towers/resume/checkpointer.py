@@ -8,16 +8,17 @@ the same state.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
 from towers.resume import checkpoints, run_dir
-from towers.resume.checkpoints import Checkpoint
+from towers.resume.checkpoints import Checkpoint, Found
 from towers.resume.optimizer_options import OPTIONS
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
@@ -37,14 +38,6 @@ SECONDS_BETWEEN_SAVES = 600.0
 _WRITING = "writing a checkpoint"
 
 Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
-
-
-class Found(NamedTuple):
-    """A checkpoint that has been read; damaged: what is wrong with each newer one."""
-
-    path: Path
-    checkpoint: Checkpoint
-    damaged: list[str]
 
 
 class Checkpointer:
@@ -72,7 +65,8 @@ class Checkpointer:
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
-        self._writer = checkpoints.Writer(warn, mirror.upload if mirror else None)
+        self._thread: threading.Thread | None = None  # writes one checkpoint, then tidies up
+        self._fault: str | None = None
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None
@@ -88,8 +82,7 @@ class Checkpointer:
             ValueError: all are damaged.
         """
         if self._is_chief:
-            newest = checkpoints.read_newest(self._checkpoints) if resume else None
-            self.found = None if newest is None else Found(*newest)
+            self.found = checkpoints.read_newest(self._checkpoints) if resume else None
             self.finished_step = self._read_finished_step()
         if self._workers.cluster.num_workers > 1:
             self._share()
@@ -177,7 +170,7 @@ class Checkpointer:
             restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
-        """Copies the state, and begins to write it.
+        """Copies the state, and begins to write it; waits only for the write before it.
 
         Args:
             train_state: where the run stands.
@@ -197,8 +190,16 @@ class Checkpointer:
             "callbacks": callbacks_state(self._callbacks, self.warn),
         }
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
-        with self._waiting():  # for the write before it
-            self._writer.write(path, Checkpoint(state, arrays), train_state.best.step)
+        self.wait()
+        try:  # a copy: it may hold lists that grow while training goes on
+            checkpoint = Checkpoint(checkpoints.json_copy(state), arrays)
+        except ValueError as error:
+            self._fault = f"{path} is not written: what it would hold is no JSON ({error})"
+        else:
+            self._thread = threading.Thread(
+                target=self._write, args=(path, checkpoint, train_state.best.step), daemon=True
+            )
+            self._thread.start()
         if self._mirror is not None and self._mirror.is_taken and not is_last:
             raise LostDirectoryError(f"another process trains in {self._mirror.url} now.")
 
@@ -209,8 +210,7 @@ class Checkpointer:
             ValueError: it cannot be written.
         """
         self.save(train_state)
-        with self._waiting():
-            fault = self._writer.fault()
+        fault = self._wait()
         if fault is not None:
             raise ValueError(
                 f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}."
@@ -224,8 +224,10 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
-        with self._waiting():
-            return self._writer.wait()
+        fault = self._wait()
+        if fault is not None:
+            self.warn(f"{fault}; training goes on.")
+        return fault is None
 
     def close(self) -> None:
         """Waits until nothing is being written."""
@@ -246,14 +248,35 @@ class Checkpointer:
         except OSError as error:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Within, this process waits for the disk; for a network, it may take any time."""
+    def _wait(self) -> str | None:
+        """Waits for the disk, or for a network, any time; why the last write failed."""
         with (
             watch.at_work(_WRITING),
             hang.within(_WRITING, is_patient=True) if self._mirror else nullcontext(),
         ):
-            yield
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+        fault, self._fault = self._fault, None
+        return fault
+
+    def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
+        try:
+            name = checkpoints.first_not_finite(checkpoint.arrays)
+            if name is not None:
+                self._fault = f"{path} is not written: {name} holds NaN or infinite values"
+                return
+            checkpoints.write(path, checkpoint)
+            checkpoints.prune(path.parent, path, best_step)
+            if self._mirror is not None:
+                self._mirror.upload(path, best_step)
+        except checkpoints.DamagedError as error:
+            self._fault = f"{path} is not written, as it could not be read: {error}"
+        except LostDirectoryError as error:
+            self._fault = str(error).rstrip(".")
+        except Exception as error:  # nobody else would see it
+            reason = getattr(error, "strerror", None) or repr(error)
+            self._fault = f"{path} cannot be written ({reason})"
 
     def _read_finished_step(self) -> int | None:
         if not (self.directory / run_dir.FINAL).is_file():
@@ -271,7 +294,10 @@ class Checkpointer:
         said, self.finished_step = json.loads(self._workers.broadcast(text))
         if said is None:
             return
-        data = self._workers.broadcast(checkpoints.to_bytes(found.checkpoint) if found else b"")
+        files = [
+            self._workers.broadcast((found.path / name).read_bytes() if found else b"")
+            for name in (checkpoints.MANIFEST, checkpoints.ARRAYS)
+        ]
         if found is None:
-            path, damaged = said
-            self.found = Found(Path(path), checkpoints.from_bytes(data), damaged)
+            path = Path(said[0])
+            self.found = Found(path, checkpoints.received(path, *files), said[1])

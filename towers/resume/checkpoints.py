@@ -19,15 +19,13 @@ import mmap
 import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from towers.machine.places import LostDirectoryError
 from towers.resume.run_dir import flush_to_disk
 
 FORMAT = 1
@@ -36,7 +34,6 @@ ARRAYS = "arrays.bin"
 NEWEST_KEPT = 3
 
 _NAME = re.compile(r"epoch-([0-9]{1,18})-step-([0-9]{1,18})")
-_SIZE_BYTES = 8
 LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
 
 
@@ -49,6 +46,14 @@ class Checkpoint(NamedTuple):
 
     state: dict[str, Any]
     arrays: dict[str, np.ndarray]
+
+
+class Found(NamedTuple):
+    """A checkpoint that has been read; damaged: what is wrong with each newer one."""
+
+    path: Path
+    checkpoint: Checkpoint
+    damaged: list[str]
 
 
 class DamagedError(Exception):
@@ -106,7 +111,10 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         content = {
             "format": FORMAT,
             "state": checkpoint.state,
-            "arrays": _listed(checkpoint.arrays),
+            "arrays": [
+                [name, value.dtype.name, list(value.shape)]
+                for name, value in checkpoint.arrays.items()
+            ],
             **_write_arrays(temporary / ARRAYS, checkpoint.arrays),
         }
         (temporary / MANIFEST).write_bytes(_manifest(content))
@@ -126,22 +134,27 @@ def read(path: Path) -> Checkpoint:
         DamagedError: something is missing, or is not what was written.
         ValueError: a newer version of towers wrote it.
     """
-    content = _read_manifest(path / MANIFEST)
+    name = MANIFEST
     try:
+        if (path / MANIFEST).stat().st_size > LARGEST_MANIFEST:
+            raise DamagedError(f"{MANIFEST} is too large")
+        content = _content(path, (path / MANIFEST).read_bytes())
+        name = ARRAYS
         with (path / ARRAYS).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
     except OSError as error:
-        raise DamagedError(f"{ARRAYS} cannot be read: {error.strerror}") from None
-    if size != content["size"]:
-        raise DamagedError(f"{ARRAYS} has {size:,} bytes instead of {content['size']:,}")
-    if hashlib.sha256(data).hexdigest() != content["sha256"]:
-        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
-    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
+        raise DamagedError(f"{name} cannot be read: {error.strerror}") from None
+    return _checkpoint(content, data)
 
 
-def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
-    """The newest good checkpoint: (path, contents, what is wrong with each newer one), if any.
+def received(path: Path, manifest: bytes, data: bytes) -> Checkpoint:
+    """The checkpoint of another worker's files; Args: their contents. Raises: as `read`."""
+    return _checkpoint(_content(path, manifest), data)
+
+
+def read_newest(directory: Path) -> Found | None:
+    """The newest good checkpoint, if any.
 
     Raises:
         ValueError: there are checkpoints, but all are damaged; or one is of a newer version.
@@ -149,7 +162,7 @@ def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
     wrong: list[str] = []
     for path in find(directory):
         try:
-            return path, read(path), wrong
+            return Found(path, read(path), wrong)
         except DamagedError as error:
             wrong.append(f"{path} is damaged: {error}")
     if wrong:
@@ -158,21 +171,6 @@ def read_newest(directory: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             "back, or start a new run in another directory."
         )
     return None
-
-
-def to_bytes(checkpoint: Checkpoint) -> bytes:
-    """A checkpoint for another worker: the size of its JSON, that, and the arrays' values."""
-    listed = _listed(checkpoint.arrays)
-    header = json.dumps({"state": checkpoint.state, "arrays": listed}).encode()
-    values = [np.ascontiguousarray(array).tobytes() for array in checkpoint.arrays.values()]
-    return b"".join([len(header).to_bytes(_SIZE_BYTES, "little"), header, *values])
-
-
-def from_bytes(data: bytes) -> Checkpoint:
-    """The checkpoint that `to_bytes` was given."""
-    end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")
-    header = json.loads(data[_SIZE_BYTES:end])
-    return Checkpoint(header["state"], dict(_cut(data[end:], header["arrays"])))
 
 
 def is_good(path: Path) -> bool:
@@ -192,76 +190,6 @@ def prune(directory: Path, newest: Path, best_step: int | None) -> None:
         # Without its manifest it is no checkpoint any more, however far the removal gets.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
-
-
-class Writer:
-    """Writes checkpoints in a thread of its own, one at a time, and tidies up after each."""
-
-    def __init__(
-        self,
-        warn: Callable[[str], None],
-        written: Callable[[Path, int | None], None] | None = None,
-    ) -> None:
-        """
-        Args:
-            warn: called in the caller's thread, when a write has failed.
-            written: called in the writer's, when one has gone well, with the arguments of `write`;
-                may raise LostDirectoryError.
-        """
-        self._warn, self._written = warn, written
-        self._thread: threading.Thread | None = None
-        self._fault: str | None = None
-
-    def write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
-        """Begins to write; waits only for the write before it.
-
-        The state is copied at once: it may hold lists that grow while training goes on. The arrays
-        are copies already, and must not change.
-        """
-        self.wait()
-        try:
-            checkpoint = checkpoint._replace(state=json_copy(checkpoint.state))
-        except ValueError as error:
-            self._fault = f"{path} is not written: what it would hold is no JSON ({error})"
-            return
-        self._thread = threading.Thread(
-            target=self._write, args=(path, checkpoint, best_step), daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> bool:
-        """Waits until nothing is being written; whether the last write went well."""
-        fault = self.fault()
-        if fault is not None:
-            self._warn(f"{fault}; training goes on.")
-        return fault is None
-
-    def fault(self) -> str | None:
-        """Waits likewise; why the last write failed, which nobody is warned of then."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        fault, self._fault = self._fault, None
-        return fault
-
-    def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
-        try:
-            name = first_not_finite(checkpoint.arrays)
-            if name is not None:
-                self._fault = f"{path} is not written: {name} holds NaN or infinite values"
-                return
-            write(path, checkpoint)
-            prune(path.parent, path, best_step)
-            if self._written is not None:
-                self._written(path, best_step)
-        except OSError as error:
-            self._fault = f"{path} cannot be written ({error.strerror})"
-        except DamagedError as error:
-            self._fault = f"{path} is not written, as it could not be read: {error}"
-        except LostDirectoryError as error:
-            self._fault = str(error).rstrip(".")
-        except Exception as error:  # nobody else would see it
-            self._fault = f"{path} cannot be written ({error!r})"
 
 
 def json_copy(value: Any) -> Any:
@@ -314,22 +242,19 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _content(path: Path, text: bytes) -> dict[str, Any]:
+    """What the manifest of a checkpoint says, once it is known to be what was written."""
     try:
-        if path.stat().st_size > LARGEST_MANIFEST:
-            raise DamagedError(f"{MANIFEST} is too large")
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(text)
         content = manifest["content"]
         if manifest["sha256"] != _digest(json.dumps(content, sort_keys=True)):
             raise DamagedError(f"{MANIFEST} is not what was written: its SHA-256 differs")
         version = content["format"]
-    except OSError as error:
-        raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DamagedError(f"{MANIFEST} is garbage") from None
     if type(version) is int and version > FORMAT:
         raise ValueError(
-            f"{path.parent} has format {version}, and this version of towers reads {FORMAT}: "
+            f"{path} has format {version}, and this version of towers reads {FORMAT}: "
             "resume with the version that wrote it, or a newer one."
         )
     kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
@@ -339,17 +264,20 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
+def _checkpoint(content: dict[str, Any], data: bytes | mmap.mmap) -> Checkpoint:
+    if len(data) != content["size"]:
+        raise DamagedError(f"{ARRAYS} has {len(data):,} bytes instead of {content['size']:,}")
+    if hashlib.sha256(data).hexdigest() != content["sha256"]:
+        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
+    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _listed(arrays: Mapping[str, np.ndarray]) -> list[Any]:
-    """The entries that `_cut` takes: [name, dtype, shape]."""
-    return [[name, value.dtype.name, list(value.shape)] for name, value in arrays.items()]
-
-
 def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays that lie in `data` one after the other."""
+    """The arrays that lie in `data` one after the other; entries: [name, dtype, shape]."""
     begin = 0
     try:
         for name, dtype_name, shape in entries:

@@ -53,15 +53,6 @@ class Resume(keras.callbacks.Callback):
         )
 
 
-def resume_among(callbacks: Any) -> Resume | None:
-    """The Resume among what `fit` was given as its callbacks, if any.
-
-    Raises:
-        ValueError: there are two.
-    """
-    return only_one(Resume, callbacks)  # type: ignore[no-any-return]
-
-
 def only_one(kind: type, callbacks: Any) -> Any:
     """The callback of a class of towers among what `fit` was given as its callbacks, if any.
 

@@ -15,19 +15,18 @@ are done are empty, or the real ones; `fit` drops them.
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.resume.in_memory import InMemory
-from towers.resume.repeated import has_state
 from towers.resume.source import num_steps, prepare_ahead, sha256, shuffled
-from towers.resume.stateful import Stateful
+from towers.resume.stateful import Repeated, has_state
 from towers.step.structures import batch_specs, map_tensors
 from towers.step.tensor_rows import as_tensor, gather_rows, is_composite, is_scipy, take_rows
 
@@ -49,29 +48,35 @@ class Start:
     step: int = 0
     steps_per_epoch: int | None = None
 
-    def done(self, num_batches: int | None) -> int:
-        """The batches done since epoch 0, where an epoch has `num_batches`."""
-        return self.epoch * (self.steps_per_epoch or num_batches or 0) + self.step
 
-
-class Data(Protocol):
+class Data:
     """Data that begin at a Start.
 
     x: what Keras' fit is given. skipped: the batches of x before the first one of the epoch.
     num_batches: of an epoch of all data; None: not known.
-    most_steps: of an epoch, also where the last of several in one execution are not there.
     spec: of one batch. identity: what must not differ in a run that goes on.
     """
 
     x: Any
-    skipped: int
-    num_batches: int | None
-    most_steps: int
     spec: Any
     identity: dict[str, Any]
+    skipped = 0
+    num_batches: int | None = None
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+
+    @property
+    def most_steps(self) -> int:
+        """Of an epoch, also where the last of several in one execution are not there."""
+        is_known = self.num_batches is not None and self._start.steps_per_epoch is None
+        return self.num_batches if is_known else sys.maxsize  # type: ignore[return-value]
 
     def begin_epoch(self, epoch: int) -> None:
         """Called before Keras begins to read the epoch."""
+
+    def state(self) -> Any:
+        """The state after the steps made so far, as JSON values; None: they say all."""
 
 
 def make_data(
@@ -83,7 +88,8 @@ def make_data(
     Args:
         start: where they begin.
         x, y, sample_weight, batch_size, shuffle: as `fit` takes them.
-        done, saved: as of `Stateful`.
+        done: returns the steps made so far.
+        saved: of `Data.state`, where data that have a state go on.
 
     Raises:
         ValueError: nothing is known of their order, or its state cannot be saved.
@@ -102,7 +108,7 @@ def make_data(
                 f"x ({type(x).__name__}) has a state, and goes on in an endless row of passes: "
                 "give steps_per_epoch, such as the batches of a pass."
             )
-        return Stateful(x, start.step, done, saved)
+        return Stateful(x, start, done, saved)
     raise ValueError(
         f"x ({type(x).__name__}): towers.Resume knows the order of arrays, of a PyDataset or of "
         "anything that gives its batches by index, of a tf.data.Dataset, of a generator, and of "
@@ -134,93 +140,95 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
     return first, last
 
 
-class Arrays:
-    """Batches of arrays in memory.
+class ByIndex(Data):
+    """Batches that are counted from epoch 0 on. Those that are done have no rows."""
 
-    The order is that of train.py for the same seed. Batches that are done have no rows.
-    """
+    length: int | None  # of a pass; None: it has no end
 
-    skipped = 0
+    def batches_before(self, epoch: int) -> int:
+        """The batches before an epoch; with `steps_per_epoch`, before the one it began with.
+
+        Keras then makes one iterator, which goes on for ever.
+        """
+        start = self._start
+        if start.steps_per_epoch is None:
+            return epoch * (self.length or 0)
+        return start.epoch * start.steps_per_epoch
+
+    def is_done(self, total: Any) -> Any:
+        """Whether the batch after so many is done."""
+        return total < self.batches_before(self._start.epoch) + self._start.step
+
+
+class Arrays(ByIndex):
+    """Batches of arrays in memory, in the order of train.py for the same seed."""
 
     def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
+        super().__init__(start)
         if shuffle not in (True, False):
             raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
         self._parts = _tensors(parts)
-        self._count = _num_rows(self._parts)
-        if not batch_size:
-            steps = start.steps_per_epoch
-            batch_size = num_steps(self._count, steps) if steps else 32
-        self._batch_size, self._shuffle, self._start = int(batch_size), bool(shuffle), start
-        self._num_batches = num_steps(self._count, self._batch_size)
-        self.num_batches: int | None = self._num_batches
-        self.most_steps = _most_steps(self.num_batches, start)
+        self._count, steps = _num_rows(self._parts), start.steps_per_epoch
+        batch_size = batch_size or (num_steps(self._count, steps) if steps else 32)
+        self._batch_size, self._shuffle = int(batch_size), bool(shuffle)
+        self.length = self.num_batches = num_steps(self._count, self._batch_size)
         self.identity = {
             "batch_size": self._batch_size, "shuffle": self._shuffle,
             "data": sha256(InMemory(self._parts).identity()),
         }
         with tf.device("/cpu:0"):
-            self._base = tf.Variable(0, dtype=tf.int64)
-        self.begin_epoch(start.epoch)
-        self.x = self._dataset()
+            self._before = tf.Variable(self.batches_before(start.epoch), dtype=tf.int64)
+        indices = tf.data.Dataset.range(_ENDLESS if steps else self.length)
+        self.x = prepare_ahead(indices.map(self._batch))
         self.spec = self.x.element_spec
 
     def begin_epoch(self, epoch: int) -> None:
-        """Moves to an epoch; with `steps_per_epoch`, to the first, which goes on for ever."""
-        per_epoch = self._start.steps_per_epoch
-        if per_epoch is None:
-            self._base.assign(epoch * self._num_batches)
-        elif epoch == self._start.epoch:
-            self._base.assign(epoch * per_epoch)
-
-    def _dataset(self) -> tf.data.Dataset:
-        endless = self._start.steps_per_epoch is not None
-        indices = tf.data.Dataset.range(_ENDLESS if endless else self._num_batches)
-        return prepare_ahead(indices.map(self._batch))
+        self._before.assign(self.batches_before(epoch))
 
     @tf.autograph.experimental.do_not_convert  # it would take 0.1 s
     def _batch(self, index: tf.Tensor) -> Any:
-        total = self._base + index
-        epoch, step = total // self._num_batches, total % self._num_batches
+        total = self._before + index
+        epoch, step = total // self.length, total % self.length
         begin = step * self._batch_size
         end = tf.minimum(begin + self._batch_size, self._count)
         rows = tf.range(begin, end)
         if self._shuffle:
             rows = shuffled(rows, self._start.seed, epoch, self._count)
-        is_done = total < self._start.done(self._num_batches)
-        rows = rows[: tf.where(is_done, tf.constant(0, tf.int64), end - begin)]
+        rows = rows[: tf.where(self.is_done(total), tf.constant(0, tf.int64), end - begin)]
         x, y, sample_weight = map_tensors(lambda part: gather_rows(part, rows), self._parts)
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
 
-class Indexed(keras.utils.PyDataset):
+class Indexed(ByIndex, keras.utils.PyDataset):
     """Batches that are taken by their index: a PyDataset's, or those of any such source.
 
-    Batches that are done have no rows. What a source does between epochs (`on_epoch_end`), it is
-    asked to do again for the epochs that are done; with `steps_per_epoch`, where the next batches
-    are read before an epoch ends, it is not asked at all.
+    What a source does between epochs (`on_epoch_end`), it is asked to do again for the epochs that
+    are done; with `steps_per_epoch`, where the next batches are read before an epoch ends, it is
+    not asked at all.
     """
-
-    skipped = 0
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
         settings = ("workers", "use_multiprocessing", "max_queue_size")
-        super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
-        self._length = source.num_batches if hasattr(source, "num_batches") else len(source)
-        if start.steps_per_epoch == self._length:
+        keras.utils.PyDataset.__init__(
+            self, **{k: getattr(source, k) for k in settings if hasattr(source, k)}
+        )
+        self.length = source.num_batches if hasattr(source, "num_batches") else len(source)
+        if start.steps_per_epoch == self.length:
             start = replace(start, steps_per_epoch=None)
         self._source, self._start = source, start
-        self._shuffle = bool(shuffle) and self._length is not None
-        self._base, self._is_replayed = 0, False
-        self.most_steps = _most_steps(self._length, start)
+        self._shuffle = bool(shuffle) and self.length is not None
+        self._before, self._is_replayed = 0, False
         first = source[0]
-        self._empty = map_tensors(_without_rows, first)
+        self._empty = map_tensors(
+            lambda v: take_rows(v, [0], [0]) if is_composite(v) else np.asarray(v)[:0], first
+        )
         self.x, self.spec = self, batch_specs(map_tensors(_array, first))
-        self.identity = {"shuffle": self._shuffle, "data": f"{self._length} {self.spec}"}
+        self.identity = {"shuffle": self._shuffle, "data": f"{self.length} {self.spec}"}
 
     @property
-    def num_batches(self) -> int | None:
+    def num_batches(self) -> int | None:  # type: ignore[override]
         """None: without end."""
-        return None if self._start.steps_per_epoch else self._length
+        return None if self._start.steps_per_epoch else self.length
 
     def begin_epoch(self, epoch: int) -> None:
         if not self._is_replayed:
@@ -228,21 +236,19 @@ class Indexed(keras.utils.PyDataset):
                 self.on_epoch_begin()
                 self.on_epoch_end()
             self._is_replayed = True
-        per_epoch = self._start.steps_per_epoch
-        if per_epoch is None or epoch == self._start.epoch:
-            self._base = epoch * (per_epoch or self._length or 0)
+        self._before = self.batches_before(epoch)
 
     def __getitem__(self, index: int) -> Any:
-        total = self._base + index
-        if total < self._start.done(self._length):
+        total = self._before + index
+        if self.is_done(total):
             return self._empty
-        if self._length is None:
+        if self.length is None:
             return self._source[total]
-        epoch, step = divmod(total, self._length)
-        return self._source[int(self._order(epoch)[step]) if self._shuffle else step]
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._start.seed, epoch]).permutation(self._length)
+        epoch, step = divmod(total, self.length)
+        if self._shuffle:
+            order = np.random.default_rng([self._start.seed, epoch]).permutation(self.length)
+            step = int(order[step])
+        return self._source[step]
 
     def on_epoch_begin(self) -> None:
         self._tell("on_epoch_begin")
@@ -255,7 +261,7 @@ class Indexed(keras.utils.PyDataset):
             getattr(self._source, name)()
 
 
-class Passes:
+class Passes(Data):
     """A tf.data.Dataset, which begins anew with each epoch, or goes on with `steps_per_epoch`.
 
     `shuffle` draws a seed at the beginning of each pass: of the epochs that are done, each is begun
@@ -263,19 +269,18 @@ class Passes:
     """
 
     def __init__(self, dataset: tf.data.Dataset, start: Start) -> None:
-        count = int(dataset.cardinality())
+        super().__init__(start)
+        count, epochs_done = int(dataset.cardinality()), start.epoch - start.first
         self.num_batches = None if count < 0 else count
-        self.most_steps = _most_steps(self.num_batches, start)
         self.spec = dataset.element_spec
         self.identity = {"data": f"{count} {self.spec}"}
-        self._unread = self.skipped = 0
+        self._unread = 0
         if start.steps_per_epoch:
-            self.skipped = (start.epoch - start.first) * start.steps_per_epoch
-            self.x = dataset.repeat()
+            self.skipped, self.x = epochs_done * start.steps_per_epoch, dataset.repeat()
             return
         # Within, the dataset begins with the first batch that is read, not with each iterator:
         # Keras makes some that it never reads.
-        self._unread = start.epoch - start.first
+        self._unread = epochs_done
         self.x = tf.data.Dataset.range(1).flat_map(lambda _: dataset)
         self.x = self.x.with_options(dataset.options())
         if count >= 0:
@@ -287,36 +292,48 @@ class Passes:
         self._unread = 0
 
 
-class Stream:
+class Stream(Data):
     """A generator, from which all that is done is taken once again."""
 
-    num_batches: int | None = None
-    most_steps = sys.maxsize
-
-    def __init__(self, generator: Any, start: Start) -> None:
+    def __init__(self, generator: Iterator[Any], start: Start) -> None:
+        super().__init__(start)
         self.skipped = (start.epoch - start.first) * (start.steps_per_epoch or 0)
-        first = next(generator, None)
+        self._begin(generator)
+
+    def _begin(self, batches: Iterator[Any], num_passed: int = 0) -> None:
+        """Takes the first batch, which also stands for so many that are done."""
+        first = next(batches, None)
         if first is None:
             raise ValueError("x is a generator that gives no batch.")
-        self.x = (batch for batch in itertools.chain([first], generator))
+        self.x = (b for b in itertools.chain(itertools.repeat(first, num_passed + 1), batches))
         self.spec = batch_specs(map_tensors(_array, first))
         self.identity = {"data": str(self.spec)}
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Does nothing: a generator goes on."""
+
+class Stateful(Stream):
+    """An iterable that has a state, which goes on where its state says."""
+
+    def __init__(
+        self, source: Any, start: Start, done: Callable[[], int], saved: Any = None
+    ) -> None:
+        Data.__init__(self, start)
+        self._row, self._done = Repeated(source, "x", done(), saved), done
+        self._begin(self._batches(), start.step)
+        self.identity = {"data": f"{type(source).__name__} {self.spec}"}
+
+    def _batches(self) -> Iterator[Any]:
+        """Every batch, once its state is known; read by whoever reads ahead."""
+        for batch in self._row:
+            self._row.note(since=self._done())
+            yield keras.tree.lists_to_tuples(batch)
+
+    def state(self) -> Any:
+        return self._row.saved(self._done())
 
 
 def _array(value: Any) -> Any:
     """Converts a part of a batch to an array; returns a ragged or sparse tensor unchanged."""
     return value if is_composite(value) else np.asarray(value)
-
-
-def _without_rows(value: Any) -> Any:
-    return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
-
-
-def _most_steps(num_batches: int | None, start: Start) -> int:
-    return sys.maxsize if num_batches is None or start.steps_per_epoch else num_batches
 
 
 def _has_index(x: Any) -> bool:

@@ -8,33 +8,29 @@
         validation, on_epoch_end         the callbacks' own, and a checkpoint
 """
 
-import inspect
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from pathlib import Path
 from typing import Any
 
 import keras
 
+from towers.machine import callback_internals, signals
+from towers.parallel.hang_timeout import HangTimeout
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.optimizer_options import OPTIONS, compared
-from towers.resume.train_state import TrainState
 from towers.resume.read_through import Lines
-from towers.machine import callback_internals, signals
-from towers.workers.workers import Workers, join_workers
-from towers.parallel.hang_timeout import HangTimeout
-from towers.resume.resume import Resume, resume_among
-from towers.resume.resumed_callbacks import ResumedCallbacks
+from towers.resume.resume import Resume
 from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split_arrays
-from towers.resume.stateful import Stateful
+from towers.resume.train_state import TrainState, plain
+from towers.workers.workers import Workers, join_workers
 
 _FIT = "fit"  # in a checkpoint's state: what the fit was; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
-_DATA = ("x", "y", "sample_weight", "batch_size", "shuffle")
+_DATA = ("x", "y", "sample_weight")
 
 
 def fit_arguments(
@@ -62,22 +58,10 @@ def fit_arguments(
     return dict(locals())
 
 
-_CALLBACKS = list(inspect.signature(fit_arguments).parameters).index("callbacks")
-
-
-def is_resumed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of `fit` has a Resume among its callbacks."""
-    return resume_among(given_callbacks(args, kwargs)) is not None
-
-
-def given_callbacks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The callbacks of a call of `fit`."""
-    return args[_CALLBACKS] if len(args) > _CALLBACKS else kwargs.get("callbacks")
-
-
 def resumed_fit(
     model: keras.Model,
     fit: Callable[..., Any],
+    resume: Resume,
     arguments: Mapping[str, Any],
     *,
     identity: Mapping[str, Any],
@@ -88,7 +72,8 @@ def resumed_fit(
     Args:
         model: a compiled parallel model.
         fit: Keras' own, of that model.
-        arguments: of the call, see `fit_arguments`; a Resume is among the callbacks.
+        resume: the one among the callbacks.
+        arguments: of the call, see `fit_arguments`.
         identity: of the towers: plain values that must not differ in a fit that goes on.
         prepare: makes all variables for the specs of a batch; returns what else a step of the
             model's own has read.
@@ -96,20 +81,22 @@ def resumed_fit(
     Raises:
         ValueError: the directory holds another fit, or cannot be used.
     """
-    resume = resume_among(arguments["callbacks"])
-    assert resume is not None
     workers = Workers(join_workers())
     is_chief = workers.cluster.is_chief  # the others may not see its disk
+    given = keras.tree.flatten(arguments["callbacks"])
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
+        raise ValueError(
+            "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both bring a fit "
+            "back to where it was, and steps would be left out between them. Leave "
+            "BackupAndRestore out: towers.Resume saves all that it does, and more often."
+        )
+    # A fit may go on with another timeout.
+    others = [c for c in given if not isinstance(c, Resume | HangTimeout)]
     arguments = _with_split(arguments)
-    _check_callbacks(arguments["callbacks"])
-    others = [
-        c for c in keras.tree.flatten(arguments["callbacks"])
-        if not isinstance(c, Resume | HangTimeout)  # a fit may go on with another timeout
-    ]
+    steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
     with (
         remote_dir.mirrored(
-            str(resume.directory) if is_chief else None, _warn, is_new=False,
-            argument="directory",
+            str(resume.directory) if is_chief else None, _warn, is_new=False, argument="directory"
         ) as mirror,
         run_dir.locked(mirror.copy if mirror else resume.directory, "directory")
         if is_chief else nullcontext(),
@@ -120,25 +107,32 @@ def resumed_fit(
             mirror.copy if mirror else resume.directory, workers, _warn,
             every=resume.every, argument="directory", mirror=mirror,
         )
-        then, train_state = _read(checkpointer, resume.directory)
         seed = random.getrandbits(31)  # drawn each time, so that all go on with the same state
-        start = _start(
-            then, int(workers.broadcast(b"%d" % seed)), train_state, arguments,
-            model.steps_per_execution,
+        seed = int(workers.broadcast(b"%d" % seed))
+        then, state = _read(checkpointer, resume)
+        if then is None:
+            state.epoch = arguments["initial_epoch"]
+        start = Start(
+            seed if then is None else then[_SEED], arguments["initial_epoch"], state.epoch,
+            state.epoch_step, steps_per_epoch and -(-steps_per_epoch // execution) * execution,
         )
         data = make_data(
-            start, **{name: arguments[name] for name in _DATA}, done=lambda: train_state.step,
+            start, *(arguments[name] for name in (*_DATA, "batch_size", "shuffle")),
+            done=lambda: state.step,
             saved=checkpointer.found and checkpointer.found.checkpoint.state.get(_ITERATOR),
         )
-        _check_executions(train_state, data, model.steps_per_execution)
+        if state.epoch_step % execution and state.epoch_step != data.most_steps:
+            raise ValueError(
+                f"steps_per_execution ({execution}): the newest checkpoint was written after step "
+                f"{state.epoch_step} of its epoch, in the middle of an execution. Go on with one "
+                "that divides it."
+            )
         variables = _variables(model, prepare(data.spec))
         now = {
-            **identity, **data.identity, "steps_per_epoch": arguments["steps_per_epoch"],
+            **identity, **data.identity, "steps_per_epoch": steps_per_epoch,
             "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
         }
-        held: dict[str, Any] = {_FIT: now, OPTIONS: options}
-        if isinstance(data, Stateful):
-            held[_ITERATOR] = lambda _: data.state()
+        held = {_FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state()}
         checkpointer.hold(lambda: variables, others, held)
         if then is not None:
             checkpointer.check_identity(
@@ -150,27 +144,14 @@ def resumed_fit(
         checkpointer.restore()
         with closing(checkpointer):
             callbacks = ResumedCallbacks(
-                others, resume.directory, checkpointer, train_state, data, pending, workers,
-                **_options(arguments), model=model,
-                steps=arguments["steps_per_epoch"] or data.num_batches,
+                others, str(resume.directory), checkpointer, state, data, pending, workers,
+                model=model, add_progbar=arguments["verbose"] != 0, verbose=arguments["verbose"],
+                epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
             )
-            return _fit(model, fit, arguments, data, callbacks, pending)
+            return callbacks.fit(fit, arguments)
 
 
-def _check_callbacks(callbacks: Any) -> None:
-    """Raises ValueError where another callback brings the fit back, too."""
-    for callback in keras.tree.flatten(callbacks):
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise ValueError(
-                "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both bring a fit "
-                "back to where it was, and steps would be left out between them. Leave "
-                "BackupAndRestore out: towers.Resume saves all that it does, and more often."
-            )
-
-
-def _read(
-    checkpointer: Checkpointer, directory: Path
-) -> tuple[dict[str, Any] | None, TrainState]:
+def _read(checkpointer: Checkpointer, resume: Resume) -> tuple[dict[str, Any] | None, TrainState]:
     """The newest checkpoint's identity, None where there is none, and where it stands.
 
     Raises:
@@ -184,129 +165,205 @@ def _read(
     state = found.checkpoint.state
     if _FIT not in state:
         raise ValueError(
-            f"directory ({directory}) holds the checkpoints of a run of train.py. Name another."
+            f"directory ({resume.directory}) holds the checkpoints of a run of train.py. Name "
+            "another."
         )
     with checkpointer.expecting("a fit"):
         then = {**state[_FIT], _SEED: int(state[_FIT][_SEED])}
-        train_state = TrainState.from_json(state["position"])
-    return then, train_state
+        return then, TrainState.from_json(state["position"])
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _fit(
-    model: keras.Model,
-    fit: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    data: Data,
-    callbacks: ResumedCallbacks,
-    pending: signals.Pending,
-) -> Any:
-    """Keras' own fit, with a train function that passes over what is done."""
-    model.make_train_function()
-    function = model.train_function
-    unread = data.skipped
-
-    def train(iterator: Any) -> Any:
-        nonlocal unread
-        if unread:
-            _read_again(iterator, unread, pending)
-            unread = 0
-        if not callbacks.is_done:
-            return function(iterator)
-        for _ in range(model.steps_per_execution):
-            next(iterator, None)
-        return dict(callbacks.train_state.logs)
-
-    callback_internals.forget_initial_epoch(model)
-    state = callbacks.train_state
-    is_over = state.stopped and state.epoch_step == 0  # else the epoch has its end left
-    model.train_function = train
-    try:
-        return fit(**{
-            **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
-            "callbacks": callbacks,
-            "initial_epoch": arguments["epochs"] if is_over else state.epoch,
-        })
-    finally:
-        if model.train_function is train:
-            model.train_function = function
-
-
-def _read_again(iterator: Any, num_batches: int, pending: signals.Pending) -> None:
-    """Reads batches that are done; a signal ends that at once.
-
-    Raises:
-        ValueError: there are fewer.
-    """
-    lines = Lines("reading again the batches of the epochs that are done")
-    with pending.at_once():
-        for index in range(num_batches):
-            if next(iterator, None) is None:
-                raise ValueError(f"x ends after {index} batches, and the fit has done more.")
-            lines.show(index + 1)
-
-
 def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with the validation data that `validation_split` takes from arrays."""
     share = arguments["validation_split"]
-    is_split = share and arguments["validation_data"] is None and are_arrays(arguments["x"])
-    if not is_split:
+    if not share or arguments["validation_data"] is not None or not are_arrays(arguments["x"]):
         return dict(arguments)
-    names = ("x", "y", "sample_weight")
-    train, validation = split_arrays(tuple(arguments[name] for name in names), share)
+    train, validation = split_arrays(tuple(arguments[name] for name in _DATA), share)
     return {
-        **arguments, **dict(zip(names, train, strict=True)),
+        **arguments, **dict(zip(_DATA, train, strict=True)),
         "validation_data": validation, "validation_split": 0.0,
     }
-
-
-def _start(
-    then: Mapping[str, Any] | None, seed: int, state: TrainState, arguments: Mapping[str, Any],
-    execution: int,
-) -> Start:
-    """The Start of the data; `seed`: of their order, in a fit that begins."""
-    steps, first = arguments["steps_per_epoch"], arguments["initial_epoch"]
-    if then is None:
-        state.epoch = first
-    return Start(
-        seed if then is None else then[_SEED], first, state.epoch, state.epoch_step,
-        -(-steps // execution) * execution if steps else None,
-    )
-
-
-def _check_executions(state: TrainState, data: Data, execution: int) -> None:
-    """Raises ValueError where the newest checkpoint lies within an execution of several steps."""
-    step = state.epoch_step
-    if step % execution and step != data.most_steps:
-        raise ValueError(
-            f"steps_per_execution ({execution}): the newest checkpoint was written after step "
-            f"{step} of its epoch, in the middle of an execution. Go on with one that divides it."
-        )
 
 
 def _variables(
     model: keras.Model, own: Sequence[keras.Variable]
 ) -> dict[str, list[keras.Variable]]:
-    """All that the next steps depend on, each variable once."""
-    optimizer = getattr(model, "optimizer", None)
-    groups: dict[str, Sequence[keras.Variable]] = {
+    """All that the next steps depend on, each variable once, in the first group that has it."""
+    groups: dict[str, Iterable[keras.Variable]] = {
         "model": model.variables,
-        "optimizer": optimizer.variables if optimizer else [],
+        "optimizer": model.optimizer.variables if model.optimizer else [],
         "metrics": model.metrics_variables,
         "step": own,
     }
     seen: set[int] = set()
-    once: dict[str, list[keras.Variable]] = {}
-    for name, variables in groups.items():
-        once[name] = [v for v in {id(v): v for v in variables}.values() if id(v) not in seen]
-        seen |= set(map(id, once[name]))
-    return once
+    # `add` returns None: a variable is taken when it is seen for the first time.
+    return {
+        name: [v for v in group if id(v) not in seen and not seen.add(id(v))]  # type: ignore
+        for name, group in groups.items()
+    }
 
 
-def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that Keras' fit gives its list of callbacks."""
-    verbose = arguments["verbose"]
-    return {"add_progbar": verbose != 0, "verbose": verbose, "epochs": arguments["epochs"]}
+class ResumedCallbacks(keras.callbacks.CallbackList):
+    """Tells callbacks of the steps that are left, and saves after all of them have heard."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        directory: str,
+        checkpointer: Checkpointer,
+        state: TrainState,
+        data: Data,
+        pending: signals.Pending,
+        workers: Workers,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            callbacks: the user's, without the Resume.
+            directory: that the user has named.
+            checkpointer: writes and reads checkpoints in it.
+            state: where to begin, and where the fit stands.
+            data: of the epochs.
+            pending: the signal that waits for the end of a step.
+            workers: those that train together, a signal to one of which is every one's.
+            options: of Keras' list.
+        """
+        super().__init__(list(callbacks), add_history=True, **options)
+        self._directory, self._checkpointer, self._state = directory, checkpointer, state
+        self._data, self._pending, self._workers = data, pending, workers
+        self._steps_done = state.epoch_step  # of the epoch under way
+        self._is_done = False  # the step that has begun
+
+    def fit(self, fit: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Keras' own fit, with a train function that passes over what is done."""
+        model, data, state = self.model, self._data, self._state
+        model.make_train_function()
+        function, unread = model.train_function, data.skipped
+
+        def train(iterator: Any) -> Any:
+            nonlocal unread
+            self._read_again(iterator, unread)
+            unread = 0
+            if not self._is_done:
+                return function(iterator)
+            for _ in range(model.steps_per_execution):
+                next(iterator, None)
+            return dict(state.logs)
+
+        callback_internals.forget_initial_epoch(model)
+        is_over = state.stopped and state.epoch_step == 0  # else the epoch has its end left
+        model.train_function = train
+        try:
+            return fit(**{
+                **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
+                "callbacks": self,
+                "initial_epoch": arguments["epochs"] if is_over else state.epoch,
+            })
+        finally:
+            if model.train_function is train:
+                model.train_function = function
+
+    def _read_again(self, iterator: Any, num_batches: int) -> None:
+        """Reads batches that are done; a signal ends that at once.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if not num_batches:
+            return
+        lines = Lines("reading again the batches of the epochs that are done")
+        with self._pending.at_once():
+            for index in range(num_batches):
+                if next(iterator, None) is None:
+                    raise ValueError(f"x ends after {index} batches, and the fit has done more.")
+                lines.show(index + 1)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins callbacks, then puts back what they remembered in the fit that goes on.
+
+        Raises:
+            ValueError: the first checkpoint cannot be written.
+        """
+        super().on_train_begin(logs)
+        self._restore()
+        self._state.give_history(self.model.history)
+        if self._checkpointer.found is None:
+            self._checkpointer.save_first(self._state)
+        if self._state.epoch >= self.params["epochs"]:  # the checkpoint is from before this
+            callback_internals.finalize_averages(self.callbacks)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins an epoch; in mid-epoch, puts back what its begin led to, such as a rate."""
+        super().on_epoch_begin(epoch, logs)
+        self._data.begin_epoch(epoch)
+        if self._steps_done:
+            self._restore()
+            self.model.stop_training = self._state.stopped
+        self._checkpointer.forget()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._is_done = batch < self._steps_done
+        if not self._is_done:
+            super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the steps of an execution, whose last is `batch`, and saves if it is time."""
+        if self._is_done:
+            self._obey(self._agree())
+            return
+        super().on_train_batch_end(batch, logs)
+        state, before = self._state, self._state.step
+        steps = min(batch + 1, self._data.most_steps)
+        state.step += steps - state.epoch_step
+        state.epoch_step = steps
+        state.stopped = bool(self.model.stop_training)
+        signal = self._agree()
+        if signal or self._checkpointer.is_due(state.step, before):
+            self._save(logs)
+        self._obey(signal)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A validation that was interrupted begins anew, after the newest checkpoint's steps."""
+        super().on_test_batch_end(batch, logs)
+        self._obey(self._agree())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves each epoch, with what callbacks have made of it."""
+        super().on_epoch_end(epoch, logs)
+        state = self._state
+        state.epoch, state.epoch_step, self._steps_done = epoch + 1, 0, 0
+        state.stopped = bool(self.model.stop_training)
+        state.take_history(self.model.history)
+        self._save({})
+        self._obey(self._agree())
+
+    def _restore(self) -> None:
+        self._checkpointer.restore()
+        self._checkpointer.restore_callbacks()
+
+    def _save(self, logs: Mapping[str, Any]) -> None:
+        values = {name: plain(value) for name, value in (logs or {}).items()}
+        self._state.logs = {k: v for k, v in values.items() if isinstance(v, (int, float))}
+        self._checkpointer.save(self._state)
+
+    def _agree(self) -> int:
+        """The signal that has come to one of the workers; 0: none."""
+        return self._workers.all_reduce_max(self._pending.number or 0)[0]
+
+    def _obey(self, signal: int) -> None:
+        """Ends the process, when a signal has come; says where the same script goes on."""
+        if not signal:
+            return
+        self._checkpointer.wait()
+        step = self._checkpointer.newest_step()
+        if step is not None:
+            print(
+                f"\nsaved at step {step}: the same script goes on from {self._directory}",
+                flush=True,
+            )
+        self._workers.barrier()
+        self._pending.obey(signal)

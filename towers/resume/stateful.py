@@ -1,77 +1,113 @@
-"""The data of a `fit` that goes on: an iterable whose iterator, or itself, has a state.
+"""An iterable whose iterator, or itself, has a state: pass after pass, from any state on.
 
-    batch 0 | state 1 | batch 1 | state 2 | batch 2 ...     read ahead of the steps
-                           ^ saved after step 1: what is read ahead is read again
+    state 0 | part 0 | state 1 | part 1 | state 2 | part 2 ...     read ahead of the steps
+                                    ^ saved after step 1, and gone on from at once
+
+Such are Grain's datasets and loaders, torchdata's StatefulDataLoader, and whatever has
+`get_state()` and `set_state(value)`, or `state_dict()` and `load_state_dict(value)`.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from typing import Any
 
-import keras
-
 from towers.resume.plain_state import decoded, encoded
-from towers.resume.repeated import Repeated
-from towers.step.structures import batch_specs, map_tensors
-from towers.step.tensor_rows import as_tensor
+
+_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+_STATES_KEPT = 256  # more than is read ahead of the steps
 
 
-class Stateful:
-    """An endless row of passes over an iterable, which goes on where its state says."""
+def methods(value: Any) -> tuple[str, str] | None:
+    """The names of the two methods by which it gives and takes its state; None: it has none."""
+    return next((names for names in _METHODS if all(hasattr(value, n) for n in names)), None)
 
-    skipped = 0
-    num_batches: int | None = None
-    most_steps = sys.maxsize
 
-    def __init__(
-        self, source: Any, num_passed: int, done: Callable[[], int], saved: Any = None
-    ) -> None:
+def has_state(value: Any) -> bool:
+    """Whether it is an iterable that has a state, or whose iterators have one."""
+    return hasattr(value, "__iter__") and bool(methods(value) or methods(iter(value)))
+
+
+class Repeated:
+    """The parts that an iterable gives, pass after pass, counted without an end.
+
+    at: the number of the next part.
+    """
+
+    def __init__(self, source: Any, where: str, at: int = 0, saved: Any = None) -> None:
         """
         Args:
-            source: the iterable, of batches as `fit` takes them.
-            num_passed: the steps of the epoch that goes on which are done: `fit` drops as many.
-            done: returns the steps made so far.
-            saved: of `state`, where it goes on.
+            source: see `has_state`.
+            where: what it is, for the errors.
+            at: the number of the first part.
+            saved: of `saved`, where it goes on; None: at its beginning.
+        """
+        self._source, self._where = source, f"{where} ({type(source).__name__})"
+        self._iterator: Iterator[Any] = iter(())
+        self._states: dict[int, Any] = {}
+        self.note_saved(at, saved)
+        self.go_to(at)
+        if saved is None:
+            self.note()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Raises ValueError where a whole pass gives nothing."""
+        for part in self._iterator:
+            self._is_anew = False
+            self.at += 1
+            return part
+        if self._is_anew:
+            raise ValueError(f"{self._where} gives nothing.")
+        self._iterator, self._is_anew = iter(self._source), True
+        return next(self)
+
+    def note(self, since: int | None = None) -> None:
+        """Keeps the state before the next part.
+
+        Args:
+            since: the states before this part are forgotten; None: all are but the newest ones and
+                the first.
+        """
+        owner, names = self._owner()
+        self._states[self.at] = copy.deepcopy(getattr(owner, names[0])())
+        if since is not None:
+            self._states = {at: state for at, state in self._states.items() if at >= since}
+        elif len(self._states) > _STATES_KEPT:
+            del self._states[sorted(self._states)[1]]
+
+    def note_saved(self, at: int, saved: Any) -> None:
+        """Keeps a state before a part, as `saved` has returned it."""
+        self._states[at] = decoded(saved)
+
+    def saved(self, at: int) -> Any:
+        """The noted state before a part, as JSON values.
 
         Raises:
-            ValueError: its state cannot be saved, or it gives no batch.
+            ValueError: it holds what a checkpoint cannot hold.
         """
-        self._row, self._done = Repeated(source, "x", decoded(saved)), done
-        self._name = type(source).__name__
-        self._read = done()
-        self._states = {self._read: saved if saved is not None else self._state()}
-        self._batches = self._all()
-        first = next(self._batches)
-        self.spec = batch_specs(map_tensors(as_tensor, first))
-        self.identity = {"data": f"{self._name} {self.spec}"}
-        self.x = self._with_passed(first, num_passed)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Does nothing: the row goes on."""
-
-    def state(self) -> Any:
-        """The state after the steps made so far, as JSON values."""
-        return self._states[self._done()]
-
-    def _with_passed(self, first: Any, num_passed: int) -> Iterator[Any]:
-        for _ in range(num_passed):
-            yield first
-        yield first
-        yield from self._batches
-
-    def _all(self) -> Iterator[Any]:
-        """Every batch, once its state is known; read by whoever reads ahead."""
-        for batch in self._row:
-            self._read += 1
-            done = self._done()
-            self._states = {step: s for step, s in self._states.items() if step >= done}
-            self._states[self._read] = self._state()
-            yield keras.tree.lists_to_tuples(batch)
-
-    def _state(self) -> Any:
         try:
-            return encoded(self._row.state())
+            return encoded(self._states[at])
         except ValueError as error:
-            raise ValueError(
-                f"x ({self._name}): its {self._row.state_method}() cannot be saved: {error}."
-            ) from None
+            name = self._owner()[1][0]
+            raise ValueError(f"{self._where}: its {name}() cannot be saved: {error}.") from None
+
+    def go_to(self, at: int) -> None:
+        """Goes on from a noted state; from None it begins a pass."""
+        self.at, state = at, copy.deepcopy(self._states[at])
+        of_source = methods(self._source)
+        if of_source and state is not None:
+            getattr(self._source, of_source[1])(state)
+        self._iterator = iter(self._source)
+        if not of_source and state is not None:
+            owner, names = self._owner()
+            getattr(owner, names[1])(state)
+        self._is_anew = state is None  # else its pass may have nothing left
+
+    def _owner(self) -> tuple[Any, tuple[str, str]]:
+        """The object that has the state, and its two methods."""
+        owner = self._source if methods(self._source) else self._iterator
+        names = methods(owner)
+        assert names is not None
+        return owner, names

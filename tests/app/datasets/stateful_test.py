@@ -96,4 +96,4 @@ def test_counts_and_processes_are_refused_with_the_way_out(monkeypatch):
 def test_a_state_that_cannot_be_saved_ends_the_run_before_its_first_step(tmp_path):
     code, _, stderr = train(f"--dataset={ME}:unsaved", *FLAGS, cwd=tmp_path, fault="1 / 0")
     assert code == 2
-    assert "the training examples' state cannot be saved: a set is none of numbers" in stderr
+    assert "(train) (Unsaved): its get_state() cannot be saved: a set is none of numbers" in stderr

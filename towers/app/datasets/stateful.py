@@ -15,10 +15,8 @@ import numpy as np
 from towers.app.datasets import random_access
 from towers.app.datasets.dataset import Found
 from towers.app.datasets.random_access import RandomAccess
-from towers.resume.repeated import Repeated, methods
 from towers.resume.source import Epoch, ExplainedBatches, InputOptions
-
-_STATES_KEPT = 256  # batches are read at most a few ahead of the steps
+from towers.resume.stateful import Repeated, methods
 
 
 class Sized(NamedTuple):
@@ -29,32 +27,19 @@ class Sized(NamedTuple):
 
 
 class InTurn:
-    """Examples by their position: the next one is at hand, or one whose state is known.
+    """Examples by their number: the next one, or one before which the state is known."""
 
-    states: the state before each of some positions.
-    """
-
-    def __init__(self, examples: Repeated, num_examples: int) -> None:
-        self._examples, self._num_examples = examples, num_examples
-        self._at, self.states = 0, {0: examples.state()}
+    def __init__(self, row: Repeated, num_examples: int) -> None:
+        self.row, self._num_examples = row, num_examples
         self.lock = threading.Lock()  # an iteration that was left may still read
 
     def __len__(self) -> int:
         return self._num_examples
 
-    def __getitem__(self, position: int) -> Any:
-        if position != self._at:
-            self._examples.go_to(self.states[position])
-            self._at = position
-        example = next(self._examples)
-        self._at += 1
-        return example
-
-    def note(self) -> None:
-        """Keeps the state at hand; of those before it, the last ones and the first."""
-        self.states[self._at] = self._examples.state()
-        if len(self.states) > _STATES_KEPT:
-            del self.states[sorted(self.states)[1]]
+    def __getitem__(self, number: int) -> Any:
+        if number != self.row.at:
+            self.row.go_to(number)
+        return next(self.row)
 
 
 class Stateful(RandomAccess):
@@ -83,12 +68,12 @@ class Stateful(RandomAccess):
         for indices in batches:
             with examples.lock:
                 arrays = self.source.read(indices)
-                examples.note()
+                examples.row.note()
             yield indices, arrays
 
 
 def state_at(source: Any, epoch: int, examples_done: int) -> Any:
-    """The state to save with a checkpoint; None where the position says all.
+    """The state to save with a checkpoint, as JSON values; None where the position says all.
 
     Args:
         source: of the training examples.
@@ -97,16 +82,16 @@ def state_at(source: Any, epoch: int, examples_done: int) -> Any:
     """
     if not isinstance(source, Stateful):
         return None
-    return source.source.examples.states[_position(source, epoch, examples_done)]
+    return source.source.examples.row.saved(_number(source, epoch, examples_done))
 
 
-def go_on(source: Any, epoch: int, examples_done: int, state: Any) -> None:
+def go_on(source: Any, epoch: int, examples_done: int, saved: Any) -> None:
     """Gives a source what `state_at` returned, for reading that begins there."""
     if isinstance(source, Stateful):
-        source.source.examples.states[_position(source, epoch, examples_done)] = state
+        source.source.examples.row.note_saved(_number(source, epoch, examples_done), saved)
 
 
-def _position(source: Stateful, epoch: int, examples_done: int) -> int:
+def _number(source: Stateful, epoch: int, examples_done: int) -> int:
     return epoch * source.num_examples + min(examples_done, source.num_examples)
 
 

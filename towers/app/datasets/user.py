@@ -13,8 +13,8 @@ from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, stateful, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
 from towers.resume.in_memory import InMemory
-from towers.resume.repeated import has_state
 from towers.resume.source import DataSource
+from towers.resume.stateful import has_state
 
 _FORMS = (
     "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), two "

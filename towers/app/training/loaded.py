@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.app.continued import identity
 from towers.resume.optimizer_options import OPTIONS
-from towers.resume.plain_state import decoded, encoded
 from towers.resume.snapshot import variables_of
 from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
@@ -67,8 +65,10 @@ def load_newest(
             another configuration; or results would be replaced.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
-    iterator = partial(_iterator_state, run)
-    held = {"config": config, "data": data, _ITERATOR: iterator, OPTIONS: options}
+    held = {
+        "config": config, "data": data, OPTIONS: options,
+        _ITERATOR: lambda train_state: stateful.state_at(*_place(run, train_state)),
+    }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
     if resume and run.workers.cluster.is_chief:
@@ -85,7 +85,7 @@ def load_newest(
         _check_data(state["data"], data, path)
         train_state = TrainState.from_json(state["position"])
         _check_columns(run, train_state, path)
-        stateful.go_on(*_place(run, train_state), decoded(state.get(_ITERATOR)))
+        stateful.go_on(*_place(run, train_state), state.get(_ITERATOR))
     build_metrics(run, checkpointer)
     checkpointer.restore()
     return Loaded(path, train_state, found.damaged)
@@ -125,14 +125,6 @@ def _place(run: Run, train_state: TrainState) -> tuple[DataSource, int, int]:
     """The training examples, and where a run stands in them: the epoch, and examples of it."""
     done = train_state.epoch_step * run.batch_size
     return run.train.source, train_state.epoch, done
-
-
-def _iterator_state(run: Run, train_state: TrainState) -> Any:
-    """The state of the iterable that the training examples come from, if there is one."""
-    try:
-        return encoded(stateful.state_at(*_place(run, train_state)))
-    except ValueError as error:
-        raise ValueError(f"the training examples' state cannot be saved: {error}.") from None
 
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
