@@ -275,7 +275,7 @@ def test_results_that_cannot_be_written_or_drawn_do_not_end_the_run(monkeypatch,
     def refuse(path, *results):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_dir, "append_result", refuse)
+    monkeypatch.setattr(run_dir, "write_results", refuse)
     monkeypatch.setattr(curves, "draw_curves", refuse)
     history = towers.train(config(run_dir="run"))
     assert len(history["loss"]) == 2

@@ -108,8 +108,11 @@ def test_the_temporary_file_keeps_the_suffix_that_keras_looks_at():
 
 def test_results_have_one_header_and_a_row_an_epoch():
     path = run_dir.Path("results.csv")
-    run_dir.append_result(path, classifier_result(1, 0.5, 0.25, 1 / 3, 1.0, 12.0, 3912.5))
-    run_dir.append_result(path, classifier_result(2, float("nan"), 0.25, 1e-9, 1.0, 12.0, 3912.5))
+    rows = [
+        classifier_result(1, 0.5, 0.25, 1 / 3, 1.0, 12.0, 3912.5).row,
+        classifier_result(2, float("nan"), 0.25, 1e-9, 1.0, 12.0, 3912.5).row,
+    ]
+    run_dir.write_results(path, COLUMNS, rows)
     assert path.read_text().splitlines() == [
         "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second",
         "1,0.5,0.25,0.333333,1,12,3912.5",

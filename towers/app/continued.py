@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from towers.resume import remote_files, run_dir
+from towers.resume import run_dir
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
 from towers.machine import places
@@ -36,7 +36,7 @@ def resumed_directory(given: Mapping[str, Any]) -> str | None:
             "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
         )
     directory = places.as_path(given["run_dir"])
-    return None if remote_files.read_config(directory) is None else directory
+    return None if run_dir.read_config(directory) is None else directory
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -50,7 +50,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         ValueError: there is no run, or a field would make it another one.
     """
     directory = places.as_path(directory)
-    text = remote_files.read_config(directory, "resume")
+    text = run_dir.read_config(directory, "resume")
     if text is None:
         raise ValueError(
             f"resume ({directory}) holds no run that can go on: {directory}/{run_dir.CONFIG} "

@@ -15,8 +15,7 @@ from towers.resume.checkpointer import Checkpointer
 from towers.app.continued import continued_config, resumed_directory
 from towers.resume.optimizer_options import compared
 from towers.resume.remote_dir import Mirror
-from towers.resume.remote_files import is_remote
-from towers.resume.run_dir import Result
+from towers.resume.run_dir import Result, is_remote
 from towers.resume.train_state import TrainState
 from towers.app.config import AUTO, TrainConfig
 from towers.resume import source

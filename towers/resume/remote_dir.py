@@ -25,7 +25,6 @@ from pathlib import Path
 
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
-from towers.resume.remote_files import explained, is_remote, open_directory, reason
 
 _LOCK = f"{run_dir.CHECKPOINTS}/{run_dir.LOCK}"
 _ORDER = {run_dir.CONFIG: 0, checkpoints.ARRAYS: 2, checkpoints.MANIFEST: 3, run_dir.COMPLETE: 4}
@@ -35,21 +34,22 @@ class Mirror:
     """The local copy of a remote directory, which uploads what changes there.
 
     copy: the directory on the local disk; a caller makes it if there is nothing to download.
-    is_taken: another process has begun to train in the remote directory.
+    is_behind: the remote directory lacks something. is_taken: another process trains in it.
     """
 
     def __init__(self, url: str, argument: str, parent: Path) -> None:
-        self.url, self._argument, self._files = url, argument, open_directory(url)
+        self.url, self._argument, self._files = url, argument, run_dir.open_remote(url)
         self.copy = parent / (run_dir.file_name(url.rstrip("/").rsplit("/", 1)[-1]) or "run")
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
-        self._lock, self._has_claimed, self.is_taken = parent / run_dir.LOCK, False, False
+        self._lock = parent / run_dir.LOCK
+        self._has_claimed = self.is_taken = self.is_behind = False
         self._sent: dict[Path, tuple[int, int]] = {}  # time and size of what is there
 
     def claim(self) -> None:
         """Takes the remote directory; later refuses one that another process has taken since."""
         if not self._has_claimed:
             self._lock.write_text(self._owner, encoding="utf-8")
-            self._files.put_file(str(self._lock), _LOCK)
+            self._files.put_file(str(self._lock), _LOCK)  # which makes the folder, too
             self._has_claimed = True
         owner = self._files.cat_file(_LOCK).decode(errors="replace")
         if owner != self._owner:
@@ -61,12 +61,11 @@ class Mirror:
         self._files.invalidate_cache()
         return [name for name in self._files.find("") if name != _LOCK]
 
-    def download(self) -> None:
+    def download(self, names: list[str]) -> None:
         """Copies the files beside the checkpoints, and the newest good checkpoint.
 
         Newer ones, which are damaged, are copied too: the reader says what is wrong with them.
         """
-        names = self.names()
         for folder in (Path(), Path(run_dir.CHECKPOINTS), *reversed(_complete(names))):
             (self.copy / folder).mkdir(parents=True, exist_ok=True)
             for name in names:
@@ -86,40 +85,33 @@ class Mirror:
         Raises:
             LostDirectoryError: not all is uploaded; the next call tries again.
         """
+        self.is_behind = True
         try:
-            changed = self._changed()
-            if changed:
+            versions = {}
+            for path in self.copy.rglob("*"):
+                is_kept = path.name == run_dir.LOCK or path.name.startswith(".")
+                with suppress(FileNotFoundError):  # a temporary file
+                    if path.is_file() and not is_kept and self._sent.get(path) != _version(path):
+                        versions[path] = _version(path)
+            if versions:
                 self.claim()
-            for path in changed:
-                version = _version(path)
+            for path in sorted(versions, key=lambda path: _ORDER.get(path.name, 1)):
                 self._files.put_file(str(path), path.relative_to(self.copy).as_posix())
-                self._sent[path] = version
-            if newest is not None:
-                self._prune(newest.relative_to(self.copy), best_step)
+                self._sent[path] = versions[path]
+            if newest is not None:  # those whose upload was interrupted go, too
+                names = self.names()
+                complete = _complete(names)
+                old = checkpoints.outdated(complete, newest.relative_to(self.copy), best_step)
+                kept = {*complete} - {*old}
+                for folder in checkpoints.ordered({Path(name).parent for name in names} - kept):
+                    self._files.rm(folder.as_posix(), recursive=True)
         except Exception as error:  # each protocol's packages have errors of their own
             name = "resume" if self._argument == "run_dir" else self._argument
             raise LostDirectoryError(
-                f"{self.url} cannot be written: {reason(error)}. All that it lacks is in "
+                f"{self.url} cannot be written: {run_dir.reason(error)}. All that it lacks is in "
                 f"{self.copy}: go on with {name}={self.copy}."
             ) from error
-
-    def _changed(self) -> list[Path]:
-        """The files of the copy to upload, in the order of the diagram."""
-        found = []
-        for path in self.copy.rglob("*"):
-            is_kept = path.name == run_dir.LOCK or path.name.startswith(".")
-            with suppress(FileNotFoundError):  # a temporary file
-                if path.is_file() and not is_kept and self._sent.get(path) != _version(path):
-                    found.append(path)
-        return sorted(found, key=lambda path: _ORDER.get(path.name, 1))
-
-    def _prune(self, newest: Path, best_step: int | None) -> None:
-        """Removes older checkpoints, and those whose upload was interrupted."""
-        names = self.names()
-        complete = _complete(names)
-        kept = {*complete} - {*checkpoints.outdated(complete, newest, best_step)}
-        for folder in checkpoints.ordered({Path(name).parent for name in names} - kept):
-            self._files.rm(folder.as_posix(), recursive=True)
+        self.is_behind = False
 
 
 @contextmanager
@@ -138,37 +130,35 @@ def mirrored(
         ValueError: it is not empty, or cannot be reached, or a package is missing.
         LostDirectoryError: not all could be uploaded; the copy stays, and is named.
     """
-    if not is_remote(directory):
+    if not run_dir.is_remote(directory):
         yield None
         return
     url, parent = str(directory), Path(tempfile.mkdtemp(prefix="towers-"))
+    mirror = None
     try:
-        with explained(url, argument):
+        with run_dir.explained(url, argument):
             mirror = Mirror(url, argument, parent)
             names = mirror.names()
             if not names:
                 mirror.claim()
             elif not is_new:
-                mirror.download()
+                mirror.download(names)
         if is_new and names:
             raise run_dir.not_empty(url, run_dir.CONFIG in names)
-    except BaseException:
-        shutil.rmtree(parent, ignore_errors=True)
-        raise
-    try:
-        yield mirror
-    except BaseException as error:
-        if type(error) is ValueError:  # it may name the copy
-            error.args = (str(error).replace(str(mirror.copy), url),)
         try:
-            mirror.upload()
-        except LostDirectoryError as lost:  # the other error says how the run has ended
-            warn(str(lost))
-        else:
+            yield mirror
+        except BaseException as error:
+            if type(error) is ValueError:  # it may name the copy
+                error.args = (str(error).replace(str(mirror.copy), url),)
+            try:
+                mirror.upload()
+            except LostDirectoryError as lost:  # the other error says how the run has ended
+                warn(str(lost))
+            raise
+        mirror.upload()
+    finally:
+        if mirror is None or not mirror.is_behind:
             shutil.rmtree(parent, ignore_errors=True)
-        raise
-    mirror.upload()
-    shutil.rmtree(parent, ignore_errors=True)
 
 
 def _complete(names: list[str]) -> list[Path]:

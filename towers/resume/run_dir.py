@@ -1,5 +1,7 @@
 """The run directory: one directory for each run, made before step 1, written to atomically.
 
+It lies on a disk, or behind a URL that fsspec knows (see `remote_dir`).
+
     runs/cnn-mnist-001/
         config.json   every field of TrainConfig
         classes.json  the names of the classes, by label, where the data have names for them
@@ -18,10 +20,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
+
+from towers.machine import places
 
 RUNS = Path("runs")
 CONFIG = "config.json"
@@ -61,11 +65,6 @@ class Result(NamedTuple):
         return cls(int(epoch), named, seconds, examples_per_second)
 
     @property
-    def columns(self) -> list[str]:
-        """The header of results.csv."""
-        return ["epoch", *self.values, "seconds", "examples_per_second"]
-
-    @property
     def row(self) -> list[float]:
         """Its values, in the order of the columns."""
         return [self.epoch, *self.values.values(), self.seconds, self.examples_per_second]
@@ -80,7 +79,7 @@ def check(run_dir: str | None) -> None:
     if run_dir is None:
         return
     path = Path(run_dir)
-    with _explained(path):
+    with explained(path):
         if path.is_dir() and any(path.iterdir()):
             raise not_empty(path, (path / CONFIG).exists())
         if path.exists() and not path.is_dir():
@@ -110,10 +109,10 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     else:
         named = Path(run_dir)
         check(str(begun / named))
-        with _explained(named):
+        with explained(named):
             (begun / named).mkdir(parents=True, exist_ok=True)
     path = begun / named
-    with _explained(path):
+    with explained(path):
         try:
             (path / CONFIG).open("x").close()
         except FileExistsError:
@@ -124,14 +123,14 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
 
 def write_config(path: Path, config: str) -> None:
     """Replaces config.json; raises ValueError if it cannot be written."""
-    with _explained(path):
+    with explained(path):
         write_text(path / CONFIG, config)
 
 
 def write_class_names(path: Path, names: Sequence[str]) -> None:
     """Writes classes.json, a list, if there are names; raises ValueError if it cannot."""
     if names:
-        with _explained(path):
+        with explained(path):
             write_text(path / CLASSES, json.dumps(list(names), indent=2) + "\n")
 
 
@@ -178,24 +177,21 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def append_result(path: Path, result: Result) -> None:
-    """Adds a row to results.csv, and the header to an empty one; on the disk when it returns.
+def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+    """Replaces results.csv by these rows, whatever it held; without any, there is no file.
+
+    Args:
+        path: of the file.
+        names: of the values of a `Result`.
+        rows: see `Result.row`.
 
     Raises:
         OSError: it cannot be written; the file is as it was.
     """
-    before = path.read_bytes().decode() if path.exists() else ""
-    write_text(path, before + "".join(_table([result])[1 if before else 0:]))
-
-
-def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Replaces results.csv by these rows, whatever it held; without any, there is no file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if results:
-        write_text(path, "".join(_table(results)))
+    lines = [["epoch", *names, "seconds", "examples_per_second"]]
+    lines += [[f"{int(row[0])}", *(f"{value:.6g}" for value in row[1:])] for row in rows]
+    if rows:
+        write_text(path, "".join(f"{','.join(line)}\n" for line in lines))
     else:
         path.unlink(missing_ok=True)
 
@@ -213,7 +209,7 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     Raises:
         ValueError: another process holds it, or it cannot be made.
     """
-    with _explained(path, argument):
+    with explained(path, argument):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         file = (path / CHECKPOINTS / LOCK).open("a+", encoding="utf-8")
     with file:
@@ -244,18 +240,9 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _table(results: Sequence[Result]) -> list[str]:
-    """The lines of results.csv: the header, and one for each of at least one result."""
-    rows = [
-        [str(value) if isinstance(value, int) else f"{value:.6g}" for value in result.row]
-        for result in results
-    ]
-    return [f"{','.join(row)}\n" for row in [results[0].columns, *rows]]
-
-
 def _create_numbered(name: str, begun: Path) -> Path:
     """The next free runs/<name>-NNN in `begun`; the number after the highest one there."""
-    with _explained(RUNS):
+    with explained(RUNS):
         (begun / RUNS).mkdir(parents=True, exist_ok=True)
         taken = [
             int(path.name[len(name) + 1:])
@@ -272,16 +259,55 @@ def _create_numbered(name: str, begun: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
+def is_remote(directory: Any) -> bool:
+    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
+    return isinstance(directory, str) and "://" in places.as_path(directory)
+
+
+def open_remote(url: str) -> Any:
+    """fsspec's view of the directory behind a URL."""
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    files, root = url_to_fs(url)
+    return DirFileSystem(root, files)
+
+
+def read_config(directory: str, argument: str = "run_dir") -> str | None:
+    """The text of config.json in a directory, a local or a remote one; None if there is none.
+
+    Raises:
+        ValueError: the remote directory cannot be reached.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        if not is_remote(directory):
+            return (Path(directory) / CONFIG).read_text(encoding="utf-8")
+        with explained(directory, argument), suppress(FileNotFoundError):
+            return str(open_remote(directory).cat_file(CONFIG).decode())
+    return None
+
+
 @contextmanager
-def _explained(path: Path, argument: str = "run_dir") -> Iterator[None]:
-    """Turns what the operating system refuses into an error that names the argument."""
+def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
+    """Turns what the system or a protocol's package refuses into a ValueError with the argument."""
     try:
         yield
-    except OSError as error:
-        raise ValueError(
-            f"{argument} ({path}) cannot be used: {error.strerror}: {error.filename}. Name a "
-            "directory that you can write to."
-        ) from error
+    except Exception as error:
+        if is_remote(path):  # each package has errors of its own
+            said, fix = reason(error), ""
+            if isinstance(error, ImportError):
+                fix = " pip install 'tf-towers[remote]' brings what s3:// needs."
+        elif isinstance(error, OSError):
+            said = f"{error.strerror}: {error.filename}"
+            fix = " Name a directory that you can write to."
+        else:
+            raise
+        raise ValueError(f"{argument} ({path}) cannot be used: {said}.{fix}") from error
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(error).split()).rstrip(".") or repr(error)
 
 
 def not_empty(directory: Path | str, holds_run: bool) -> ValueError:

@@ -182,7 +182,8 @@ def test_each_epoch_adds_a_row(tmp_path):
 
 
 def test_rows_after_the_checkpoint_are_dropped(tmp_path):
-    run_dir.write_results(tmp_path / "results.csv", [result(1), result(2), result(3)])
+    rows = [result(epoch).row for epoch in (1, 2, 3)]
+    run_dir.write_results(tmp_path / "results.csv", COLUMNS, rows)
     train_state = TrainState(results=[list(map(float, result(1).row))])
     file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
     file.on_train_begin()

@@ -13,7 +13,7 @@ from towers.app.launch.supervise import End, supervise
 from towers.app.launch.worker_environment import INSTALLED, worker_environments
 from towers.machine.signals import handled_by
 from towers.machine.words import counted
-from towers.resume.remote_files import read_config
+from towers.resume.run_dir import read_config
 
 
 def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:

@@ -10,7 +10,6 @@ import keras
 
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import is_finite, step_of
-from towers.resume.run_dir import Result
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.app.command_line import train_command
@@ -181,17 +180,15 @@ class ResultsFile(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Drops the rows after the checkpoint: their epochs are computed again."""
-        rows = [Result.of(row, self._columns) for row in self._train_state.results]
-        self._write(lambda: run_dir.write_results(self._path, rows))
+        self._write()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the epoch's row."""
-        row = Result.of(self._train_state.results[-1], self._columns)
-        self._write(lambda: run_dir.append_result(self._path, row))
+        self._write()
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self) -> None:
         try:
             with hang.within(f"writing {run_dir.RESULTS}"):
-                write()
+                run_dir.write_results(self._path, self._columns, self._train_state.results)
         except OSError as error:
             self._warn(f"{self._path} cannot be written ({error.strerror}); training goes on.")
