@@ -252,7 +252,7 @@ def test_what_needs_examples_of_one_shape_says_so(tmp_path):
     for name in ("ragged", "sparse"):
         x, y, _ = examples(name)
         with pytest.raises(ValueError, match="plan counts the bytes of an example"):
-            plan.full_batch(batch_specs((x, y)), 8)
+            plan.traffic(None, 8, batch_specs((x, y)))
     model, config, train, test = ragged_run(tmp_path / "augmented", augment="tests.objects:none")
     with pytest.raises(ValueError, match="augment needs dense examples, and x is ragged"):
         towers.train(config, model=model, train=train, test=test)

@@ -1,16 +1,11 @@
-"""One canary for each private part of Keras' callbacks: where it fails, Keras has changed."""
+"""A test for each private part of Keras' callbacks that towers uses."""
 
 import keras
 import numpy as np
 
-from tests.machine.canary import canary
 from towers.machine import callback_internals
 
 C = keras.callbacks
-
-
-def keeps(part, what):
-    return canary(f"Keras {keras.__version__}", f"callback_internals.py, {part}", what)
 
 
 def model():
@@ -29,61 +24,55 @@ def fitted(*callbacks):
 
 
 def test_the_fields(tmp_path):
-    with keeps("CALLBACK_FIELDS", "counts batches and notes averages under these names"):
-        checkpoint = C.ModelCheckpoint(tmp_path / "a.keras", save_freq=100)
-        board = C.TensorBoard(tmp_path)
-        fitted(checkpoint, board)
-        found = vars(checkpoint) | vars(board) | vars(C.SwapEMAWeights())
-        assert [found.get(name) for name in callback_internals.CALLBACK_FIELDS] == [
-            2, 1, None, 2, 0, False
-        ]
+    checkpoint = C.ModelCheckpoint(tmp_path / "a.keras", save_freq=100)
+    board = C.TensorBoard(tmp_path)
+    fitted(checkpoint, board)
+    found = vars(checkpoint) | vars(board) | vars(C.SwapEMAWeights())
+    assert [found.get(name) for name in callback_internals.CALLBACK_FIELDS] == [
+        2, 1, None, 2, 0, False
+    ]
 
 
 def test_says_averages():
-    with keeps("says_averages", "notes whether averages are in the model"):
-        swap = C.SwapEMAWeights(swap_on_epoch=True)
-        assert not callback_internals.says_averages(vars(swap))
-        fitted(swap)
-        assert callback_internals.says_averages(vars(swap))
+    swap = C.SwapEMAWeights(swap_on_epoch=True)
+    assert not callback_internals.says_averages(vars(swap))
+    fitted(swap)
+    assert callback_internals.says_averages(vars(swap))
 
 
 def test_note_weights_and_with_weights():
-    with keeps("note_weights", "discards the weights in this method"), \
-            keeps("with_weights", "keeps the weights among the optimizer's variables"):
-        swap, plain = C.SwapEMAWeights(swap_on_epoch=True), fitted()
-        callback_internals.note_weights([swap])
-        averaged = fitted(swap)
-        weights = [plain.optimizer.variables[-2:], averaged.optimizer.variables[-2:]]
-        for a, b in zip(*weights, strict=True):  # the averages of both, for now
-            np.testing.assert_allclose(a, b, rtol=1e-6)
-        with callback_internals.with_weights([swap]):
-            kernel, bias = (np.array(v) for v in averaged.optimizer.variables[-2:])
-        assert not np.allclose(kernel, weights[0][0]) and not np.allclose(bias, weights[0][1])
-        for a, b in zip(*weights, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+    swap, plain = C.SwapEMAWeights(swap_on_epoch=True), fitted()
+    callback_internals.note_weights([swap])
+    averaged = fitted(swap)
+    weights = [plain.optimizer.variables[-2:], averaged.optimizer.variables[-2:]]
+    for a, b in zip(*weights, strict=True):  # the averages of both, for now
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    with callback_internals.with_weights([swap]):
+        kernel, bias = (np.array(v) for v in averaged.optimizer.variables[-2:])
+    assert not np.allclose(kernel, weights[0][0]) and not np.allclose(bias, weights[0][1])
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_finalize_averages():
-    with keeps("finalize_averages", "copies the averages in this method"):
-        swap, made = C.SwapEMAWeights(), fitted()
-        swap.set_model(made)
-        made.layers[0].set_weights([np.full((2, 1), 7.0), np.zeros(1)])
-        swap.on_test_begin()
-        averages = made.get_weights()
-        callback_internals.finalize_averages([swap])
-        made.optimizer.finalize_variable_values(made.trainable_variables)
-        for a, b in zip(made.get_weights(), averages, strict=True):
-            np.testing.assert_array_equal(a, b)
+    swap, made = C.SwapEMAWeights(), fitted()
+    swap.set_model(made)
+    made.layers[0].set_weights([np.full((2, 1), 7.0), np.zeros(1)])
+    swap.on_test_begin()
+    averages = made.get_weights()
+    callback_internals.finalize_averages([swap])
+    made.optimizer.finalize_variable_values(made.trainable_variables)
+    for a, b in zip(made.get_weights(), averages, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_forget_initial_epoch(tmp_path):
-    with keeps("forget_initial_epoch", "lets BackupAndRestore win over `fit`'s argument"):
-        epochs, made = [], model()
-        seen = C.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
-        backup = C.BackupAndRestore(tmp_path, delete_checkpoint=False)
-        x, y = np.ones((1, 2)), np.ones(1)
-        for callbacks in ([backup], [backup], [seen]):
-            made.fit(x, y, epochs=2 if seen in callbacks else 1, verbose=0, callbacks=callbacks)
-        callback_internals.forget_initial_epoch(made)
-        made.fit(x, y, epochs=2, verbose=0, callbacks=[seen])
-        assert epochs == [1, 0, 1]
+    epochs, made = [], model()
+    seen = C.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    backup = C.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    x, y = np.ones((1, 2)), np.ones(1)
+    for callbacks in ([backup], [backup], [seen]):
+        made.fit(x, y, epochs=2 if seen in callbacks else 1, verbose=0, callbacks=callbacks)
+    callback_internals.forget_initial_epoch(made)
+    made.fit(x, y, epochs=2, verbose=0, callbacks=[seen])
+    assert epochs == [1, 0, 1]

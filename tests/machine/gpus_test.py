@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
+from tests.machine.fake_gpus import FakeGpus
 from towers.app.config import TrainConfig
-from towers.machine import devices, gpus
+from towers.machine import gpus
 from towers.app.training.build import find_devices
 
 # The machine of these tests has 8 logical CPU devices.
@@ -41,22 +43,12 @@ def test_other_gpus_are_errors_that_say_what_would_work(asked):
 
 
 @pytest.mark.parametrize("asked, way_out", [
-    (9, "gpus=8, num_towers=9"), ([0, 8], "gpus=8, num_towers=2"),
+    (9, "gpus=8, or gpus=8 with num_towers=9"), ([0, 8], "gpus=8 with num_towers=2"),
 ])
 def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, way_out):
     with pytest.raises(ValueError) as error:
         gpus.gpu_devices(asked)
-    for part in (repr(asked), "no GPU", "8 logical", "/cpu:7", "towers.logical_cpus(9)", way_out):
-        assert part in str(error.value)
-
-
-def test_more_than_the_gpus_names_both_and_the_ways_out(monkeypatch):
-    monkeypatch.setattr(gpus, "has_gpus", lambda: True)
-    monkeypatch.setattr(gpus, "device_names", lambda kind: ["/gpu:0", "/gpu:1"])
-    assert gpus.gpu_devices([1]) == ["/gpu:1"]
-    with pytest.raises(ValueError) as error:
-        gpus.gpu_devices(8)
-    for part in ("gpus (8)", "2 (/gpu:0, /gpu:1)", "gpus=2, or gpus=2, num_towers=8"):
+    for part in (repr(asked), ": 8 (/cpu:0, ", "/cpu:7", "towers.logical_cpus(9)", way_out):
         assert part in str(error.value)
 
 
@@ -67,35 +59,6 @@ def test_more_than_the_gpus_names_both_and_the_ways_out(monkeypatch):
 def test_integers_are_pythons_and_numpys_and_no_truth_values(value, expected):
     found = gpus.as_integer(value)
     assert found == expected and type(found) in (int, type(None))
-
-
-def test_a_machine_with_gpus_gives_those_and_makes_no_cpu_devices(monkeypatch):
-    monkeypatch.setattr(gpus, "has_gpus", lambda: True)
-    monkeypatch.setattr(gpus, "device_names", lambda kind: [f"/{kind}:{i}" for i in range(4)])
-    monkeypatch.setattr(gpus, "logical_cpus", lambda *_, **__: pytest.fail("made"))
-    assert gpus.gpu_devices([3, 0]) == ["/gpu:3", "/gpu:0"]
-    assert gpus.gpu_devices(2) == ["/gpu:0", "/gpu:1"]
-
-
-class FourGpus:
-    """Stands for TensorFlow on a machine with four GPUs, and notes which of them it sees."""
-
-    def __init__(self, monkeypatch, *, has_started=False, is_divided=False):
-        self.visible = ["A", "B", "C", "D"]
-        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: self.visible)
-        monkeypatch.setattr(tf.config, "set_visible_devices", self.show)
-        monkeypatch.setattr(
-            tf.config, "get_logical_device_configuration", lambda gpu: [gpu] * is_divided
-        )
-        monkeypatch.setattr(gpus, "has_gpus", lambda: True)
-        monkeypatch.setattr(gpus, "has_started", lambda: has_started)
-        monkeypatch.setattr(
-            gpus, "device_names", lambda kind: [f"/gpu:{i}" for i in range(len(self.visible))]
-        )
-
-    def show(self, names, kind):
-        assert kind == "GPU"
-        self.visible = names
 
 
 @pytest.fixture(autouse=True)
@@ -113,14 +76,14 @@ def _nothing_hidden():
 def test_gpus_that_are_not_asked_for_are_hidden_before_tensorflow_starts(
     asked, visible, names, monkeypatch
 ):
-    machine = FourGpus(monkeypatch)
+    machine = FakeGpus(4, monkeypatch)
     assert gpus.gpu_devices(asked) == names
     assert machine.visible == visible
     assert gpus.gpu_devices(asked) == names  # again: the same GPUs
 
 
 def test_a_gpu_that_is_hidden_is_not_there_for_a_later_call(monkeypatch):
-    FourGpus(monkeypatch)
+    FakeGpus(4, monkeypatch)
     gpus.gpu_devices([0, 2])
     assert gpus.gpu_devices([2]) == ["/gpu:1"]
     with pytest.raises(ValueError, match=r"\(\[3\]\): an earlier call has hidden all but \[0, 2\]"):
@@ -128,25 +91,24 @@ def test_a_gpu_that_is_hidden_is_not_there_for_a_later_call(monkeypatch):
 
 
 def test_where_tensorflow_has_started_one_line_says_whose_memory_it_keeps(monkeypatch):
-    machine = FourGpus(monkeypatch, has_started=True)
+    machine = FakeGpus(4, monkeypatch, has_started=True)
     with pytest.warns(UserWarning, match="keeps the memory of /gpu:1, /gpu:3, .*DEVICES=0,2 "):
         assert gpus.gpu_devices([2, 0]) == ["/gpu:2", "/gpu:0"]
     assert len(machine.visible) == 4
 
 
 def test_divided_gpus_and_gpus_that_are_not_there_hide_nothing(monkeypatch):
-    machine = FourGpus(monkeypatch, is_divided=True)
-    gpus.use_only([0])
-    assert len(machine.visible) == 4
-    machine = FourGpus(monkeypatch)
-    with pytest.raises(ValueError, match="more than this machine has: 4"):
+    machine = FakeGpus(4, monkeypatch)
+    with pytest.raises(ValueError) as error:
         gpus.gpu_devices(5)
+    for part in ("gpus (5)", ": 4 (/gpu:0, ", "gpus=4, or gpus=4 with num_towers=5"):
+        assert part in str(error.value)
+    towers.logical_gpus(5, memory_mib=1024)
+    assert gpus.gpu_devices([4]) == ["/gpu:4"]
     assert len(machine.visible) == 4
 
 
 def test_train_py_hides_the_gpus_that_it_does_not_use(monkeypatch):
-    machine = FourGpus(monkeypatch)
-    monkeypatch.setattr(devices, "has_gpus", lambda: True)
-    monkeypatch.setattr(devices, "device_names", gpus.device_names)
+    machine = FakeGpus(4, monkeypatch)
     assert find_devices(TrainConfig(num_gpus=1)) == ["/gpu:0"]
     assert machine.visible == ["A"]

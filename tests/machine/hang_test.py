@@ -56,7 +56,7 @@ BEGIN = """
 import os, signal, subprocess, sys, time
 from towers.machine import hang
 def watching(**values):
-    return hang.watching(hang.Watched("tower 0 on /cpu:0", "Go on.", **values))
+    return hang.Watch("tower 0 on /cpu:0", "Go on.", **values)
 """
 
 
@@ -79,8 +79,8 @@ with watching(seconds=0.5):
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.13)
     for _ in range(5):
-        hang.enter("another phase")
-        time.sleep(0.15)
+        with hang.within("another phase"):
+            time.sleep(0.15)
 time.sleep(0.7)
 """) == (0, "", "")
 

@@ -1,18 +1,13 @@
-"""One canary for each private name of Keras' losses and metrics that towers use."""
+"""A test for each private part of Keras' losses and metrics that towers uses."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.machine.canary import canary
 from towers.machine import loss_internals
 
 L = keras.layers
-
-
-def keeps(part, what):
-    return canary(f"Keras {keras.__version__}", f"loss_internals.py, {part}", what)
 
 
 def two_outputs():
@@ -21,21 +16,19 @@ def two_outputs():
 
 
 def test_keras_mask():
-    with keeps("keras_mask", "keeps a layer's mask on its output"):
-        masked = L.Masking()(tf.constant([[[1.0], [0.0]]]))
-        np.testing.assert_array_equal(loss_internals.keras_mask(masked), [[True, False]])
-        assert loss_internals.keras_mask(tf.ones([1])) is None
+    masked = L.Masking()(tf.constant([[[1.0], [0.0]]]))
+    np.testing.assert_array_equal(loss_internals.keras_mask(masked), [[True, False]])
+    assert loss_internals.keras_mask(tf.ones([1])) is None
 
 
 def test_marked():
-    with keeps("marked", "applies the mask that it finds on predictions"):
-        @tf.function(autograph=False)
-        def loss(y, y_pred):
-            y_pred = tf.identity(y_pred)
-            loss_internals.marked(y_pred, {"mask": tf.constant([True, False])})
-            return keras.losses.MeanSquaredError()(y, y_pred)
+    @tf.function(autograph=False)
+    def loss(y, y_pred):
+        y_pred = tf.identity(y_pred)
+        loss_internals.marked(y_pred, {"mask": tf.constant([True, False])})
+        return keras.losses.MeanSquaredError()(y, y_pred)
 
-        assert loss(tf.zeros([2, 1]), tf.constant([[2.0], [9.0]])).numpy() == 4.0
+    assert loss(tf.zeros([2, 1]), tf.constant([[2.0], [9.0]])).numpy() == 4.0
 
 
 @pytest.mark.parametrize("activation, mark", [
@@ -43,35 +36,32 @@ def test_marked():
     (tf.nn.sigmoid, "Sigmoid"), (tf.nn.softmax, "Softmax"), (tf.nn.relu, None),
 ])
 def test_marks_of(activation, mark):
-    with keeps("marks_of", "finds logits as an attribute, or as an operation's input"):
-        @tf.function(autograph=False)
-        def loss(z):
-            marks = loss_internals.marks_of(activation(z))
-            assert set(marks) == {mark} - {None}
-            y_pred = loss_internals.marked(tf.identity(activation(z)), marks)
-            return keras.losses.CategoricalCrossentropy()(tf.constant([[0.0, 1.0]]), y_pred)
+    @tf.function(autograph=False)
+    def loss(z):
+        marks = loss_internals.marks_of(activation(z))
+        assert set(marks) == {mark} - {None}
+        y_pred = loss_internals.marked(tf.identity(activation(z)), marks)
+        return keras.losses.CategoricalCrossentropy()(tf.constant([[0.0, 1.0]]), y_pred)
 
-        if activation is not tf.nn.sigmoid:  # which a categorical crossentropy does not look for
-            expected = 50.0 if mark else 16.118
-            np.testing.assert_allclose(loss(tf.constant([[50.0, 0.0]])), expected, rtol=1e-3)
-        else:
-            loss(tf.constant([[50.0, 0.0]]))
+    if activation is not tf.nn.sigmoid:  # which a categorical crossentropy does not look for
+        expected = 50.0 if mark else 16.118
+        np.testing.assert_allclose(loss(tf.constant([[50.0, 0.0]])), expected, rtol=1e-3)
+    else:
+        loss(tf.constant([[50.0, 0.0]]))
 
 
 def test_function_loss():
-    with keeps("function_loss", "makes losses of functions with the class MeanSquaredError is of"):
-        loss = loss_internals.function_loss(lambda y, y_pred: tf.reduce_sum(y_pred - y, axis=-1))
-        assert isinstance(loss, keras.losses.Loss)
-        assert loss.reduction == "sum_over_batch_size"
-        assert loss(tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 8.0]])).numpy() == 7.0
+    loss = loss_internals.function_loss(lambda y, y_pred: tf.reduce_sum(y_pred - y, axis=-1))
+    assert isinstance(loss, keras.losses.Loss)
+    assert loss.reduction == "sum_over_batch_size"
+    assert loss(tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 8.0]])).numpy() == 7.0
 
 
 def test_compiled_loss():
-    with keeps("compiled_loss", "keeps the loss and the weights that compile was given"):
-        model = two_outputs()
-        assert loss_internals.compiled_loss(model) is None
-        model.compile("sgd", ["mse", "mae"], loss_weights=[2.0, 3.0])
-        assert loss_internals.compiled_loss(model) == (["mse", "mae"], [2.0, 3.0])
+    model = two_outputs()
+    assert loss_internals.compiled_loss(model) == (None, None)
+    model.compile("sgd", ["mse", "mae"], loss_weights=[2.0, 3.0])
+    assert loss_internals.compiled_loss(model) == (["mse", "mae"], [2.0, 3.0])
 
 
 def test_loss_terms():
@@ -88,75 +78,68 @@ def test_loss_terms():
         ({"a": [one, other]}, None, {"a": y, "b": y}, {"a": p, "b": p}, {"a": p, "b": y},
          [(one, 1, p), (other, 1, p)]),
     ]
-    with keeps("LossTerms", "resolves the losses given to compile where the total is computed"):
-        for loss, loss_weights, labels, predictions, weight, expected in cases:
-            losses = loss_internals.LossTerms(loss, loss_weights, ["a", "b"])
-            for _ in range(2):
-                terms = losses.terms(labels, predictions, weight)
-                assert [(t.loss, t.factor, t.sample_weight) for t in terms] == expected
-                assert all(term.y is y and term.y_pred is p for term in terms)
+    for loss, loss_weights, labels, predictions, weight, expected in cases:
+        losses = loss_internals.LossTerms(loss, loss_weights, ["a", "b"])
+        for _ in range(2):
+            terms = losses.terms(labels, predictions, weight)
+            assert [(t.loss, t.factor, t.sample_weight) for t in terms] == expected
+            assert all(term.y is y and term.y_pred is p for term in terms)
 
 
 def test_track_output_losses():
-    with keeps("track_output_losses", "counts the outputs' losses where it computes the total"):
-        model = two_outputs()
-        model.compile("sgd", ["mse", "mae"])
-        y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-        loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
-        means = {name: float(value) for name, value in model.get_metrics_result().items()}
-        assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
+    model = two_outputs()
+    model.compile("sgd", ["mse", "mae"])
+    y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
+    loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
+    means = {name: float(value) for name, value in model.get_metrics_result().items()}
+    assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
 
 
 def test_has_output_losses():
-    with keeps("has_output_losses", "knows whether the means of the outputs' losses are made"):
-        model = two_outputs()
-        model.compile("sgd", ["mse", "mae"])
-        assert not loss_internals.has_output_losses(model)
-        y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-        loss_internals.track_output_losses(model, y, y, None)
-        assert loss_internals.has_output_losses(model)
+    model = two_outputs()
+    model.compile("sgd", ["mse", "mae"])
+    assert not loss_internals.has_output_losses(model)
+    y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
+    loss_internals.track_output_losses(model, y, y, None)
+    assert loss_internals.has_output_losses(model)
 
 
 def test_compiled_metrics():
-    with keeps("compiled_metrics", "builds the compiled metrics from specs"):
-        model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
-        model.compile("sgd", "mse")
-        assert loss_internals.compiled_metrics(model) is None
-        model.compile("sgd", "mse", metrics=["mae"])
-        metrics = loss_internals.compiled_metrics(model)
-        assert not metrics.built
-        metrics.build(tf.TensorSpec([None, 2]), keras.KerasTensor([None, 2]))
-        assert metrics.built and len(metrics.variables) == 2
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
+    model.compile("sgd", "mse")
+    assert loss_internals.compiled_metrics(model) is None
+    model.compile("sgd", "mse", metrics=["mae"])
+    metrics = loss_internals.compiled_metrics(model)
+    assert not metrics.built
+    metrics.build(tf.TensorSpec([None, 2]), keras.KerasTensor([None, 2]))
+    assert metrics.built and len(metrics.variables) == 2
 
 
 def test_given_metrics():
-    with keeps("given_metrics", "keeps the metrics that compile was given"):
-        model = two_outputs()
-        assert loss_internals.given_metrics(model) == (None, None)
-        model.compile("sgd", "mse", metrics=["mae", "mse"], weighted_metrics=[["mae"], []])
-        assert loss_internals.given_metrics(model) == (["mae", "mse"], [["mae"], []])
+    model = two_outputs()
+    assert loss_internals.given_metrics(model) == (None, None)
+    model.compile("sgd", "mse", metrics=["mae", "mse"], weighted_metrics=[["mae"], []])
+    assert loss_internals.given_metrics(model) == (["mae", "mse"], [["mae"], []])
 
 
 def test_metric_direction():
-    with keeps("metric_direction", "says of a metric which values are better"):
-        directions = [
-            loss_internals.metric_direction(metric) for metric in (
-                keras.metrics.SparseCategoricalAccuracy(), keras.metrics.AUC(),
-                keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(),
-            )
-        ]
-        assert directions == ["up", "up", "down", None]
+    directions = [
+        loss_internals.metric_direction(metric) for metric in (
+            keras.metrics.SparseCategoricalAccuracy(), keras.metrics.AUC(),
+            keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(),
+        )
+    ]
+    assert directions == ["up", "up", "down", None]
 
 
 def test_loss_tracker():
     class Other(keras.Sequential):
         metrics = [keras.metrics.Mean(name="other")]
 
-    with keeps("loss_tracker", "lists the loss's running mean as the first metric"):
-        for model in (two_outputs(), Other([keras.Input((3,)), L.Dense(2)])):
-            model.compile("sgd", "mse", metrics=None)
-            tracker = loss_internals.loss_tracker(model)
-            assert isinstance(tracker, keras.metrics.Mean) and tracker.name == "loss"
-            x, y = np.ones([4, 3]), model(np.ones([4, 3]))
-            model.train_on_batch(x, tf.nest.map_structure(np.asarray, y))
-            assert tracker.count.numpy() == 4
+    for model in (two_outputs(), Other([keras.Input((3,)), L.Dense(2)])):
+        model.compile("sgd", "mse", metrics=None)
+        tracker = loss_internals.loss_tracker(model)
+        assert isinstance(tracker, keras.metrics.Mean) and tracker.name == "loss"
+        x, y = np.ones([4, 3]), model(np.ones([4, 3]))
+        model.train_on_batch(x, tf.nest.map_structure(np.asarray, y))
+        assert tracker.count.numpy() == 4

@@ -31,8 +31,8 @@ def test_the_kernel_modules_version_is_found(tmp_path, monkeypatch, text, versio
     assert nvidia.driver_version() == version
 
 
-def test_the_gpus_are_those_that_the_driver_lists(tmp_path, monkeypatch):
-    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, GB10))
+def test_the_gpus_are_those_that_the_driver_lists(monkeypatch):
+    fake_nvml.use(monkeypatch, H100, GB10)
     assert nvidia.driver_gpus() == [
         (0, "NVIDIA H100 80GB HBM3", 81559, 80994),
         (1, "NVIDIA GB10", None, None),
@@ -42,31 +42,25 @@ def test_the_gpus_are_those_that_the_driver_lists(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("visible", "numbers"), [
     ("1", [1]), ("GPU-8932f937", [0]), (" GPU-1c2f, 0", [1, 0]), ("", [0, 1]), (None, [0, 1]),
 ])
-def test_only_the_visible_gpus_are_asked_for(tmp_path, monkeypatch, visible, numbers):
-    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, T4))
+def test_only_the_visible_gpus_are_asked_for(monkeypatch, visible, numbers):
+    fake_nvml.use(monkeypatch, H100, T4)
     found = nvidia.driver_gpus(visible)
     assert [gpu.number for gpu in found] == numbers
     assert [gpu.name for gpu in found] == [(H100, T4)[number][0] for number in numbers]
 
 
-@pytest.mark.parametrize("visible", ["2", "-1", "GPU-another", "0,7"])
-def test_a_gpu_that_is_not_there_gives_none(tmp_path, monkeypatch, visible):
-    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, T4))
-    assert nvidia.driver_gpus(visible) is None
-
-
-@pytest.mark.parametrize(
-    "fault", [{"init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}, {"seconds": 2}], ids=str
-)
-def test_a_driver_that_fails_or_hangs_gives_none(tmp_path, monkeypatch, fault):
-    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, H100, **fault))
+@pytest.mark.parametrize(("gpus", "visible", "fault"), [
+    *(((H100, T4), visible, {}) for visible in ("2", "-1", "GPU-another", "0,7")),
+    ((H100,), None, {"error": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}),
+    ((H100,), None, {"seconds": 2}),  # the driver hangs
+    ((), None, {}),  # there is no NVML
+])
+def test_a_gpu_that_is_not_there_and_a_driver_that_fails_give_none(
+    monkeypatch, gpus, visible, fault
+):
+    fake_nvml.use(monkeypatch, *gpus, **fault)
     monkeypatch.setattr(nvidia, "PATIENCE", 0.2)
-    assert nvidia.driver_gpus() is None
-
-
-def test_without_nvml_there_are_none(monkeypatch):
-    fake_nvml.use(monkeypatch, None)
-    assert nvidia.driver_gpus() is None
+    assert nvidia.driver_gpus(visible) is None
 
 
 @pytest.mark.parametrize(("facts", "words"), [

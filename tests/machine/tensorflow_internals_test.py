@@ -1,109 +1,85 @@
-"""One canary for each part of TensorFlow's insides: where it fails, TensorFlow has changed."""
+"""A test for each private part of TensorFlow that towers uses."""
 
 import contextlib
 import gc
-import json
 import re
 import weakref
 
 import numpy as np
 import tensorflow as tf
 
-from tests.machine.canary import canary
-from tests.real_workers import run_all
 from towers.machine import tensorflow_internals
 
 
-def keeps(part, what):
-    return canary(f"TensorFlow {tf.__version__}", f"tensorflow_internals.py, {part}", what)
-
-
-def test_workers():
-    ended = run_all(2, "-m", "tests.workers.worker", "between_steps")
-    said = [errors for _, _, errors in ended]
-    with (
-        keeps("start_collectives", "lets operations of several processes meet over gRPC"),
-        keeps("task_name", "calls workers so"),
-        keeps("answers", "tells whether a worker's server is there"),
-        keeps("is_gone", "tells a worker that has ended from one that is silent"),
-    ):
-        assert [code for code, _, _ in ended] == [0, 0], said
-        assert all(json.loads(out)["answers"] for _, out, _ in ended)
+# start_collectives and health_error: tests/workers/workers_test.py
 
 
 def test_ends_in_batch():
-    with keeps("ends_in_batch", "keeps the dataset before each one, of a class named so"):
-        rows = tf.data.Dataset.range(4)
-        found = [tensorflow_internals.ends_in_batch(data) for data in (
-            rows.batch(2), rows.batch(2, num_parallel_calls=2).shuffle(2).cache().repeat().take(2),
-            rows.padded_batch(2).skip(1).prefetch(1).with_options(tf.data.Options()),
-            rows, rows.batch(2).unbatch(), rows.batch(2).map(lambda x: x).prefetch(1),
-        )]
-        assert found == [True] * 3 + [False] * 3
+    rows = tf.data.Dataset.range(4)
+    found = [tensorflow_internals.ends_in_batch(data) for data in (
+        rows.batch(2), rows.batch(2, num_parallel_calls=2).shuffle(2).cache().repeat().take(2),
+        rows.padded_batch(2).skip(1).prefetch(1).with_options(tf.data.Options()),
+        rows, rows.batch(2).unbatch(), rows.batch(2).map(lambda x: x).prefetch(1),
+    )]
+    assert found == [True] * 3 + [False] * 3
 
 
 def test_keep_whole():
-    with keeps("KEEP_WHOLE", "leaves functions marked so to their callers as one operation"):
-        marked = tf.function(
-            lambda x: x * 2.0, autograph=False,
-            experimental_attributes=tensorflow_internals.KEEP_WHOLE,
-        ).get_concrete_function(tf.TensorSpec([]))
-        (attribute,) = tensorflow_internals.KEEP_WHOLE
-        assert marked.function_def.attr[attribute].b
+    marked = tf.function(
+        lambda x: x * 2.0, autograph=False,
+        experimental_attributes=tensorflow_internals.KEEP_WHOLE,
+    ).get_concrete_function(tf.TensorSpec([]))
+    (attribute,) = tensorflow_internals.KEEP_WHOLE
+    assert marked.function_def.attr[attribute].b
 
 
 def test_colocation():
-    with keeps("COLOCATION", "writes with whom a node is to be placed as this attribute"):
-        with tf.Graph().as_default() as graph:
-            one = tf.constant(1.0, name="one")
-            with tf.compat.v1.colocate_with(one):
-                tf.identity(one, name="two")
-        nodes = {node.name: node for node in graph.as_graph_def().node}
-        assert nodes["two"].attr[tensorflow_internals.COLOCATION].list.s == [b"loc:@one"]
+    with tf.Graph().as_default() as graph:
+        one = tf.constant(1.0, name="one")
+        with tf.compat.v1.colocate_with(one):
+            tf.identity(one, name="two")
+    nodes = {node.name: node for node in graph.as_graph_def().node}
+    assert nodes["two"].attr[tensorflow_internals.COLOCATION].list.s == [b"loc:@one"]
 
 
 def test_variable_class():
     made, methods = tf.Variable(1.0), ("value", "read_value", "sparse_read", "assign_add")
-    with keeps("VARIABLE_CLASS", "the class of tf.Variables, with methods to replace"):
-        assert type(made) is tensorflow_internals.VARIABLE_CLASS
-        assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
+    assert type(made) is tensorflow_internals.VARIABLE_CLASS
+    assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
 
 
 def test_replace_input():
-    with keeps("replace_input", "lets an operation's input be replaced"):
-        @tf.function(autograph=False)
-        def double_other(x, other):
-            y = x * 2.0
-            tensorflow_internals.replace_input(y.op, 0, other)
-            return y
+    @tf.function(autograph=False)
+    def double_other(x, other):
+        y = x * 2.0
+        tensorflow_internals.replace_input(y.op, 0, other)
+        return y
 
-        np.testing.assert_array_equal(double_other(tf.ones([2]), tf.fill([2], 5.0)), [10.0, 10.0])
+    np.testing.assert_array_equal(double_other(tf.ones([2]), tf.fill([2], 5.0)), [10.0, 10.0])
 
 
 def test_read_instead():
-    with keeps("read_instead", "lets the inputs of all that reads a tensor be replaced"):
-        @tf.function(autograph=False)
-        def double_other(x, other):
-            y = x * 2.0
-            results = y + y, y * 3.0
-            tensorflow_internals.read_instead(y, other)
-            return results
+    @tf.function(autograph=False)
+    def double_other(x, other):
+        y = x * 2.0
+        results = y + y, y * 3.0
+        tensorflow_internals.read_instead(y, other)
+        return results
 
-        sums, products = double_other(tf.ones([2]), tf.fill([2], 5.0))
-        assert (sums.numpy().tolist(), products.numpy().tolist()) == ([10.0] * 2, [15.0] * 2)
+    sums, products = double_other(tf.ones([2]), tf.fill([2], 5.0))
+    assert (sums.numpy().tolist(), products.numpy().tolist()) == ([10.0] * 2, [15.0] * 2)
 
 
 def test_left_out():
-    with keeps("left_out", "makes a function of what get_operations returns"):
-        @tf.function(autograph=False)
-        def doubled(x):
-            dead = tf.sqrt(x)
-            tensorflow_internals.left_out(dead.graph, {dead.op.name})
-            return x * 2.0
+    @tf.function(autograph=False)
+    def doubled(x):
+        dead = tf.sqrt(x)
+        tensorflow_internals.left_out(dead.graph, {dead.op.name})
+        return x * 2.0
 
-        function = doubled.get_concrete_function(tf.TensorSpec([]))
-        assert float(function(tf.constant(3.0))) == 6.0
-        assert "Sqrt" not in [node.op for node in function.function_def.node_def]
+    function = doubled.get_concrete_function(tf.TensorSpec([]))
+    assert float(function(tf.constant(3.0))) == 6.0
+    assert "Sqrt" not in [node.op for node in function.function_def.node_def]
 
 
 def test_define_functions():
@@ -118,29 +94,27 @@ def test_define_functions():
         name = next(node.name for node in definition.node if node.op == "Placeholder")
         return tf.graph_util.import_graph_def(definition, {name: x}, [f"{call.name}:0"], name="")[0]
 
-    with keeps("define_functions", "finds a function that was defined in its context"):
-        tensorflow_internals.define_functions(definition)
-        traced = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec([]))
-        outer = tf.function(lambda x: traced(x) + 1.0, autograph=False)
-        assert float(outer(tf.constant(3.0))) == 7.0
+    tensorflow_internals.define_functions(definition)
+    traced = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec([]))
+    outer = tf.function(lambda x: traced(x) + 1.0, autograph=False)
+    assert float(outer(tf.constant(3.0))) == 7.0
 
 
 def test_called_graph():
-    with keeps("called_graph", "hands out the functions that a graph's operations call"):
-        @tf.function(autograph=False)
-        def calls(x):
-            inner = tf.function(lambda v: tf.tanh(v), autograph=False)(x)
-            return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.exp(v)), [0, inner])
+    @tf.function(autograph=False)
+    def calls(x):
+        inner = tf.function(lambda v: tf.tanh(v), autograph=False)(x)
+        return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.exp(v)), [0, inner])
 
-        operations = calls.get_concrete_function(tf.TensorSpec([None])).graph.get_operations()
-        found = {
-            op.type: [inner.type for inner in graph.get_operations()]
-            for op, graph in [
-                (op, tensorflow_internals.called_graph(op, name))
-                for op in operations for name in ("f", "body")
-            ] if graph is not None
-        }
-        assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
+    operations = calls.get_concrete_function(tf.TensorSpec([None])).graph.get_operations()
+    found = {
+        op.type: [inner.type for inner in graph.get_operations()]
+        for op, graph in [
+            (op, tensorflow_internals.called_graph(op, name))
+            for op in operations for name in ("f", "body")
+        ] if graph is not None
+    }
+    assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
 
 
 def test_custom_gradients_in_scope():
@@ -148,17 +122,16 @@ def test_custom_gradients_in_scope():
     def inner(x):
         return tf.nn.silu(x)
 
-    with keeps("custom_gradients_in_scope", "records operations on its tapes by these functions"):
-        with tf.Graph().as_default() as graph, tf.GradientTape() as tape:
-            x = tf.compat.v1.placeholder(tf.float32, [3])
-            tape.watch(x)
-            with tensorflow_internals.custom_gradients_in_scope():
-                with tf.name_scope("first"):
-                    y = tf.nn.silu(x)
-                with tf.name_scope("second"):
-                    y = inner(y)
-            known = {op.name for op in graph.get_operations()}
-            gradient = tape.gradient(y, x)
+    with tf.Graph().as_default() as graph, tf.GradientTape() as tape:
+        x = tf.compat.v1.placeholder(tf.float32, [3])
+        tape.watch(x)
+        with tensorflow_internals.custom_gradients_in_scope():
+            with tf.name_scope("first"):
+                y = tf.nn.silu(x)
+            with tf.name_scope("second"):
+                y = inner(y)
+        known = {op.name for op in graph.get_operations()}
+        gradient = tape.gradient(y, x)
     new = [op.name for op in graph.get_operations() if op.name not in known]
     scopes = {re.match(r"gradient_tape/(\w+)/", n) for n in new if "ones" not in n.lower()}
     assert {m and m[1] for m in scopes} - {None} == {"first", "second"}
@@ -176,18 +149,16 @@ def test_custom_gradients_are_forgotten_with_the_graphs_that_they_keep():
             doubled(tf.ones([3]))
         return weakref.ref(graph)
 
-    with keeps("custom_gradients_forgotten", "registers custom gradients by this name"):
-        gone = traced(tensorflow_internals.custom_gradients_forgotten())
-        kept = traced(contextlib.nullcontext())
-        gc.collect()
-        assert gone() is None
+    gone = traced(tensorflow_internals.custom_gradients_forgotten())
+    kept = traced(contextlib.nullcontext())
+    gc.collect()
+    assert gone() is None
     assert kept() is not None, "TensorFlow keeps no graph any more: nothing needs to be forgotten"
 
 
 def test_none_spec():
-    with keeps("NONE_SPEC", "gives a None in a data set this spec"):
-        data = tf.data.Dataset.range(2).map(lambda i: (i, None))
-        assert isinstance(data.element_spec[1], tensorflow_internals.NONE_SPEC)
+    data = tf.data.Dataset.range(2).map(lambda i: (i, None))
+    assert isinstance(data.element_spec[1], tensorflow_internals.NONE_SPEC)
 
 
 def test_recomputed_by():
@@ -206,8 +177,7 @@ def test_recomputed_by():
     def traced(x):
         return wrapped(x, factor=3.0)
 
-    with keeps("recomputed_by", "calls what tf.recompute_grad wraps through one function"):
-        with tensorflow_internals.recomputed_by(call):
-            assert traced(tf.constant(2.0)) == 7.0
-        assert called == [f]
-        assert wrapped(tf.constant(2.0), factor=3.0) == 6.0
+    with tensorflow_internals.recomputed_by(call):
+        assert traced(tf.constant(2.0)) == 7.0
+    assert called == [f]
+    assert wrapped(tf.constant(2.0), factor=3.0) == 6.0

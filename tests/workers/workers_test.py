@@ -23,7 +23,6 @@ def test_workers_tell_each_other_flags_and_bytes():
             "all_gather": [[0], [255, 1]],
             "broadcast": list(range(9)),
             "answers": True,
-            "is_gone": False,
         }
 
 

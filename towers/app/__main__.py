@@ -38,8 +38,7 @@ def define_flags() -> None:
                             "batch are those of the run in whose directory the file lies, unless "
                             "they are given.")
     flags.DEFINE_string("out", None, "With --predict, a new file: .npz for all outputs, .csv for "
-                        "label and probability, beside the names of image files and of classes. "
-                        "Neither takes memory for more than a batch.")
+                        "label and probability, beside the names of image files and of classes.")
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:

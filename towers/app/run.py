@@ -227,7 +227,7 @@ def _train(
     )
 
     shown = mirror.url if mirror else directory
-    with hang.watching(_watched(run, directory, shown, out)):
+    with _watch(run, directory, shown, out):
         with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown):
             loop = Loop(
                 run, train_state, checkpointer, pending, pace,
@@ -289,12 +289,12 @@ def _save_final(
     return has_final, None
 
 
-def _watched(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watched:
-    """The run, as who watches it for a hang needs it; several workers watch each other."""
+def _watch(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watch:
+    """The watch over a run that may hang; several workers watch each other."""
     config, cluster = run.config, run.workers.cluster
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
-    return hang.Watched(
+    return hang.Watch(
         placement(run.step.tower_devices, run.step.mine.start),
         f"Resume from the last checkpoint: {outcome.resume_words(config, shown)}. "
         f"If it was at work, give it time with a larger {name}.",

@@ -1,7 +1,6 @@
 """Private names of Keras' callbacks that a fit needs to go on. No other module knows them.
 
-"Since" is the oldest version of Keras that they were found in, among the sources that were looked
-at: 3.15 alone. The tests of this module name the part that a new version breaks.
+They were found in Keras 3.15. The tests of this module name the part that a new version breaks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 _HOLDS_AVERAGES, _FINALIZE = "_ema_weights_in_model", "_finalize_ema_values"
 
 # Keras' callbacks keep their counts under these names, and whether averages are in the model. They
-# offer no public names. Since 3.15; a callback without one of them is left alone.
+# offer no public names. A callback without one of them is left alone.
 CALLBACK_FIELDS = (
     "_batches_seen_since_last_saving", "_last_batch_seen",  # ModelCheckpoint, OrbaxCheckpoint
     "_total_batches_seen",  # OrbaxCheckpoint
@@ -24,12 +23,12 @@ CALLBACK_FIELDS = (
 
 
 def says_averages(fields: Mapping[str, Any]) -> bool:
-    """Whether the saved fields of a callback say that averages are in the model. Since 3.15."""
+    """Whether the saved fields of a callback say that averages are in the model."""
     return bool(fields.get(_HOLDS_AVERAGES))
 
 
 class _Finalize:
-    """The method by which SwapEMAWeights discards the weights; notes them at first. Since 3.15."""
+    """The method by which SwapEMAWeights discards the weights; notes them at first."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
@@ -59,7 +58,7 @@ def note_weights(callbacks: Sequence[Any]) -> None:
 
     At the end of the last epoch it has the averages in the model and the weights in the optimizer,
     and copies the averages over the weights. A fit with more epochs resumes from the weights. They
-    can be had at no other time: callbacks behind it see the averages in both places. Since 3.15.
+    can be had at no other time: callbacks behind it see the averages in both places.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -68,7 +67,7 @@ def note_weights(callbacks: Sequence[Any]) -> None:
 
 @contextmanager
 def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
-    """Within, the weights that `note_weights` has noted are in the optimizer again. Since 3.15."""
+    """Within, the weights that `note_weights` has noted are in the optimizer again."""
     found = [vars(callback).get(_FINALIZE) for callback in callbacks]
     finished = [f for f in found if isinstance(f, _Finalize) and f.weights]
     for finalize in finished:
@@ -81,7 +80,7 @@ def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
 def finalize_averages(callbacks: Sequence[Any]) -> None:
     """Copies the averages over the weights where they are swapped, as after the last epoch.
 
-    Keras' optimizer then finds the averages where it takes the final weights from. Since 3.15.
+    Keras' optimizer then finds the averages where it takes the final weights from.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and says_averages(vars(callback)):
@@ -91,6 +90,6 @@ def finalize_averages(callbacks: Sequence[Any]) -> None:
 def forget_initial_epoch(model: keras.Model) -> None:
     """Drops the first epoch that a BackupAndRestore of an earlier fit has left on the model.
 
-    It would win over the one that `fit` is given. Since 3.15.
+    It would win over the one that `fit` is given.
     """
     model._initial_epoch = None

@@ -36,14 +36,14 @@ def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str
     Raises:
         ValueError: there are fewer devices than asked for, or the request makes no sense.
     """
-    kind = _device_kind(device)
+    kind = device_kind(device)
     present = device_names(kind)
     if num_gpus is None:
         return present
     if num_gpus < 1:
         raise ValueError(f"num_gpus ({num_gpus}) must be at least 1.")
     if num_gpus > len(present):
-        raise ValueError(too_many(num_gpus, kind, present))
+        raise too_many("num_gpus", num_gpus, range(num_gpus), present)
     return present[:num_gpus]
 
 
@@ -141,7 +141,8 @@ def set_graph_optimizer(is_on: bool) -> None:
     tf.config.optimizer.set_experimental_options({**off, "disable_meta_optimizer": not is_on})
 
 
-def _device_kind(device: str) -> str:
+def device_kind(device: str) -> str:
+    """"gpu" or "cpu", of one of `DEVICE_CHOICES`; raises ValueError for a GPU that is not there."""
     if device not in DEVICE_CHOICES:
         raise ValueError(f"device ({device!r}) must be one of {', '.join(DEVICE_CHOICES)}.")
     if device == "auto":
@@ -154,20 +155,28 @@ def _device_kind(device: str) -> str:
     return device
 
 
-def too_many(num_gpus: int, kind: str, present: list[str]) -> str:
-    """The error where more devices are asked for than are present, with the ways out."""
-    has = f"{len(present)} ({', '.join(present)})"
-    if kind == "cpu":
-        return (
-            f"num_gpus ({num_gpus}) is more than the logical CPU devices here: {has}. "
-            f"Call towers.logical_cpus({num_gpus}) {FIRST}, or ask for {len(present)}."
+def too_many(
+    name: str, value: object, indices: Sequence[int], present: Sequence[str]
+) -> ValueError:
+    """The error where more devices are asked for than are present, with the ways out.
+
+    Args:
+        name, value: of the argument.
+        indices: of the devices that it stands for.
+        present: names of devices, all of one kind.
+    """
+    count = len(present)
+    has = f"{count} ({', '.join(present)})"
+    fewer = f"{name}={count}, or {name}={count} with num_towers={len(indices)}"
+    if not is_gpu(present[0]):
+        return ValueError(
+            f"{name} ({value!r}) is more than the logical CPU devices here: {has}. Call "
+            f"towers.logical_cpus({max(indices) + 1}) {FIRST}, or use {fewer}."
         )
-    hidden = len(tf.config.list_physical_devices("GPU")) - len(tf.config.get_visible_devices("GPU"))
-    which = "are left of those that an earlier call has hidden" if hidden else "this machine has"
-    return (
-        f"num_gpus ({num_gpus}) is more than {which}: {has}. Use "
-        f"num_gpus={len(present)}, or num_gpus={len(present)} num_towers={num_gpus}."
-    )
+    all_gpus = tf.config.list_physical_devices("GPU")
+    is_whole = len(tf.config.get_visible_devices("GPU")) >= len(all_gpus)
+    which = "this machine has" if is_whole else "are left of those that an earlier call has hidden"
+    return ValueError(f"{name} ({value!r}) is more than {which}: {has}. Use {fewer}.")
 
 
 def tower_range(first: int, last: int) -> str:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 OLDEST_TENSORFLOW = (2, 20)
@@ -20,8 +21,20 @@ def check() -> None:
 
 
 def check_backend() -> None:
-    """Raises ValueError when Keras computes, or would compute, with another backend."""
-    backend, where = _keras_backend()
+    """Raises ValueError when Keras computes, or would compute, with another backend.
+
+    It is found as Keras itself finds it, without importing Keras.
+    """
+    backend, where = "tensorflow", "Keras' default"
+    if "keras" in sys.modules:
+        backend, where = sys.modules["keras"].config.backend(), "Keras is already imported"
+    elif os.environ.get("KERAS_BACKEND"):
+        backend, where = os.environ["KERAS_BACKEND"], "KERAS_BACKEND"
+    else:
+        path = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "keras.json"
+        with suppress(OSError, ValueError):
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            backend, where = settings.get("backend", backend), str(path)
     if backend != "tensorflow":
         raise ValueError(
             f"Keras' backend is {backend!r} ({where}); towers needs 'tensorflow'. "
@@ -44,17 +57,3 @@ def check_tensorflow() -> None:
             f"TensorFlow {version} is too old; towers needs {oldest} or newer. "
             f"Install it with: pip install 'tensorflow>={oldest}'"
         )
-
-
-def _keras_backend() -> tuple[str, str]:
-    """(backend, who says so), as Keras itself finds it; without importing Keras."""
-    if "keras" in sys.modules:
-        return sys.modules["keras"].config.backend(), "Keras is already imported"
-    if os.environ.get("KERAS_BACKEND"):
-        return os.environ["KERAS_BACKEND"], "KERAS_BACKEND"
-    path = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "keras.json"
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "tensorflow", "Keras' default"
-    return settings.get("backend", "tensorflow"), str(path)

@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import (
-    FIRST,
     count_cores,
+    device_kind,
     device_names,
-    has_gpus,
     has_started,
     is_gpu,
+    too_many,
 )
 from towers.machine.logical import is_undivided, logical_cpus
 from towers.machine.words import counted
@@ -27,7 +27,8 @@ _TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def gpu_devices(
-    gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1
+    gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1, *, device: str = "auto",
+    name: str = "gpus", may_share: bool = True, compiled: bool = False,
 ) -> list[str]:
     """The devices that `gpus` stands for; logical CPU devices on a machine without GPUs.
 
@@ -36,94 +37,95 @@ def gpu_devices(
             or without one the logical CPU devices: one for each core and tower if none are made.
         num_towers: of all workers, which logical CPU devices get their threads by; None means one
             for each `gpus_per_tower` devices.
+        device: see `tower_devices`.
+        name: what an error calls `gpus`.
+        may_share: whether the one CPU device that TensorFlow has started with may stand for all.
+        compiled: see `logical_cpus`.
 
     Returns:
         Device names such as ["/gpu:0", "/gpu:2"], in the order asked for; where the GPUs between
-        could be hidden, see `use_only`, ["/gpu:0", "/gpu:1"]. On a machine without GPUs where
-        TensorFlow has started with one CPU device, it is that device alone.
+        could be hidden, see `_use_only`, ["/gpu:0", "/gpu:1"].
 
     Raises:
         ValueError: `gpus` is neither, or names devices that this machine does not have.
     """
-    kind = "gpu" if has_gpus() else "cpu"
-    if gpus is None:
-        gpus = _all_there_are(kind, num_towers, gpus_per_tower)
-    indices = device_indices(gpus)
+    kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":
-        groups = max(1, len(indices) // gpus_per_tower)
-        towers = num_towers or groups * join_workers().num_workers
-        _make_logical_cpus(max(indices) + 1, towers)
-    else:
-        use_only(indices)
-        if as_integer(gpus) is None:
-            indices = _numbers_now(gpus, indices)
+        _split_cpu(indices, num_towers, gpus_per_tower, compiled)
+    elif indices is not None:
+        indices = _use_only(indices, gpus)
     present = device_names(kind)
-    if gpus_per_tower == 1 and is_undivided():
+    if indices is None or may_share and gpus_per_tower == 1 and is_undivided():
         return present
     if max(indices) >= len(present):
-        raise ValueError(_too_many(gpus, indices, kind, present))
+        raise too_many(name, gpus, indices, present)
     return [present[i] for i in indices]
 
 
-def _all_there_are(kind: str, num_towers: int | None, gpus_per_tower: int) -> int:
-    """The number of devices where the caller names none."""
-    if kind == "gpu" or has_started() or not is_undivided():
-        return len(device_names(kind))
-    return cpu_devices(num_towers, gpus_per_tower)
+def _split_cpu(
+    indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int, compiled: bool
+) -> None:
+    """Makes logical CPU devices, where there are fewer and TensorFlow has not started.
 
-
-def cpu_devices(num_towers: int | None, gpus_per_tower: int) -> int:
-    """The logical CPU devices to make: one for each tower's stage, at most one a core.
-
-    Args:
-        num_towers: the number of towers of all workers; None means as many as fit.
-        gpus_per_tower: the number of stages.
+    Without indices they are one for each tower's stage, at most one a core.
     """
-    cores = count_cores()
-    towers = cores if num_towers is None else join_workers().most_towers(num_towers)
-    return gpus_per_tower * max(1, min(cores // gpus_per_tower, towers))
+    cluster, cpu = join_workers(), tf.config.list_physical_devices("CPU")[0]
+    divided = tf.config.get_logical_device_configuration(cpu)
+    if has_started() or divided is not None and len(divided) > max(indices or [0]):
+        return
+    if indices:
+        count, groups = max(indices) + 1, max(1, len(indices) // gpus_per_tower)
+    else:
+        cores = count_cores()
+        most = cores if num_towers is None else cluster.most_towers(num_towers)
+        groups = max(1, min(cores // gpus_per_tower, most))
+        count = gpus_per_tower * groups
+    num_towers = num_towers or groups * cluster.num_workers
+    logical_cpus(count, num_towers=num_towers, compiled=compiled)
 
 
-# The numbers that the GPUs had which `use_only` has left; empty while it has hidden none.
+# The numbers that the GPUs had which `_use_only` has left; empty while it has hidden none.
 shown: list[int] = []
 
 
-def use_only(indices: Sequence[int]) -> None:
+def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
     """Hides all other GPUs from TensorFlow, which then leaves their memory alone.
 
-    Those that are left get new numbers, from 0. Where TensorFlow has started, it only warns. GPUs
-    that are divided into logical ones stay, and so do all where an index is of none.
+    Where TensorFlow has started, it only warns. GPUs that are divided into logical ones stay, and
+    so do all where an index is of none.
 
     Args:
         indices: distinct, of the GPUs that TensorFlow sees.
+        gpus: what they were made of: a count is of those that are left.
+
+    Returns:
+        The GPUs' numbers from now on: those that are left count from 0.
+
+    Raises:
+        ValueError: an earlier call has hidden one of them.
     """
-    visible = tf.config.get_visible_devices("GPU")
-    used = sorted(indices)
+    visible, used = tf.config.get_visible_devices("GPU"), sorted(indices)
     others = [i for i in range(len(visible)) if i not in indices]
-    if not others or shown or used[-1] >= len(visible):
-        return
-    if any(tf.config.get_logical_device_configuration(gpu) for gpu in visible):
-        return
-    if not has_started():
-        tf.config.set_visible_devices([visible[i] for i in used], "GPU")
-        shown[:] = used
-        return
-    names = ", ".join(f"/gpu:{i}" for i in others)
-    warnings.warn(
-        f"TensorFlow has started, and keeps the memory of {names}, which nothing here uses. "
-        f"CUDA_VISIBLE_DEVICES={','.join(map(str, used))} leaves it to others.", stacklevel=3,
-    )
-
-
-def _numbers_now(gpus: Any, indices: Sequence[int]) -> list[int]:
-    """The numbers that GPUs have since `use_only` has hidden others."""
-    hidden = [i for i in indices if shown and i not in shown]
-    if hidden:
+    is_divided = any(tf.config.get_logical_device_configuration(gpu) for gpu in visible)
+    if others and used[-1] < len(visible) and not shown and not is_divided:
+        if has_started():
+            names = ", ".join(f"/gpu:{i}" for i in others)
+            warnings.warn(
+                f"TensorFlow has started, and keeps the memory of {names}, which nothing here "
+                f"uses. CUDA_VISIBLE_DEVICES={','.join(map(str, used))} leaves it to others.",
+                stacklevel=4,
+            )
+        else:
+            tf.config.set_visible_devices([visible[i] for i in used], "GPU")
+            shown[:] = used
+    if not shown or as_integer(gpus) is not None:
+        return list(indices)
+    if not set(indices) <= set(shown):
         raise ValueError(
             f"gpus ({gpus!r}): an earlier call has hidden all but {shown} from TensorFlow. Name "
             "in the first call all that are to be used, or begin a new process."
         )
-    return [shown.index(i) for i in indices] if shown else list(indices)
+    return [shown.index(i) for i in indices]
 
 
 def multiplies_in_tf32(devices: Sequence[str]) -> bool:
@@ -178,28 +180,3 @@ def _malformed(gpus: Any) -> ValueError:
         f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(count, 'GPU')}{names}"
         + ("." if count else "; towers then run on logical CPU devices.")
     )
-
-
-def _too_many(gpus: Any, indices: list[int], kind: str, present: list[str]) -> str:
-    asked, count = len(indices), len(present)
-    instead = f"gpus={count}, or gpus={count}, num_towers={asked}"
-    if kind == "gpu":
-        return (
-            f"gpus ({gpus!r}) is more than this machine has: {count} ({', '.join(present)}). "
-            f"Use {instead}."
-        )
-    return (
-        f"gpus ({gpus!r}) is more than this machine has: no GPU, and "
-        f"{counted(count, 'logical CPU device')} ({', '.join(present)}). Call "
-        f"towers.logical_cpus({max(indices) + 1}) {FIRST}, or use {instead}."
-    )
-
-
-def _make_logical_cpus(count: int, num_towers: int) -> None:
-    """Makes the logical CPU devices, where there are fewer and TensorFlow has not started."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if len(tf.config.get_logical_device_configuration(cpu) or [cpu]) < count:
-        try:
-            logical_cpus(count, num_towers=num_towers)
-        except ValueError:
-            pass  # too late: the caller's error says what there is

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,57 @@ _SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, which says more
 _STDERR = 2
 
 
-class Watched(NamedTuple):
-    """A run, as its watch needs to know it.
+class _Doing(NamedTuple):
+    """What the main thread does.
+
+    is_patient: it may take any time. computes: the devices work.
+    """
+
+    phase: str = BETWEEN
+    is_patient: bool = False
+    computes: bool = False
+
+
+class _Now:
+    """What the process does now: one store for each phase, as a step has many.
+
+    doing: another object with each phase. known: the kinds of steps that have been made: the first
+    of each is traced and compiled. watchers: how many `Watch`es are open.
+    """
+
+    doing = _Doing()
+    known: set[str] = set()
+    watchers = 0
+
+
+@contextmanager
+def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
+    """A phase inside of another one.
+
+    Args:
+        phase: what a person reads behind "in".
+        is_patient: whether it may take any time.
+        computes: whether it hangs where a device does.
+    """
+    before = _Now.doing
+    _Now.doing = _Doing(phase, is_patient, computes)
+    try:
+        yield
+    finally:
+        _Now.doing = _Doing(*before)  # a new one: this is progress, too
+
+
+@contextmanager
+def step(phase: str) -> Iterator[None]:
+    """The phase in which devices compute; the first of a kind takes any time."""
+    with within(phase, is_patient=phase not in _Now.known, computes=True):
+        yield
+    _Now.known.add(phase)
+
+
+@dataclass
+class Watch:
+    """Within, and after the first step, a phase that lasts too long ends the process (`HUNG`).
 
     towers: "towers 0-1 on /cpu:0, /cpu:1".
     way_out: sentences on how to go on.
@@ -51,68 +101,69 @@ class Watched(NamedTuple):
     log: Path | None = None
     leave: Callable[[], None] = lambda: None
 
+    def __enter__(self) -> None:
+        _Now.known.clear()
+        _Now.doing = _Doing()
+        _Now.watchers += 1
+        self._main, self._ended = threading.get_ident(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
+        self._thread.start()
 
-class _Now:
-    """What the main thread does: a few stores for each phase, as a step has many.
-
-    count: of phases so far. is_patient: the phase may take any time. computes: the devices work.
-    known: the kinds of steps that have been made: the first of each is traced and compiled.
-    """
-
-    phase, count, is_patient, computes = BETWEEN, 0, False, False
-    known: set[str] = set()
-    watchers = 0
-
-
-def enter(phase: str) -> None:
-    """From now on the process is in another phase."""
-    _Now.phase = phase
-    _Now.count += 1
-
-
-@contextmanager
-def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
-    """A phase inside of another one.
-
-    Args:
-        phase: what a person reads behind "in".
-        is_patient: whether it may take any time.
-        computes: whether it hangs where a device does.
-    """
-    before = _Now.phase, _Now.is_patient, _Now.computes
-    _Now.is_patient, _Now.computes = is_patient, computes
-    enter(phase)
-    try:
-        yield
-    finally:
-        phase, _Now.is_patient, _Now.computes = before
-        enter(phase)
-
-
-@contextmanager
-def step(phase: str) -> Iterator[None]:
-    """The phase in which devices compute; the first of a kind takes any time."""
-    with within(phase, is_patient=phase not in _Now.known, computes=True):
-        yield
-    _Now.known.add(phase)
-
-
-@contextmanager
-def watching(watched: Watched) -> Iterator[None]:
-    """Within, and after the first step, a phase that lasts too long ends the process (`HUNG`)."""
-    _Now.known.clear()
-    enter(BETWEEN)
-    ended = threading.Event()
-    arguments = watched, threading.get_ident(), ended
-    thread = threading.Thread(target=_watch, args=arguments, daemon=True, name="towers-hang")
-    thread.start()
-    _Now.watchers += 1
-    try:
-        yield
-    finally:
+    def __exit__(self, *_: object) -> None:
         _Now.watchers -= 1
-        ended.set()
-        thread.join()
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        """Looks at the main thread, and ends the process if it hangs."""
+        tick = min(_TICK, (self.seconds or self.least) / 4)
+        doing, looked, waited, longest = _Now.doing, time.monotonic(), 0.0, 0.0
+        other: subprocess.Popen[bytes] | None = None
+        while not self._ended.wait(tick):
+            before, looked = looked, time.monotonic()
+            waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process
+            if _Now.doing is not doing:
+                doing, longest, waited = _Now.doing, max(longest, waited), 0.0
+            limit = self.seconds
+            if limit is None:
+                limit = max(self.least, _TIMES_THE_LONGEST * longest)
+            if not _Now.known or doing.is_patient or limit == 0:
+                limit = math.inf
+            if waited >= limit and _Now.doing is doing:
+                self._end_process(doing, waited)
+            if other is None and limit < math.inf:
+                other = guard.start(self.way_out)
+            if other is not None and other.stdin is not None:
+                with suppress(OSError):  # it has ended, or reads no more
+                    os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
+        if other is not None:
+            other.kill()
+            other.communicate()
+
+    def _end_process(self, doing: _Doing, seconds: float) -> None:
+        """Writes the phase and the stacks; what it writes to may hang, too."""
+        where = f" ({self.towers})" if doing.computes else stands_in(self._main)
+        stacks = "follow" if self.log is None else f"stand in {self.log}"
+        text = places.prefix(places.here()).sub("", (
+            f"error: it hangs: no progress after {seconds:.0f} seconds in {doing.phase}{where}. "
+            f"The stacks of its threads {stacks}. {self.way_out}\n"
+        ))
+
+        def write_stacks() -> None:
+            if self.log is None:
+                faulthandler.dump_traceback(_STDERR)
+                return
+            with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                faulthandler.dump_traceback(file)
+
+        for act in (self.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
+                    write_stacks, sys.stdout.flush):
+            thread = threading.Thread(target=act, daemon=True, name="towers-hang-says")
+            thread.start()
+            thread.join(_SECONDS_TO_SAY)
+        os._exit(HUNG)
 
 
 def is_watching() -> bool:
@@ -122,7 +173,7 @@ def is_watching() -> bool:
 
 def phase() -> str:
     """What the main thread does."""
-    return _Now.phase
+    return _Now.doing.phase
 
 
 def stands_in(thread: int) -> str:
@@ -132,57 +183,3 @@ def stands_in(thread: int) -> str:
         return ""
     innermost = traceback.extract_stack(frame)[-1]
     return f", in {innermost.name} ({innermost.filename}, line {innermost.lineno})"
-
-
-def _watch(watched: Watched, main: int, ended: threading.Event) -> None:
-    """Looks at the main thread, and ends the process if it hangs."""
-    tick = min(_TICK, (watched.seconds or watched.least) / 4)
-    count, looked, waited, longest = _Now.count, time.monotonic(), 0.0, 0.0
-    other: subprocess.Popen[bytes] | None = None
-    while not ended.wait(tick):
-        before, looked = looked, time.monotonic()
-        waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process meanwhile
-        if _Now.count != count:
-            count, longest, waited = _Now.count, max(longest, waited), 0.0
-        limit = watched.seconds
-        if limit is None:
-            limit = max(watched.least, _TIMES_THE_LONGEST * longest)
-        if not _Now.known or _Now.is_patient or limit == 0:
-            limit = math.inf
-        if waited >= limit and _Now.count == count:
-            _end_process(watched, main, waited)
-        if other is None and limit < math.inf:
-            other = guard.start(watched.way_out)
-        if other is not None and other.stdin is not None:
-            with suppress(OSError):  # it has ended, or reads no more
-                os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
-    if other is not None:
-        other.kill()
-        other.communicate()
-
-
-def _end_process(watched: Watched, main: int, seconds: float) -> None:
-    """Writes the phase and the stacks; what it writes to may hang, too."""
-    log = watched.log
-    doing = f" ({watched.towers})" if _Now.computes else stands_in(main)
-    stacks = "follow" if log is None else f"stand in {log}"
-    text = places.prefix(places.here()).sub("", (
-        f"error: it hangs: no progress after {seconds:.0f} seconds in {_Now.phase}{doing}. The "
-        f"stacks of its threads {stacks}. {watched.way_out}\n"
-    ))
-
-    def write_stacks() -> None:
-        if log is None:
-            faulthandler.dump_traceback(_STDERR)
-            return
-        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            faulthandler.dump_traceback(file)
-
-    for act in (watched.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
-                write_stacks, sys.stdout.flush):
-        thread = threading.Thread(target=act, daemon=True, name="towers-hang-says")
-        thread.start()
-        thread.join(_SECONDS_TO_SAY)
-    os._exit(HUNG)

@@ -1,8 +1,7 @@
 """Keras' private names that towers cannot do without. No other module knows them.
 
-Each part says which need it serves and why no public way does. "Since" is the oldest version of
-Keras that it was found in, among the sources of 3.0.5, 3.4.1, 3.10 and 3.15; TensorFlow 2.20 asks
-for 3.10 or newer. The tests of this module name the part that a new version breaks.
+Each part says which need it serves and why no public way does; all hold in Keras 3.10, which
+TensorFlow 2.20 asks for, to 3.15. The tests of this module name the part that a new version breaks.
 """
 
 import functools
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.machine.replaced import replaced
+from towers.machine.replaced import replaced, replaced_by
 
 # Layers.
 
@@ -23,7 +22,7 @@ def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """A model or layer and all layers inside of it, each once, however deep.
 
     `model.layers` has those of the first level alone, and a layer that is no model (Bidirectional,
-    RNN, MultiHeadAttention) has no such attribute. Since 3.0.5.
+    RNN, MultiHeadAttention) has no such attribute.
     """
     return layer._flatten_layers()
 
@@ -44,28 +43,29 @@ def calls_in_order(model: keras.Model) -> list[Call] | None:
     """The calls of a Sequential or functional model in the order in which it makes them.
 
     Those of models inside of it are in their place. None for a model whose `call` is its class's
-    own. A graph's order is public nowhere. Since 3.0.5.
+    own. A graph's order is public nowhere.
     """
     calls: list[Call] = []
 
-    def has_graph(operation: Any) -> bool:
-        if type(operation).call is keras.Sequential.call:
-            return getattr(operation, "_functional", None) is not None
-        return type(operation).call is _FUNCTIONAL_CALL and hasattr(operation, "_nodes_by_depth")
+    def graph_of(operation: Any) -> Any:
+        if type(operation).call not in (keras.Sequential.call, _FUNCTIONAL_CALL):
+            return None
+        graph = getattr(operation, "_functional", operation)  # None: a Sequential is not built
+        return graph if hasattr(graph, "_nodes_by_depth") else None
 
     def add(graph: Any) -> None:
-        graph = getattr(graph, "_functional", None) or graph
         for depth in sorted(graph._nodes_by_depth, reverse=True):
             for node in graph._nodes_by_depth[depth]:
-                if node.operation and not node.is_input:
-                    if has_graph(node.operation):
-                        add(node.operation)
-                        continue
+                if not node.operation or node.is_input:
+                    continue
+                if inner := graph_of(node.operation):
+                    add(inner)
+                else:
                     calls.append(Call(node.operation, node.output_tensors, node.arguments.args))
 
-    if not has_graph(model):
+    if (graph := graph_of(model)) is None:
         return None
-    add(model)
+    add(graph)
     return calls
 
 
@@ -78,7 +78,7 @@ def calls_wrapped(
 ) -> Iterator[None]:
     """Within, each call of these operations is made in a context.
 
-    Keras has no hook around `call`, in which all that a layer computes is. Since 3.0.5.
+    Keras has no hook around `call`, in which all that a layer computes is.
 
     Args:
         operations: layers or operations.
@@ -104,7 +104,6 @@ def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
     """Gives a built layer the `seed_generator` that it lacks; its state is tracked in the layer.
 
     A built layer takes no new state, and `build` makes none that its `__init__` would have made.
-    Since 3.4.1.
     """
     layer._tracker.unlock()
     layer.seed_generator = keras.random.SeedGenerator(seed)
@@ -116,27 +115,26 @@ def noise_left_out() -> Iterator[None]:
     """Within, Keras draws no random numbers: dropout keeps all, a distribution has one value.
 
     No value is 0, so that each parameter keeps its gradient. `keras.random` and all layers call
-    these functions; there is no public way to turn off the noise of every layer. Since 3.0.5.
+    these functions; there is no public way to turn off the noise of every layer.
     """
     from keras.src.backend.tensorflow import random
 
     def filled(shape: Any, value: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
 
-    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
-        return filled(shape, mean + stddev, **rest)
-
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, **rest: Any) -> tf.Tensor:
         return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps 0.9
 
-    def categorical(logits: Any, num_samples: int, dtype: str = "int64", **_: Any) -> tf.Tensor:
-        return filled((tf.shape(logits)[0], num_samples), 0, dtype)
+    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
+        return filled(shape, mean + stddev, **rest)
 
     functions: dict[str, Callable[..., Any]] = {
         "normal": normal,
         "truncated_normal": normal,
         "uniform": uniform,
-        "categorical": categorical,
+        "categorical": lambda logits, num_samples, dtype="int64", **_: filled(
+            (tf.shape(logits)[0], num_samples), 0, dtype
+        ),
         "randint": lambda shape, minval, maxval, **rest: filled(shape, minval, **rest),
         "gamma": lambda shape, alpha, **rest: filled(shape, alpha, **rest),
         "beta": lambda shape, alpha, beta, **rest: filled(shape, alpha / (alpha + beta), **rest),
@@ -144,38 +142,32 @@ def noise_left_out() -> Iterator[None]:
         "dropout": lambda inputs, rate, *_, **__: inputs,
         "shuffle": lambda x, *_, **__: x,
     }
-
-    def other(name: str) -> Callable:
-        return lambda original: functions[name]
-
     with ExitStack() as stack:
-        for name in functions:
-            stack.enter_context(replaced(random, name, other(name)))
+        for name, function in functions.items():
+            stack.enter_context(replaced_by(random, name, function))
         yield
 
 
-@contextmanager
 def moments_replaced(
     layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Within, a BatchNormalization takes its batch's mean and variance from `moments`.
 
     Keras' `call` computes them, updates the statistics and normalizes in one: there is no way in
-    but to repeat all of it. Since 3.0.5.
+    but to repeat all of it.
 
     Args:
         layer: the layer.
         moments: (inputs [n, ...], mask) -> mean and variance, [channels] each.
     """
-    with replaced(layer, "_moments", lambda _: moments):
-        yield
+    return replaced_by(layer, "_moments", moments)
 
 
 def surroundings() -> Callable[[], AbstractContextManager[None]]:
     """A maker of contexts in which layers are called as they would be here.
 
     They take `training`, and the dtype of what they compute, from the layers around them, of which
-    the backward pass knows nothing any more; there is no public way to either. Since 3.0.5.
+    the backward pass knows nothing any more; there is no public way to either.
     """
     from keras.src.backend.common import global_state
 
@@ -197,7 +189,7 @@ def surroundings() -> Callable[[], AbstractContextManager[None]]:
 
 
 # The class of the layers that change images at random, and their labels; it is exported under no
-# name of its own. Since 3.10.
+# name of its own.
 ImageAugmentation = keras.layers.MixUp.__base__
 
 
@@ -208,7 +200,7 @@ def stored_value(variable: keras.Variable) -> tf.Variable | None:
     """TensorFlow's variable behind Keras'; None where it is still to be made.
 
     `variable.value` hands out the same, but in a StatelessScope what the scope says, or a
-    placeholder: a scope that reads it itself has no public way. Since 3.0.5.
+    placeholder: a scope that reads it itself has no public way.
     """
     return variable._value
 
@@ -220,21 +212,17 @@ def stored_in(
     """Within, Keras' variables keep their values in other variables of TensorFlow.
 
     A StatelessScope would replace values by tensors, which an optimizer cannot assign to on
-    TensorFlow. Since 3.0.5.
+    TensorFlow.
     """
-    before = [variable._value for variable in variables]
-    try:
+    with ExitStack() as stack:
         for variable, other in zip(variables, others, strict=True):
-            variable._value = other
+            stack.enter_context(replaced_by(variable, "_value", other))
         yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable._value = value
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variables that a built optimizer was built for, in order.
 
-    `optimizer.variables` has those of its own alone. Since 3.0.5.
+    `optimizer.variables` has those of its own alone.
     """
     return optimizer._trainable_variables

@@ -6,7 +6,6 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -82,20 +81,15 @@ def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
     Returns:
         None where there is a GPU, or the caller has divided the CPU.
     """
-    if not is_undivided():
+    count = num_towers if num_towers > 1 else count_cores()
+    if not is_undivided() or num_towers < 2 and (is_chosen or count < 2):
         return None
-    if num_towers < 2:
-        cores = count_cores()
-        return None if is_chosen or cores < 2 else (
-            f"there is one tower, on {HOST}: this machine has no GPU, and TensorFlow had started "
-            f"with one CPU device. The results are the same. For a tower on each core, call "
-            f"towers.logical_cpus({cores}) {FIRST}. For one tower without this warning, pass "
-            "num_towers=1."
-        )
+    which = "there is one tower, on" if num_towers < 2 else f"all {num_towers} towers share"
     return (
-        f"all {num_towers} towers share {HOST}: TensorFlow had started with it alone, such as for "
-        "a model that was made before. The results are the same. For a device each, call "
-        f"towers.logical_cpus({num_towers}) {FIRST}; or use fewer towers."
+        f"{which} {HOST}: this machine has no GPU, and TensorFlow had started with one CPU device, "
+        f"such as for a model that was made before. The results are the same. For {count} devices, "
+        f"call towers.logical_cpus({count}) {FIRST}. For one device without this warning, pass "
+        "num_towers=1."
     )
 
 
@@ -128,7 +122,7 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
             f"{name} ({count}): TensorFlow sees no GPU on this machine. Leave it out to run towers "
             f"on logical CPU devices; in Python, towers.logical_cpus({count}) makes them."
         )
-    present = sum(logical_gpu_counts())
+    present = sum(max(1, len(limits)) for limits in _limits_mib())
     is_late = has_started()
     if is_late and present != count:
         raise ValueError(
@@ -185,14 +179,9 @@ def memory_of_each(free_mib: Sequence[int], shares: Sequence[int], name: str) ->
     return memory
 
 
-def logical_gpu_counts() -> list[int]:
-    """The number of logical GPUs of each of the machine's GPUs, in order."""
-    return [max(1, len(limits)) for limits in _limits_mib(tf.config.get_visible_devices("GPU"))]
-
-
 def shared_gpus() -> str | None:
     """A run's note on logical GPUs; None where each GPU is one device."""
-    limits = _limits_mib(tf.config.get_visible_devices("GPU"))
+    limits = _limits_mib()
     num_gpus, count = len(limits), sum(map(len, limits))
     if count <= num_gpus:
         return None
@@ -200,8 +189,9 @@ def shared_gpus() -> str | None:
     return f"{count} logical GPUs on {gpus}: real kernels and copies, not the speed of {count}"
 
 
-def _limits_mib(gpus: Sequence[Any]) -> list[list[int]]:
+def _limits_mib() -> list[list[int]]:
     """The memory of each GPU's logical GPUs, MiB; [] of one that is not divided."""
+    gpus = tf.config.get_visible_devices("GPU")
     found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
     return [[logical.memory_limit for logical in limits] for limits in found]
 

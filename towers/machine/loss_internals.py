@@ -1,7 +1,4 @@
-"""Keras' private names of losses and metrics that towers cannot do without.
-
-No other module knows them. See `keras_internals` for what "since" means.
-"""
+"""Keras' private names of losses and metrics that towers need; see `keras_internals`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +15,7 @@ def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The mask that a layer, or a loss with `ignore_class`, has left on its output, or None.
 
     Keras' losses and metrics look for it there; `layer.compute_mask` computes a layer's, but not
-    which one arrived at the end of a model. Since 3.0.5.
+    which one arrived at the end of a model.
     """
     return getattr(tensor, "_keras_mask", None)
 
@@ -31,8 +28,7 @@ def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
 
     Keras computes a crossentropy from the logits if it finds them. `keras.activations` sets them as
     an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor.
-    There is no public way to either (`_get_logits` in keras/src/backend/tensorflow/nn.py). Since
-    3.0.5.
+    There is no public way to either (`_get_logits` in keras/src/backend/tensorflow/nn.py).
 
     Args:
         tensor: a symbolic tensor [n, ...].
@@ -71,7 +67,6 @@ def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
 # Losses and metrics.
 
 # The class of all losses that are made of a function; it is exported under no name of its own.
-# Since 3.0.5.
 _LossFunctionWrapper = keras.losses.MeanSquaredError.__base__
 
 
@@ -84,42 +79,27 @@ def function_loss(function: Callable) -> keras.losses.Loss:
     return _LossFunctionWrapper(function)
 
 
-class GivenMetrics(NamedTuple):
-    """Arguments of `compile`, as they were given."""
-
-    metrics: Any
-    weighted_metrics: Any
-
-
-def given_metrics(model: keras.Model) -> GivenMetrics:
-    """The metrics that a model was compiled with; None where there are none.
+def given_metrics(model: keras.Model) -> tuple[Any, Any]:
+    """The metrics and weighted metrics that a model was compiled with, None where there are none.
 
     There is no public way to them but serialized ones, which functions of one's own do not survive.
-    Since 3.0.5.
     """
     compiled = model._compile_metrics
     if compiled is None:
-        return GivenMetrics(None, None)
-    return GivenMetrics(compiled._user_metrics, compiled._user_weighted_metrics)
+        return None, None
+    return compiled._user_metrics, compiled._user_weighted_metrics
 
 
-class CompiledLoss(NamedTuple):
-    """Arguments of `compile`, as they were given."""
-
-    loss: Any
-    loss_weights: Any
-
-
-def compiled_loss(model: keras.Model) -> CompiledLoss | None:
-    """The loss and the weights that a model was compiled with; None where it was without a loss.
+def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
+    """The loss and the weights that a model was compiled with; (None, None) without a loss.
 
     `model.loss` may be an attribute of the user's, and there is no public way to the weights but
-    serialized ones. Since 3.0.5.
+    serialized ones.
     """
     compiled = model._compile_loss
     if compiled is None:
-        return None
-    return CompiledLoss(compiled._user_loss, compiled._user_loss_weights)
+        return None, None
+    return compiled._user_loss, compiled._user_loss_weights
 
 
 class LossTerm(NamedTuple):
@@ -140,7 +120,7 @@ class LossTerms(CompileLoss):
     """Keras' resolution of the losses given to `compile`, which returns terms in place of values.
 
     Keras matches losses, labels, outputs and weights in one object that has no public name, and
-    only while it computes the total. Here each loss notes its arguments. Since 3.7.
+    only while it computes the total. Here each loss notes its arguments.
     """
 
     def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
@@ -193,8 +173,7 @@ class LossTerms(CompileLoss):
 def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Feeds the running means of each output's loss, which Keras shows beside the total.
 
-    `model.compute_loss` would add what layers have added, which is in another graph. Since 3.4.1,
-    where Keras has these means at all.
+    `model.compute_loss` would add what layers have added, which is in another graph.
 
     Args:
         model: compiled with a loss.
@@ -212,7 +191,7 @@ def compiled_metrics(model: keras.Model) -> Any:
     """The object that computes a compiled model's metrics; None where there are none.
 
     It is one of `model.metrics`, where nothing tells it from the others; its `build(y, y_pred)`
-    makes their variables without a batch. Since 3.0.5.
+    makes their variables without a batch.
     """
     return model._compile_metrics
 
@@ -221,7 +200,7 @@ def metric_direction(metric: keras.metrics.Metric) -> str | None:
     """"up" where a higher value is the better one, "down" where a lower one is; None: unknown.
 
     Keras' own callbacks ask for it where they are told to find out which epoch is the best; there
-    is no public name. Since 3.0.5.
+    is no public name.
     """
     return getattr(metric, "_direction", None)
 
@@ -230,6 +209,6 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """The running mean of a compiled model's loss.
 
     The first of what Keras lists as the metrics, also where the user's class lists others. The
-    property is public, but its order is written down nowhere. Since 3.0.5.
+    property is public, but its order is written down nowhere.
     """
     return keras.Model.metrics.fget(model)[0]

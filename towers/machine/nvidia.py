@@ -45,22 +45,22 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
         visible: numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
     """
     answers: list[list[DriverGpu]] = []
+
+    def query() -> None:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            try:
+                count = pynvml.nvmlDeviceGetCount()
+                names = visible.split(",") if visible else map(str, range(count))
+                answers.append([_driver_gpu(name.strip()) for name in names])
+            finally:
+                pynvml.nvmlShutdown()
+
     # A thread of its own: a call into a driver that hangs cannot be ended.
-    thread = Thread(target=_query, args=(visible, answers), daemon=True)
+    thread = Thread(target=query, daemon=True)
     thread.start()
     thread.join(PATIENCE)
     return answers[0] if answers else None
-
-
-def _query(visible: str | None, answers: list[list[DriverGpu]]) -> None:
-    """Appends what `driver_gpus` returns; nothing where NVML is missing or fails."""
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            names = visible.split(",") if visible else map(str, range(pynvml.nvmlDeviceGetCount()))
-            answers.append([_driver_gpu(name.strip()) for name in names])
-        finally:
-            pynvml.nvmlShutdown()
 
 
 def _driver_gpu(name: str) -> DriverGpu:

@@ -1,16 +1,7 @@
 """Policy: all that depends on the kind of device that towers run on, decided in one place.
 
-                                    CPU: one memory          GPU: a memory of its own
-    towers of one device            side by side, on cores   one after another
-    the sum of gradients            made at home, in the     made on the devices that hold them
-                                    update's program
-    TensorFlow's graph optimizer    off                      on, without its arithmetic
-    the cores                       divided among towers     left to TensorFlow
-    the next batch's shards         stay where they are      copied ahead of the step
-    many small values               have nowhere to go       travel as one vector a dtype
-
-The home is the parameters' device. Towers on GPUs follow `GPU`; TOWERS_REHEARSE_GPUS=1 in the
-environment makes those on logical CPU devices follow it, too: the code for GPUs, without one.
+Towers on GPUs follow `GPU`; TOWERS_REHEARSE_GPUS=1 in the environment makes those on logical CPU
+devices follow it, too: the code for GPUs, without one.
 """
 
 import os
@@ -24,7 +15,7 @@ REHEARSAL = "TOWERS_REHEARSE_GPUS"
 
 @dataclass(frozen=True)
 class Policy:
-    """A step's use of its devices.
+    """A step's use of its devices; the defaults are those for CPUs.
 
     take_turns: a tower waits for the one before it on the same device, so that a device needs the
         memory of one tower; never for a tower on another device.
@@ -40,32 +31,19 @@ class Policy:
     shares_memory: nothing moves between the devices: `--plan` counts what GPUs would move.
     """
 
-    take_turns: bool
-    add_on_devices: bool
-    optimize_graphs: bool
-    divide_cores: bool
-    prefetch_to_devices: bool
-    pack_transfers: bool
-    shares_memory: bool
+    take_turns: bool = False
+    add_on_devices: bool = False
+    optimize_graphs: bool = False
+    divide_cores: bool = True
+    prefetch_to_devices: bool = False
+    pack_transfers: bool = False
+    shares_memory: bool = True
 
 
-CPU = Policy(
-    take_turns=False,
-    add_on_devices=False,
-    optimize_graphs=False,
-    divide_cores=True,
-    prefetch_to_devices=False,
-    pack_transfers=False,
-    shares_memory=True,
-)
+CPU = Policy()
 GPU = Policy(
-    take_turns=True,
-    add_on_devices=True,
-    optimize_graphs=True,
-    divide_cores=False,
-    prefetch_to_devices=True,
-    pack_transfers=True,
-    shares_memory=False,
+    take_turns=True, add_on_devices=True, optimize_graphs=True, divide_cores=False,
+    prefetch_to_devices=True, pack_transfers=True, shares_memory=False,
 )
 
 

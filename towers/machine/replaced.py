@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
@@ -22,6 +22,11 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
             delattr(owner, name)
         else:
             del vars(owner)[name]
+
+
+def replaced_by(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
+    """Within, an attribute of a class, a module or an object is `value`."""
+    return replaced(owner, name, lambda _: value)
 
 
 def _put(owner: Any, name: str, value: Any) -> None:

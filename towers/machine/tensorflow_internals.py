@@ -159,19 +159,19 @@ def recomputed_by(
     """
     from tensorflow.python.ops import custom_gradient
 
-    original, thread = custom_gradient._graph_mode_decorator, threading.get_ident()
+    thread = threading.get_ident()
 
-    def decorated(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        is_recomputed = f.__qualname__ == "recompute_grad.<locals>.inner"
-        if is_recomputed and threading.get_ident() == thread:
-            return call(inspect.getclosurevars(f).nonlocals["f"], args, kwargs)
-        return original(f, args, kwargs)
+    def decorator(original: Callable) -> Callable:
+        def decorated(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            is_recomputed = f.__qualname__ == "recompute_grad.<locals>.inner"
+            if is_recomputed and threading.get_ident() == thread:
+                return call(inspect.getclosurevars(f).nonlocals["f"], args, kwargs)
+            return original(f, args, kwargs)
 
-    custom_gradient._graph_mode_decorator = decorated
-    try:
+        return decorated
+
+    with replaced(custom_gradient, "_graph_mode_decorator", decorator):
         yield
-    finally:
-        custom_gradient._graph_mode_decorator = original
 
 
 # Workers.
@@ -187,7 +187,7 @@ def start_collectives(addresses: Sequence[str], index: int) -> None:
     from tensorflow.python.eager import context
 
     context.context().configure_collective_ops(
-        collective_leader=task_name(0), scoped_allocator_enabled_ops=(),
+        collective_leader=_task_name(0), scoped_allocator_enabled_ops=(),
         device_filters=(f"/job:{_JOB}/task:{index}",),
     )
     context.context().enable_collective_ops(_Server(list(addresses), index))
@@ -220,32 +220,22 @@ class _Server:
         return server
 
 
-def answers(index: int, timeout: float) -> bool:
-    """Whether a worker's TensorFlow answers within `timeout` seconds; not whether it computes."""
+def health_error(index: int, timeout: float) -> tf.errors.OpError | None:
+    """Asks a worker's TensorFlow whether it is there; not whether it computes.
+
+    Returns:
+        None: it has answered within `timeout` seconds. `tf.errors.UnavailableError`: nobody listens
+        where the worker was. Any other error: it is silent.
+    """
     from tensorflow.python.eager import context
 
     try:
         context.context().check_collective_ops_peer_health(
-            task_name(index), timeout_in_ms=round(1000 * timeout)
+            _task_name(index), timeout_in_ms=round(1000 * timeout)
         )
-    except tf.errors.OpError:
-        return False
-    return True
-
-
-def is_gone(index: int, timeout: float) -> bool:
-    """Whether nobody listens where a worker was: it has ended, or has not started yet."""
-    from tensorflow.python.eager import context
-
-    try:
-        context.context().check_collective_ops_peer_health(
-            task_name(index), timeout_in_ms=round(1000 * timeout)
-        )
-    except tf.errors.UnavailableError:
-        return True
-    except tf.errors.OpError:
-        return False
-    return False
+    except tf.errors.OpError as error:
+        return error
+    return None
 
 
 _SAME_ELEMENTS = re.compile("_?(Cache|Options|Prefetch|Repeat|Shuffle|Skip|Take)Dataset")
@@ -261,7 +251,7 @@ def ends_in_batch(dataset: tf.data.Dataset) -> bool:
     return "Batch" in type(dataset).__name__
 
 
-def task_name(index: int) -> str:
+def _task_name(index: int) -> str:
     """A worker's name in TensorFlow's messages."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 

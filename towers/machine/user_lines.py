@@ -56,21 +56,20 @@ def line_of_error(error: BaseException | None) -> str | None:
 def is_of_keras(operation: Any, folder: str) -> bool:
     """Whether Keras' own "layers" or "metrics" made an operation, with no user's line further in.
     """
-    for frame in reversed(operation.traceback):
-        name = frame.filename
-        if not _is_a_librarys(name):
-            return False
-        if name.startswith(str(_KERAS / folder)) and not name.endswith(_CALLERS):
-            return True
-    return False
+    return _is_made_in(str(_KERAS / folder), operation, _CALLERS)
 
 
 def is_of_ragged_operations(operation: Any) -> bool:
     """Whether TensorFlow's own code for ragged tensors made an operation."""
+    return _is_made_in(f"{_RAGGED}/", operation)
+
+
+def _is_made_in(beginning: str, operation: Any, but: tuple[str, ...] = ()) -> bool:
+    """Whether a library's file of a name that begins so made an operation."""
     for frame in reversed(operation.traceback):
         if not _is_a_librarys(frame.filename):
             return False
-        if Path(frame.filename).is_relative_to(_RAGGED):
+        if frame.filename.startswith(beginning) and not frame.filename.endswith(but):
             return True
     return False
 

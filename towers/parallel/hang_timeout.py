@@ -74,9 +74,9 @@ def watching(callbacks: Any, devices: Sequence[str], num_towers: int) -> Abstrac
     if found is None:
         return nullcontext()
     is_alone = join_workers().num_workers == 1
-    return hang.watching(hang.Watched(
+    return hang.Watch(
         placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
         "Start the script again: with towers.Resume among its callbacks it goes on from its last "
         "checkpoint. If it was at work, give towers.HangTimeout more seconds.",
         0.0 if not is_alone else None if found.seconds == _AUTO else found.seconds,
-    ))
+    )

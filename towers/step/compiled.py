@@ -74,15 +74,14 @@ def check_steps(model: keras.Model) -> None:
 
 def losses(model: keras.Model) -> tuple[Any, Any]:
     """(loss, loss_weights), as `TowerStep` takes them; (None, None) where layers add all losses."""
-    compiled = loss_internals.compiled_loss(model)
     if overrides(model, "compute_loss"):
         return ModelLoss(functools.partial(own_loss, model)), None
-    return (None, None) if compiled is None else (compiled.loss, compiled.loss_weights)
+    return loss_internals.compiled_loss(model)
 
 
 def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Compiles a compiled model with another optimizer, and all else as it was."""
-    loss, loss_weights = loss_internals.compiled_loss(model) or (None, None)
+    loss, loss_weights = loss_internals.compiled_loss(model)
     metrics, weighted_metrics = loss_internals.given_metrics(model)
     keras.Model.compile(  # not the class's own, which may take other arguments
         model, optimizer, loss, loss_weights, metrics, weighted_metrics
@@ -206,12 +205,11 @@ class CompiledMetrics(BatchMetrics):
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
     """Whether Keras shows the value of each loss beside the total."""
-    compiled = loss_internals.compiled_loss(model)
-    if compiled is None or overrides(model, "compute_loss"):
+    loss, _ = loss_internals.compiled_loss(model)
+    if loss is None or overrides(model, "compute_loss"):
         return False
-    given = keras.tree.flatten(compiled.loss)
-    return len([loss for loss in given if loss is not None]) > 1 or (
-        not keras.tree.is_nested(compiled.loss) and len(tf.nest.flatten(y_pred)) > 1
+    return len([each for each in keras.tree.flatten(loss) if each is not None]) > 1 or (
+        not keras.tree.is_nested(loss) and len(tf.nest.flatten(y_pred)) > 1
     )
 
 

@@ -25,7 +25,7 @@ import tensorflow as tf
 from towers.machine import hang
 from towers.workers.cluster import LOST_WORKER, Cluster, LostWorkerError
 from towers.machine.devices import HOST
-from towers.machine.tensorflow_internals import answers, is_gone
+from towers.machine.tensorflow_internals import health_error
 from towers.machine.words import plural
 from towers.workers.worker_collectives import WorkerCollectives
 
@@ -107,12 +107,8 @@ def at_work(phase: str) -> Iterator[None]:
 
 def gone(cluster: Cluster) -> int | None:
     """A worker that has ended, or has not started yet; None where all are there."""
-    return next((w for w in _others(cluster) if is_gone(w, _ANSWER_SECONDS)), None)
-
-
-@functools.cache
-def _watch(cluster: Cluster) -> "_Watch":
-    return _Watch(cluster)
+    errors = ((w, health_error(w, _ANSWER_SECONDS)) for w in _others(cluster))
+    return next((w for w, e in errors if isinstance(e, tf.errors.UnavailableError)), None)
 
 
 class _Doing(NamedTuple):
@@ -234,6 +230,9 @@ class _Watch:
             os.kill(os.getpid(), signal.SIGABRT)
 
 
+_watch = functools.cache(_Watch)
+
+
 def _say(text: str) -> None:
     print(f"error: {text}", file=sys.stderr, flush=True)
 
@@ -245,7 +244,7 @@ def _end(text: str) -> None:
 
 
 def _silent(cluster: Cluster) -> list[int]:
-    return [w for w in _others(cluster) if not answers(w, _ANSWER_SECONDS)]
+    return [w for w in _others(cluster) if health_error(w, _ANSWER_SECONDS)]
 
 
 def _others(cluster: Cluster) -> list[int]:

@@ -38,9 +38,9 @@ class WorkerCollectives:
         # The same for every worker, as they make the same groups in the same order.
         self._group_key = next(_GROUP_KEYS)
         self._count = itertools.count(1)
-        # Members are ordered by their names: from 11 workers on, 10 comes before 2.
-        names = sorted(range(num_workers), key=str)
-        self._positions = [names.index(worker) for worker in range(num_workers)]
+        # Operations order workers by their names: from 11 on, 10 comes before 2.
+        self._members = sorted(range(num_workers), key=str)
+        self._positions = [self._members.index(worker) for worker in range(num_workers)]
 
     def all_gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
         """[n, ...] of the same shape in every worker -> [W, n, ...], in the workers' order.
@@ -54,16 +54,16 @@ class WorkerCollectives:
             input=wire[tf.newaxis], instance_key=self._key(varies), **self._group()
         )
         gathered = tf.ensure_shape(gathered, [self.num_workers, *value.shape])
-        return tf.cast(self._in_order(gathered), value.dtype)
+        return tf.cast(self._taken(gathered, self._positions), value.dtype)
 
     def all_to_all(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
         """[W, ...]: row w for worker w -> [W, ...]: row w from worker w. A number of any kind."""
-        sent = self._in_members_order(_on_the_wire(value))
+        sent = self._taken(_on_the_wire(value), self._members)
         received = tf.raw_ops.CollectiveAllToAllV2(
             input=sent, instance_key=self._key(varies), **self._group()
         )
         received = tf.ensure_shape(received, value.shape)
-        return tf.cast(self._in_order(received), value.dtype)
+        return tf.cast(self._taken(received, self._positions), value.dtype)
 
     def broadcast(self, value: tf.Tensor) -> tf.Tensor:
         """The chief's value, of a shape that every worker knows."""
@@ -91,14 +91,9 @@ class WorkerCollectives:
         key = next(self._count) * _MOST_ROWS
         return tf.constant(key) if varies is None else key + varies % _MOST_ROWS
 
-    def _in_order(self, rows: tf.Tensor) -> tf.Tensor:
-        """[W, ...] in the members' order -> in the workers'."""
-        return rows if self.num_workers <= 10 else tf.gather(rows, self._positions)
-
-    def _in_members_order(self, rows: tf.Tensor) -> tf.Tensor:
-        if self.num_workers <= 10:
-            return rows
-        return tf.gather(rows, sorted(range(self.num_workers), key=str))
+    def _taken(self, rows: tf.Tensor, order: list[int]) -> tf.Tensor:
+        """The rows [W, ...] in an order, which up to 10 workers is their own."""
+        return rows if self.num_workers <= 10 else tf.gather(rows, order)
 
 
 def _on_the_wire(value: tf.Tensor) -> tf.Tensor:

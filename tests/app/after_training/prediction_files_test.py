@@ -1,4 +1,4 @@
-"""Files of predictions: written batch after batch, there when they are complete."""
+"""Files of predictions: there when they are complete."""
 
 import numpy as np
 import pytest
@@ -6,20 +6,14 @@ import pytest
 from towers.app.after_training.prediction_files import check, write
 
 
-def test_npz_holds_each_output_in_the_order_of_the_examples(tmp_path):
+def test_npz_holds_each_output_by_name(tmp_path):
     a, b = np.arange(10.0).reshape(5, 2), np.arange(5, dtype="int32")
     path = tmp_path / "new" / "p.npz"
-
-    def batches():
-        for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
-            yield a[rows], b[rows]
-            assert not path.exists()
-
-    write(str(path), batches(), ["a", "b"], 5)
+    write(str(path), {"a": a, "file": b})
     with np.load(path) as saved:
-        assert sorted(saved) == ["a", "b"] and saved["b"].dtype == b.dtype
+        assert sorted(saved) == ["a", "file"] and saved["file"].dtype == b.dtype
         np.testing.assert_array_equal(saved["a"], a)
-        np.testing.assert_array_equal(saved["b"], b)
+        np.testing.assert_array_equal(saved["file"], b)
     assert [p.name for p in path.parent.iterdir()] == ["p.npz"]
 
 
@@ -34,8 +28,7 @@ def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
     files, classes, rows, tmp_path
 ):
     path = tmp_path / "p.csv"
-    batches = [[np.array([row])] for row in ([0.1, 0.9], [0.75, 0.25])]
-    write(str(path), batches, ["predictions"], 2, files, classes)
+    write(str(path), {"predictions": np.array([[0.1, 0.9], [0.75, 0.25]])}, files, classes)
     assert path.read_text(errors="surrogateescape").splitlines() == rows
 
 
@@ -45,7 +38,7 @@ def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
 ], ids=["logits", "sums", "rank", "two outputs"])
 def test_csv_refuses_other_than_probabilities_and_leaves_nothing(outputs, tmp_path):
     with pytest.raises(ValueError, match="a .csv file takes .* Use a file that ends in .npz"):
-        write(str(tmp_path / "p.csv"), [outputs], ["x"] * len(outputs), 1)
+        write(str(tmp_path / "p.csv"), dict(enumerate(outputs)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -55,4 +48,4 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
         with pytest.raises(ValueError, match=rf"^out \(.*\) {words}"):
             check(str(path))
     with pytest.raises(ValueError, match=r"^out \(.*\) cannot be written: File exists"):
-        write(str(tmp_path / "p.npz" / "q.csv"), [], ["x"], 1)
+        write(str(tmp_path / "p.npz" / "q.csv"), {})

@@ -14,7 +14,7 @@ from towers.machine import nvidia
 @pytest.fixture(autouse=True)
 def _no_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "absent")
-    fake_nvml.use(monkeypatch, None)
+    fake_nvml.use(monkeypatch)
 
 
 def blocks(**values):
@@ -42,10 +42,10 @@ def test_devices_that_a_run_would_not_get_are_a_line_and_no_error():
     assert re.match(r"none: (--)?num_gpus \(9\) is more than", line)
 
 
-def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch, tmp_path):
+def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
     assert blocks()["Driver"] == ["not found"]
     gpus = ("Tesla T4", "GPU-1", 15360, 15000), ("NVIDIA GB10", "GPU-2", 0, 0)
-    fake_nvml.use(monkeypatch, fake_nvml.build(tmp_path, *gpus))
+    fake_nvml.use(monkeypatch, *gpus)
     assert blocks()["Driver"] == [
         "found", "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
         "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests.app.launch.players import ROOT, launch, start_command
-from tests.machine import fake_nvml
 
 
 def command(tmp_path, *arguments):
@@ -83,13 +82,12 @@ def test_for_several_machines_it_prints_what_a_shell_understands(words, tmp_path
 
 def test_each_worker_sees_its_own_gpus_of_those_there_are(tmp_path):
     text = "print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-    fake_nvml.build(tmp_path, *[("GPU", f"GPU-{i}", 80000, 80000) for i in range(2)])
-    path = {"LD_LIBRARY_PATH": str(tmp_path)}
     flags = ("--workers=2", "--gpus_per_worker=1")
-    code, lines, _ = launch(tmp_path, text, *flags, environment=path)
+    visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    code, lines, _ = launch(tmp_path, text, *flags, environment=visible)
     assert (code, sorted(lines)) == (0, ["0", "[worker 1] 1"])
-    code, _, stderr = launch(tmp_path, text, "--workers=3", *flags[1:], environment=path)
-    assert code == 2 and "this machine has 2." in stderr
+    code, _, stderr = launch(tmp_path, text, "--workers=3", *flags[1:], environment=visible)
+    assert code == 2 and "CUDA_VISIBLE_DEVICES='0,1' names 2." in stderr
 
 
 @pytest.mark.parametrize("redirection", ["| head -1", ">&- 2>&-", "> /dev/full"])

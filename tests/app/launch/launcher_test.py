@@ -1,14 +1,12 @@
 """The run goes on after a worker was lost: with one less, from its last checkpoint."""
 
 import os
-import re
 import signal
 
 import pytest
 
-from tests.app.launch.players import launch, start, start_command
+from tests.app.launch.players import launch, start
 from tests.processes import wait_for
-from tests.resuming import FLAGS, ROOT, outcome, uninterrupted
 from towers.app.launch.launcher import again, cause, loss
 from towers.app.launch.supervise import End
 
@@ -171,36 +169,3 @@ def test_after_a_loss_train_py_resumes_and_others_start_again(
         (tmp_path / name).mkdir()
     (tmp_path / "run" / "config.json").touch()
     assert again(words, announced) == (expected or words)
-
-
-# A model whose process is killed at the first checkpoint after step 0, once.
-KILLING = """
-import os, threading, time
-from pathlib import Path
-from tests.resuming import model as plain
-
-def watch():
-    while not list(Path("run/checkpoints").glob("epoch-*-step-[2-6]")):
-        time.sleep(0.001)
-    Path("killed").touch()
-    os.kill(os.getpid(), 9)
-
-def model(input_shape, num_classes):
-    if not Path("killed").exists():
-        threading.Thread(target=watch, daemon=True).start()
-    return plain(input_shape, num_classes)
-"""
-
-
-@pytest.mark.matrix
-def test_train_py_itself_goes_on_to_the_same_bits(tmp_path):
-    (tmp_path / "killing.py").write_text(KILLING)
-    process = start_command(
-        tmp_path, "--workers=1", "--", str(ROOT / "train.py"), *FLAGS, "--model=killing:model",
-        "--checkpoint_every=2",
-    )
-    stdout, stderr = process.communicate(timeout=300)
-    assert (process.returncode, stderr) == (0, "")
-    assert stdout.count(f"Restart   worker 0 {KILLED}: ") == 1
-    assert re.search("^Resume    from step [2-6]:", stdout, re.MULTILINE), stdout
-    assert outcome(tmp_path / "run") == uninterrupted(*FLAGS)

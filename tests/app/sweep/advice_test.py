@@ -3,7 +3,7 @@
 import pytest
 
 from tests.app.sweep.rows import of_speeds, row
-from towers.app.sweep.advice import advice, break_even
+from towers.app.sweep.advice import advice
 from towers.app.sweep.table import with_speedups
 
 
@@ -20,6 +20,14 @@ from towers.app.sweep.table import with_speedups
      "the cores that 1 device has alone."),
     ({(64, 1): None, (64, 2): 1000}, True,
      "; 2 devices have no speed-up, because 1 device was not measured."),
+    # faster by chance at 32: slower again at 64
+    ({(32, 1): 10, (32, 2): 11, (64, 1): 10, (64, 2): 9, (128, 1): 10, (128, 2): 12}, True,
+     "; 2 devices pay from a global batch of 128 on."),
+    ({(64, 1): 10, (64, 2): 10}, True, "; 2 devices do not pay (1.00 times 1 device at 64): a step "
+     "computes too little for what it moves; try larger batches or --profile."),
+    # a batch without a speed-up
+    ({(64, 1): 10, (64, 2): 12, (128, 1): None, (128, 2): 20, (256, 1): 10, (256, 2): 15}, True,
+     "; 2 devices pay from a global batch of 64 on."),
     ({(64, 1): None}, True, "No cell could run: it broke."),
 ])
 def test_it_names_the_fastest_setting_and_where_more_gpus_pay_or_why_not(speeds, on_gpus, expected):
@@ -29,14 +37,3 @@ def test_it_names_the_fastest_setting_and_where_more_gpus_pay_or_why_not(speeds,
 def test_each_model_gets_its_clause():
     rows = with_speedups([row(64, 1, 1000), row(64, 1, 2000, "mlp")])
     assert advice(rows, True).count(" is fastest at a global batch of 64 on 1 device") == 2
-
-
-@pytest.mark.parametrize("speeds, expected", [
-    # faster by chance at 32: slower again at 64
-    ({(32, 1): 10, (32, 2): 11, (64, 1): 10, (64, 2): 9, (128, 1): 10, (128, 2): 12}, 128),
-    ({(64, 1): 10, (64, 2): 10}, None),
-    # a batch without a speed-up
-    ({(64, 1): 10, (64, 2): 12, (128, 1): None, (128, 2): 20, (256, 1): 10, (256, 2): 15}, 64),
-])
-def test_break_even_is_the_smallest_batch_from_which_on_more_gpus_are_faster(speeds, expected):
-    assert break_even(of_speeds(speeds), 2) == expected

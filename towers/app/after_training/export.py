@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.app.diagnosis.verify import in_float32
 from towers.app.named import one_line
 from towers.app.models import load_file
 from towers.app.reporting.report import labelled
@@ -215,21 +216,17 @@ def _signature(model: keras.Model, num_examples: int | None) -> list[Any] | None
 
 @contextmanager
 def _convertible(model: keras.Model) -> Iterator[None]:
-    """Within, layers compute in their variables' dtype, and RNNs do without cuDNN.
+    """Within, layers compute in float32, and RNNs do without cuDNN.
 
     Both runtimes lack the operations of bfloat16 and cuDNN, and LiteRT those of float16.
     """
-    before = []
-    for layer in all_layers(model):
-        policy = layer.dtype_policy
-        if policy.name.startswith("mixed_"):
-            before.append((layer, "dtype_policy", policy))
-            layer.dtype_policy = keras.DTypePolicy(policy.variable_dtype)
-        if hasattr(layer, "use_cudnn"):
-            before.append((layer, "use_cudnn", layer.use_cudnn))
-            layer.use_cudnn = False
+    recurrent = [layer for layer in all_layers(model) if hasattr(layer, "use_cudnn")]
+    before = [layer.use_cudnn for layer in recurrent]
     try:
-        yield
+        for layer in recurrent:
+            layer.use_cudnn = False
+        with in_float32(model):
+            yield
     finally:
-        for layer, name, value in before:
-            setattr(layer, name, value)
+        for layer, value in zip(recurrent, before, strict=True):
+            layer.use_cudnn = value

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,15 +31,6 @@ from towers.workers.workers import join_workers
 _HOME = "/cpu:0"
 
 
-class _Prepared(NamedTuple):
-    """The model on towers, the data set, its test examples, and the global batch."""
-
-    model: keras.Model
-    dataset: Dataset
-    examples: Examples
-    batch_size: int
-
-
 def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
     """The loss and the metrics that a file was compiled with, of all test examples; its export.
 
@@ -51,20 +42,19 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
     Raises:
         ValueError: the file, the data or the devices cannot be used, or the model has no loss.
     """
-    found = _prepare(config, file, out, "evaluate", compile=True)
-    if not found.model.compiled:
+    model, dataset, count, batches = _prepare(config, file, out, "evaluate")
+    if not model.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
-    found.model.make_test_function()
+    model.make_test_function()
     means: dict[str, Any] = {}  # over all batches so far
-    for batch in _batches(found, "Evaluate", out):
-        means = found.model.test_function(iter([batch]))
+    for batch in batches:
+        means = model.test_function(iter([batch]))
     logs = {name: float(means[name]) for name in sorted(means, key=lambda name: name != "loss")}
     values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
     seconds = format_seconds(time.perf_counter() - began)
-    count = counted(found.examples.num_examples, "example")
-    out.line(labelled("Evaluate", f"{values} | {count} in {seconds}"))
-    _export(config, file, found.dataset, out)
+    out.line(labelled("Evaluate", f"{values} | {counted(count, 'example')} in {seconds}"))
+    _export(config, file, dataset, out)
     return logs
 
 
@@ -82,21 +72,15 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     """
     prediction_files.check(path)
     classes = class_names(file)
-    found = _prepare(config, file, out, "predict", compile=False)
-    inputs = (
-        keras.utils.unpack_x_y_sample_weight(batch)[0]
-        for batch in _batches(found, "Predict", out)
-    )
-    outputs = (
-        [_plain(value) for value in tf.nest.flatten(found.model.predict_on_batch(x))]
-        for x in inputs
-    )
-    count = found.examples.num_examples
-    prediction_files.write(
-        path, outputs, _output_names(found.model), count, found.dataset.test_names, classes
-    )
+    model, dataset, count, batches = _prepare(config, file, out, "predict")
+    found = [
+        [_plain(value) for value in tf.nest.flatten(model.predict_on_batch(x))]
+        for x, _, _ in map(keras.utils.unpack_x_y_sample_weight, batches)
+    ]
+    outputs = dict(zip(_output_names(model), map(np.concatenate, zip(*found)), strict=True))
+    prediction_files.write(path, outputs, dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
-    _export(config, file, found.dataset, out)
+    _export(config, file, dataset, out)
 
 
 def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
@@ -109,9 +93,13 @@ def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> N
 
 
 def _prepare(
-    config: TrainConfig, file: Path, out: Report, argument: str, *, compile: bool
-) -> _Prepared:
-    """Loads the file and the data, and says what is computed where."""
+    config: TrainConfig, file: Path, out: Report, argument: str
+) -> tuple[keras.Model, Dataset, int, Iterator[Any]]:
+    """Loads the file and the data, and says what is computed where.
+
+    Returns:
+        The model on towers; the data set, the number of its test examples and their global batches.
+    """
     export.check(config.export, config.export_pixels)
     workers = join_workers().num_workers
     if workers > 1:
@@ -123,7 +111,7 @@ def _prepare(
     if ":" in config.model:  # its module may register layers
         named.import_module(config.model, "model")
     with tf.device(_HOME):
-        model = load_file(file, argument, compile=compile)
+        model = load_file(file, argument, compile=argument == "evaluate")
     dataset = _test_data(config, model, file, argument)
     options = InputOptions(None, config.data_workers, config.data_timeout)
     examples = load_examples(dataset.test, options, dataset.restored)
@@ -140,7 +128,8 @@ def _prepare(
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
     )
-    return _Prepared(parallel, dataset, examples, config.global_batch_size(len(devices)))
+    batches = _batches(examples, config.global_batch_size(len(devices)), argument, out)
+    return parallel, dataset, examples.num_examples, batches
 
 
 def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: str) -> Dataset:
@@ -183,13 +172,14 @@ def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -
     raise problems[0]
 
 
-def _batches(found: _Prepared, label: str, out: Report) -> Iterator[Any]:
+def _batches(examples: Examples, batch_size: int, argument: str, out: Report) -> Iterator[Any]:
     """The global batches in order; shows how far they are."""
-    total, size = found.examples.num_examples, found.batch_size
-    for step, batch in enumerate(ordered_batches(found.examples, size), 1):
+    total = examples.num_examples
+    for step, batch in enumerate(ordered_batches(examples, batch_size), 1):
         yield batch
         if out.is_due():
-            out.ongoing(labelled(label, f"{min(step * size, total):,}/{total:,}"))
+            done = min(step * batch_size, total)
+            out.ongoing(labelled(argument.capitalize(), f"{done:,}/{total:,}"))
 
 
 def _output_names(model: keras.Model) -> list[str]:

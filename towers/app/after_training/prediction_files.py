@@ -1,13 +1,13 @@
-"""Files that predictions are written to, batch after batch: .npz, or .csv of labels."""
+"""Files that predictions are written to: .npz, or .csv of labels."""
 
 import csv
-import os
-import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from towers.resume.run_dir import write_atomically
 
 _SUFFIXES = (".npz", ".csv")
 _LARGEST_DEVIATION = 1e-2  # of a sum of probabilities from 1: bfloat16's rounding
@@ -22,21 +22,15 @@ def check(path: str) -> None:
 
 
 def write(
-    path: str,
-    batches: Iterable[Sequence[np.ndarray]],
-    names: Sequence[str],
-    num_examples: int,
-    files: Sequence[str] = (),
+    path: str, outputs: Mapping[str, np.ndarray], files: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> None:
     """Writes a file of predictions, which appears when it is complete.
 
     Args:
-        path: ending in .npz: arrays [N, ...]; in .csv: "file,label,class,probability" of the most
+        path: ending in .npz: the arrays; in .csv: "file,label,class,probability" of the most
             probable class, without what is not known.
-        batches: the model's outputs for the next examples, [n, ...] each.
-        names: the outputs' names, which the arrays get.
-        num_examples: N.
+        outputs: a model's outputs for N examples, [N, ...] each, by name.
         files: the examples' names, N; () for none.
         class_names: by label; () for none.
 
@@ -44,74 +38,47 @@ def write(
         ValueError: the file cannot be written, or the predictions do not suit it.
     """
     target = Path(path)
+
+    def write_to(file: Path) -> None:
+        if target.suffix == ".csv":
+            _write_csv(file, list(outputs.values()), files, class_names)
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez refuses some names
+            for name, output in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, output)
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            complete = Path(folder) / target.name
-            if target.suffix == ".npz":
-                _write_npz(complete, batches, names, num_examples)
-            else:
-                _write_csv(complete, batches, files, class_names)
-            os.replace(complete, target)
+        write_atomically(target, write_to)
     except OSError as error:
         raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
 
 
-def _write_npz(
-    path: Path, batches: Iterable[Sequence[np.ndarray]], names: Sequence[str], num_examples: int
-) -> None:
-    """Fills arrays on the disk row by row, then puts them into one archive."""
-    files = [path.with_name(f"{name}.npy") for name in names]
-    arrays: list[np.ndarray] = []
-    done = 0
-    for outputs in batches:
-        arrays = arrays or [
-            np.lib.format.open_memmap(file, "w+", output.dtype, (num_examples, *output.shape[1:]))
-            for file, output in zip(files, outputs, strict=True)
-        ]
-        for array, output in zip(arrays, outputs, strict=True):
-            array[done:done + len(output)] = output
-        done += len(outputs[0])
-    arrays.clear()
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in files:
-            archive.write(file, file.name)
-            file.unlink()
-
-
 def _write_csv(
-    path: Path, batches: Iterable[Sequence[np.ndarray]], files: Sequence[str],
-    class_names: Sequence[str],
+    path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
 ) -> None:
-    known = {"file": files, "label": True, "class": class_names, "probability": True}
+    values = outputs[0]
+    is_one = len(outputs) == 1 and values.ndim == 2 and bool((values >= 0).all())
+    if not is_one or (
+        np.abs(values.sum(axis=1, dtype=np.float64) - 1.0) > _LARGEST_DEVIATION
+    ).any():
+        raise ValueError(
+            "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
+            "each example; this model's outputs have shapes "
+            f"{[list(output.shape) for output in outputs]}. Use a file that ends in .npz."
+        )
+    labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
+    columns: dict[str, Sequence[object]] = {
+        "file": files,
+        "label": labels,
+        # A model may have more outputs than there were classes.
+        "class": [names.get(label, "") for label in labels] if names else (),
+        "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
+    }
+    known = {name: column for name, column in columns.items() if column}
     # A file's name may be no text: its bytes stay.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        columns = [name for name, is_known in known.items() if is_known]
-        rows = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        rows.writeheader()
-        done = 0
-        for outputs in batches:
-            for probabilities in _checked_probabilities(outputs):
-                label = int(probabilities.argmax())
-                rows.writerow({
-                    "file": files[done] if files else "",
-                    "label": label,
-                    # A model may have more outputs than there were classes.
-                    "class": class_names[label] if label < len(class_names) else "",
-                    "probability": f"{probabilities[label]:.6g}",
-                })
-                done += 1
-
-
-def _checked_probabilities(outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The one output, [n, classes]."""
-    values = outputs[0]
-    if len(outputs) == 1 and values.ndim == 2 and (values >= 0).all():
-        deviation = np.abs(values.sum(axis=1, dtype=np.float64) - 1.0)
-        if (deviation <= _LARGEST_DEVIATION).all():
-            return values
-    raise ValueError(
-        "a .csv file takes the probabilities of one output's classes, which add up to 1 for each "
-        f"example; this model's outputs have shapes {[list(output.shape) for output in outputs]}. "
-        "Use a file that ends in .npz."
-    )
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(known)
+        rows.writerows(zip(*known.values(), strict=True))

@@ -105,12 +105,11 @@ def show_plan(run: Run, out: Report) -> None:
     """--plan: the transfers of a step, as on GPUs; or its stages."""
     spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
     if step.stages:
-        lines = plan.stage_table(plan.stage_traffic(step, run.batch_size, spec))
+        lines = plan.stage_table(step, run.batch_size, spec)
     else:
-        batch = plan.full_batch(spec, run.batch_size)
         if step.policy.shares_memory:
             step = run.make_step(run.config.strategy, policy=GPU)
-        lines = plan.table(plan.traffic(step, run.batch_size, batch))
+        lines = plan.table(plan.traffic(step, run.batch_size, spec))
         if run.step.policy.shares_memory:
             lines.append("Counted as on GPUs: logical CPU devices share one memory.")
     for line in lines:

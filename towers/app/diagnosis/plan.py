@@ -13,7 +13,7 @@ last stage makes both at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -47,12 +47,15 @@ class Traffic:
     sends_out: int = 0
 
 
-def full_batch(batch: Any, batch_size: int) -> tuple[Any, Any, Any]:
-    """The specs of the x, y and sample_weight of a full global batch.
+def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
+    """The transfers of one step for each device.
+
+    What the parameters' device exchanges with another is counted there, unless all have copies.
 
     Args:
-        batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
+        step: the towers; of GPUs' policy.
         batch_size: the global batch.
+        batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
 
     Raises:
         ValueError: the examples are not all of one shape.
@@ -65,32 +68,16 @@ def full_batch(batch: Any, batch_size: int) -> tuple[Any, Any, Any]:
             )
         return tf.TensorSpec([batch_size, *part.shape[1:]], part.dtype)
 
-    x, y, sample_weight = (
-        map_tensors(full, part) for part in keras.utils.unpack_x_y_sample_weight(batch)
-    )
-    return x, y, sample_weight
+    def update(*batch: Any) -> tf.Tensor:
+        return step.update(step.compute(batch))
 
-
-def traffic(step: TowerStep, batch_size: int, batch: tuple[Any, Any, Any]) -> dict[str, Traffic]:
-    """The transfers of one step for each device.
-
-    What the parameters' device exchanges with another is counted there, unless all have copies.
-
-    Args:
-        step: the towers; of GPUs' policy.
-        batch_size: the global batch.
-        batch: see `full_batch`.
-    """
+    specs = [map_tensors(full, part) for part in keras.utils.unpack_x_y_sample_weight(batch)]
     devices, sizes = step.tower_devices, shard_sizes(batch_size, step.num_towers)
     rows = {}
     for device in dict.fromkeys(devices):
         towers = [t for t, other in enumerate(devices) if other == device]
         rows[device] = Traffic((towers[0], towers[-1]), [sizes[t] for t in towers])
-
-    def update(*batch: Any) -> tf.Tensor:
-        return step.update(step.compute(batch))
-
-    graph = tf.function(update, autograph=False).get_concrete_function(*batch).graph
+    graph = tf.function(update, autograph=False).get_concrete_function(*specs).graph
     home = "" if step.strategy.num_copies else step.home
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)
@@ -146,32 +133,19 @@ def table(rows: dict[str, Traffic]) -> list[str]:
     return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
 
 
-class StageTraffic(NamedTuple):
-    """One stage, in bytes; of a tower with the largest shard, where it depends on examples.
+def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
+    """The stages of a step as lines of aligned columns.
 
-    devices: that compute it, one of each device group. layers: by name.
-    parameters: that a device of it receives each step, and whose gradients it sends.
-    held: between a tower's forward and its backward pass; None: the last stage makes both at once.
-    most_towers: that are held at a time.
-    later, back: sent to later stages, and, as gradients, to those before.
-    """
+    Where bytes depend on examples, they are those of a tower with the largest shard:
 
-    devices: list[str]
-    layers: list[str]
-    parameters: int
-    held: int | None
-    most_towers: int
-    later: int
-    back: int
-
-
-def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTraffic]:
-    """The stages of a step.
+        parameters        that a device of the stage receives each step; it sends their gradients
+        held by a tower   from its forward to its backward pass; the last stage makes both at once
+        to later stages   its outputs; "back", to those before: the gradients of theirs
 
     Args:
         step: the towers, in stages.
         batch_size: the global batch.
-        batch: x, y or x, y, sample_weight of it, or their specs.
+        batch: as for `traffic`.
     """
     assert step.stages is not None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -180,10 +154,12 @@ def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTra
     num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
     made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
     reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}
-    trained = zip(step.trainable_variables, step.stages.of(step.trainable_variables))
     parameters = [0] * num_stages
-    for variable, stage in trained:
+    for variable, stage in zip(
+        step.trainable_variables, step.stages.of(step.trainable_variables)
+    ):
         parameters[stage] += _num_bytes(variable.value)
+    towers = max(step.tower_devices.count(first) for first in step.stages.groups)
 
     def size(names: set[str]) -> int:
         return sum(_num_bytes(tower.function.graph.get_tensor_by_name(n), rows) for n in names)
@@ -192,34 +168,20 @@ def stage_traffic(step: TowerStep, batch_size: int, batch: Any) -> list[StageTra
         own = {name for name, at in made_at.items() if at == level}
         return sum(size(own & reads.get(other, set())) for other in to)
 
-    found = []
-    for stage in range(num_stages):
-        last = 2 * (num_stages - 1)
-        held = {n for n in reads.get(last - stage, ()) if made_at[n] < num_stages}
-        towers = max(step.tower_devices.count(first) for first in step.stages.groups)
-        found.append(StageTraffic(
-            [group[stage] for group in step.stages.groups.values()],
-            step.stages.names[stage],
-            parameters[stage],
-            None if stage == num_stages - 1 else size(held),
-            min(towers, num_stages - stage) if step.policy.take_turns else towers,
-            sent(stage, range(stage + 1, num_stages)),
-            sent(last - stage, range(last - stage + 1, last + 1)),
-        ))
-    return found
-
-
-def stage_table(found: Sequence[StageTraffic]) -> list[str]:
-    """The stages as lines of aligned columns."""
     cells = [["stage", "on", "parameters", "held by a tower", "towers at most", "to later stages",
               "back", "layers"]]
-    for stage, row in enumerate(found):
-        first, *others = row.layers
-        layers = f"{first} ... {others[-1]} ({len(row.layers)})" if others else first
-        held = "-" if row.held is None else filesize.decimal(row.held)
+    last = 2 * (num_stages - 1)
+    for stage, layers in enumerate(step.stages.names):
+        held = size({n for n in reads.get(last - stage, ()) if made_at[n] < num_stages})
         cells.append([
-            str(stage), ", ".join(row.devices), filesize.decimal(row.parameters), held,
-            str(row.most_towers), _moved(row.later), _moved(row.back), layers,
+            str(stage),
+            ", ".join(group[stage] for group in step.stages.groups.values()),
+            filesize.decimal(parameters[stage]),
+            "-" if stage == num_stages - 1 else filesize.decimal(held),
+            str(min(towers, num_stages - stage) if step.policy.take_turns else towers),
+            _moved(sent(stage, range(stage + 1, num_stages))),
+            _moved(sent(last - stage, range(last - stage + 1, last + 1))),
+            f"{layers[0]} ... {layers[-1]} ({len(layers)})" if len(layers) > 1 else layers[0],
         ])
     return _aligned(cells)
 

@@ -93,7 +93,7 @@ def verify_gradients(
         model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
         policy=step.policy, cluster=ALONE, jit_compile=step.compiles,
     )
-    with noise_left_out(), _in_float32(model):
+    with noise_left_out(), in_float32(model):
         averaged, expected = (
             [g if g is None else tf.convert_to_tensor(g)
              for g in towers.gradients(x, y, sample_weight)[1]]
@@ -127,7 +127,7 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
 
 
 @contextmanager
-def _in_float32(model: keras.Model) -> Iterator[None]:
+def in_float32(model: keras.Model) -> Iterator[None]:
     """Within, layers that compute in 16 bits on float32 parameters compute in float32."""
     policies = [
         (layer, layer.dtype_policy)

@@ -1,6 +1,7 @@
 """The sweep's last line: which setting is fastest, and from which batch on more GPUs pay."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from towers.app.sweep.table import Row
 from towers.machine.words import counted
@@ -52,12 +53,9 @@ def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:
         rows: of one model, with speed-ups.
         num_gpus: above 1.
     """
-    found = None
-    for row in reversed(compared(rows, num_gpus)):
-        if row.speedup is None or row.speedup <= 1:
-            break
-        found = row.batch_size
-    return found
+    found = reversed(compared(rows, num_gpus))
+    pay = list(takewhile(lambda row: (row.speedup or 0.0) > 1, found))
+    return pay[-1].batch_size if pay else None
 
 
 def compared(rows: Sequence[Row], num_gpus: int) -> list[Row]:

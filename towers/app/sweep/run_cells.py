@@ -98,8 +98,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
             descriptor = os.open(out_dir, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() and not any(out_dir.iterdir()):
-                text = json.dumps(now, indent=2) + "\n"
-                run_dir.write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+                run_dir.write_text(path, json.dumps(now, indent=2) + "\n")
             then = json.loads(path.read_text(encoding="utf-8"))
         except BlockingIOError:
             raise ValueError(

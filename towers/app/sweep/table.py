@@ -1,16 +1,14 @@
 """sweep.csv: a row for each cell, with its speed-up and its efficiency."""
 
 import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
 from towers.machine.places import LostDirectoryError
-from towers.resume.run_dir import write_atomically
-
-_TEXTS = ("model", "error")
-_COUNTS = ("batch_size", "per_tower_batch", "num_gpus", "num_towers", "epochs")
+from towers.resume.run_dir import write_text
 
 
 class Row(NamedTuple):
@@ -74,29 +72,27 @@ def filled_row(row: Row, results: Path) -> Row:
 
 def with_speedups(rows: Iterable[Row]) -> list[Row]:
     """The rows, speed-up and efficiency computed anew, sorted by model, batch and GPU count."""
-    rows = list(rows)
-    alone = {row.key: row.examples_per_second for row in rows}
     found = []
-    for row in rows:
-        speed, of_one = row.examples_per_second, alone.get((row.model, row.batch_size, 1))
-        speedup = speed / of_one if speed and of_one else None
+    rows = list(rows)
+    speeds = {row.key: row.examples_per_second for row in rows}
+    models = list(dict.fromkeys(row.model for row in rows))
+    for row in sorted(rows, key=lambda row: (models.index(row.model), *row.key[1:])):
+        alone = speeds.get((row.model, row.batch_size, 1))
+        speedup = row.examples_per_second and alone and row.examples_per_second / alone
         efficiency = speedup and speedup / row.num_gpus
         found.append(row._replace(speedup=speedup, efficiency=efficiency))
-    models = list(dict.fromkeys(row.model for row in rows))
-    return sorted(found, key=lambda row: (models.index(row.model), *row.key[1:]))
+    return found
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
     """Replaces sweep.csv."""
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(Row._fields)
-            for row in rows:  # None is written as an empty field
-                writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
-
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    for row in rows:  # None is written as an empty field
+        writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
     try:
-        write_atomically(path, write)
+        write_text(path, text.getvalue())
     except OSError as error:
         raise LostDirectoryError(
             f"{path} cannot be written ({error.strerror}). Make room, then run the same command: "
@@ -118,13 +114,14 @@ def read_table(path: Path) -> list[Row]:
                 Row(**{name: _value(name, text) for name, text in line.items()})
                 for line in csv.DictReader(file)
             ]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
             ) from None
 
 
 def _value(name: str, text: str) -> Any:
-    if name in _TEXTS:
+    kind = Row.__annotations__[name]
+    if kind is str:
         return text
-    return None if text == "" else int(text) if name in _COUNTS else float(text)
+    return None if text == "" else int(text) if kind in (int, int | None) else float(text)

@@ -18,9 +18,9 @@ from towers.resume.source import InputOptions, num_steps
 from towers.app.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
 from towers.machine import places
-from towers.machine.devices import has_started, is_gpu
-from towers.machine.gpus import cpu_devices, use_only
-from towers.machine.logical import divide_gpus, logical_cpus, undivided_cpu
+from towers.machine.devices import device_kind, has_started, is_gpu
+from towers.machine.gpus import gpu_devices
+from towers.machine.logical import divide_gpus, undivided_cpu
 from towers.machine.policy import Policy, policy_of
 from towers.workers.workers import Workers, join_workers
 from towers.app.models import RECURRENT, ModelSource
@@ -272,53 +272,36 @@ def _step_maker(
 def find_devices(config: TrainConfig) -> list[str]:
     """The devices of this worker that run towers, at most one for each of its towers.
 
-    `logical_gpus` divides the GPUs; `num_gpus` hides the others, see `use_only`. Without a GPU the
-    CPU is split into logical devices, unless the caller has done so, or TensorFlow has started
-    already.
+    `logical_gpus` divides the GPUs; the rest is as in `gpu_devices`.
 
     Raises:
-        ValueError: there are fewer than asked for, or no whole groups of `gpus_per_tower`.
+        ValueError: there are fewer than asked for, or no whole groups of `gpus_per_tower`; or
+            TensorFlow has started with other threads than asked for.
     """
+    each = config.gpus_per_tower
     check_stages(
-        config.gpus_per_tower, config.stage_names, strategy=config.strategy,
-        batch_norm=config.batch_norm, jit_compile=config.jit_compile,
+        each, config.stage_names, strategy=config.strategy, batch_norm=config.batch_norm,
+        jit_compile=config.jit_compile,
     )
     if config.logical_gpus is not None:
         divide_gpus(config.logical_gpus, None, "logical_gpus")
-    if config.device == "cpu" or config.device == "auto" and not devices_lib.has_gpus():
-        _split_cpu(config)
-    elif config.num_gpus is not None:
-        use_only(range(config.num_gpus))
-    devices = devices_lib.tower_devices(config.num_gpus, config.device)
-    check_groups(len(devices), config.gpus_per_tower)
-    if config.num_towers is None:
-        return devices
-    return devices[: join_workers().most_towers(config.num_towers) * config.gpus_per_tower]
-
-
-def _split_cpu(config: TrainConfig) -> None:
-    """One logical device for each tower's stage, at most one a core unless more are asked for.
-
-    Raises:
-        ValueError: TensorFlow has started with other threads than asked for.
-    """
-    num_towers, threads, each = config.num_towers, config.cpu_threads, config.gpus_per_tower
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if not has_started():  # else tower_devices knows whether its devices suffice
-        if threads is not None:
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
-        if tf.config.get_logical_device_configuration(cpu) is None:
-            count = config.num_gpus or cpu_devices(num_towers, each)
-            of_devices = count // each * join_workers().num_workers
-            num_towers = num_towers or max(1, of_devices)
-            may_loop = config.jit_compile == AUTO and config.model in RECURRENT
-            compiled = config.jit_compile is True or may_loop
-            logical_cpus(count, num_towers=num_towers, compiled=compiled)
+    threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
+    if threads is not None and not has_started():
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    may_loop = config.jit_compile == AUTO and config.model in RECURRENT
+    devices = gpu_devices(
+        config.num_gpus, config.num_towers, each, device=config.device, name="num_gpus",
+        may_share=False, compiled=config.jit_compile is True or may_loop,
+    )
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
             f"cpu_threads ({threads}): TensorFlow has already started with "
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
+    check_groups(len(devices), each)
+    if config.num_towers is None:
+        return devices
+    return devices[: join_workers().most_towers(config.num_towers) * each]
 
 
 def _check_towers(config: TrainConfig) -> None:
