@@ -112,13 +112,36 @@ def test_readme_begins_with_snippets_that_run_without_a_gpu(tmp_path):
         assert "there is one tower" in done.stderr or count_cores() == 1
 
 
-def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path):
-    page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
-    script = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    done = forked.run("-c", script[1], cwd=tmp_path, timeout=100,
+def run_block(name, index, folder, **changes):
+    """What a page's block of Python prints, with some of its text replaced."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[index]
+    for old, new in changes.items():
+        assert old in script
+        script = script.replace(old, new)
+    done = forked.run("-c", script, cwd=folder, timeout=100,
                       environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path):
+    run_block("keras.md", 0, tmp_path)
     assert (tmp_path / "model.keras").exists()
+
+
+def test_the_tutorial_on_a_custom_train_step_runs_and_its_fix_gives_the_losses_of_keras(tmp_path):
+    assert "divergence" in run_block("own_train_step.md", 0, tmp_path, **{"20_000": "2_000"}).stdout
+    rows = "self.embed(upper), self.embed(lower)"
+    wrong, right = (
+        run_block("own_train_step.md", 2, tmp_path, **{"10_000": "1_000", rows: called})
+        for called in (rows, "(towers.gather(self.embed(half)) for half in data)")
+    )
+    assert "towers.gather(rows)" in wrong.stderr and "towers.gather(rows)" not in right.stderr
+    for done, is_equal in ((wrong, False), (right, True)):
+        keras, ours = (line.split(":")[1].split() for line in done.stdout.splitlines())
+        differences = [abs(float(a) - float(b)) for a, b in zip(keras, ours, strict=True)]
+        assert (max(differences) < 2e-4) == is_equal
 
 
 @pytest.fixture(scope="module")

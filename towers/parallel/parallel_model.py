@@ -77,7 +77,7 @@ def make_parallel(
     Args:
         model: any Keras 3 model; one that is not built yet is built on the first batch, on the
             CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
-            docs/own_train_step.md says.
+            docs/train_step_rules.md says.
         gpus: a count, or a list of device indices such as [0, 2, 4]; None means all GPUs. Other
             GPUs are hidden from TensorFlow, which would take their memory; where it has started
             already, a warning says so. On a machine without GPUs the towers run on the logical CPU
