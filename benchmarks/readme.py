@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.rounds import groups  # noqa: E402  (found through the line above)
 
 PAGES = {  # with the figures that each has a place for
-    ROOT / "README.md": ("throughput",),
+    ROOT / "README.md": ("summary",),
     ROOT / "docs" / "measured.md": ("throughput", "others", "dcgan"),
 }
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,6 +36,7 @@ _ROWS = [
     ("the same", "mlp", 8, "towers"),
     ("DCGAN by `make_parallel(...).fit`, 128, 2 x Adam", "dcgan", 2, "parallel"),
 ]
+_PARALLEL_ROWS = [("`cnn`, batch 128", "cnn", 4), ("DCGAN, batch 128", "dcgan", 2)]
 _PEERS = {
     "fit": "Keras `fit`, 1 device", "mirrored": "MirroredStrategy",
     "central": "CentralStorageStrategy", "limit": "the limit",
@@ -83,8 +84,26 @@ def throughput(results: Results) -> str:
     return "\n".join(lines)
 
 
+def summary(results: Results) -> str:
+    """The small table of `make_parallel(...).fit`: its speed, as a ratio to two peers."""
+    lines = [
+        "| Examples/s of `fit`; devices share 2 cores of an Intel Xeon | Keras, 1 device "
+        "| MirroredStrategy |",
+        "| --- | --- | --- |",
+    ]
+    for title, workload, devices in _PARALLEL_ROWS:
+        ratios = [
+            f"{results.median('median_ratio', *key):.2f} times" if results.rounds(*key) else ""
+            for key in (
+                ("throughput", workload, devices, "parallel", peer) for peer in ("fit", "mirrored")
+            )
+        ]
+        lines.append(f"| {title}, {devices} devices | {ratios[0]} | {ratios[1]} |")
+    return "\n".join(lines)
+
+
 def dcgan(results: Results) -> str:
-    """The table of a model's own `train_step`."""
+    """The table of a custom `train_step`."""
     fit, mirrored = (("throughput", "dcgan", 2, "parallel", peer) for peer in ("fit", "mirrored"))
     first, their_first = (
         ("first_step", "dcgan", 8, "parallel", peer) for peer in ("fit", "mirrored")
@@ -127,7 +146,7 @@ def others(results: Results) -> str:
 
 
 FIGURES: dict[str, Callable[[Results], str]] = {
-    "throughput": throughput, "dcgan": dcgan, "others": others,
+    "summary": summary, "throughput": throughput, "dcgan": dcgan, "others": others,
 }
 
 

@@ -16,7 +16,6 @@ import towers
 from tests import forked
 from towers import TrainConfig
 from towers.app import fields
-from towers.machine.devices import count_cores, has_gpus
 
 pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
@@ -85,37 +84,10 @@ def test_the_reference_lists_every_public_name_once():
     assert sorted(listed) == sorted(towers.__all__)
 
 
-SNIPPETS = """
-import re, sys
-import keras, numpy as np
-
-x = np.random.default_rng(0).normal(size=(64, 20)).astype("float32")
-y = (x.sum(axis=1) > 0).astype("int32")
-LAYERS = "keras.Input((20,)), keras.layers.Dense(2, 'softmax')"
-for code in sys.argv[1:]:
-    exec(code.replace("...", LAYERS).replace("epochs=90", "epochs=2"))
-print(sorted(logs), len(gradients), len(model.history.history["loss"]), model)
-"""
-
-
-def test_readme_begins_with_snippets_that_run_without_a_gpu(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    diff = re.search(r"```diff\n(.*?)```", readme, re.DOTALL)[1]
-    fit = "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] != "-")
-    loop = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
-    done = forked.run("-c", SNIPPETS, fit, loop, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = "['accuracy', 'loss'] 2 2 <parallel <Sequential name=sequential, built=True>: 8 towers "
-    assert said in done.stdout
-    if not has_gpus():
-        assert "all 8 towers share /cpu:0" in done.stderr
-        assert "there is one tower" in done.stderr or count_cores() == 1
-
-
-def run_block(name, index, folder, **changes):
+def run_block(page, index, folder, **changes):
     """What a page's block of Python prints, with some of its text replaced."""
-    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[index]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    script = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[index]
     for old, new in changes.items():
         assert old in script
         script = script.replace(old, new)
@@ -125,16 +97,31 @@ def run_block(name, index, folder, **changes):
     return done
 
 
-def test_the_page_on_keras_models_begins_with_a_script_that_runs(tmp_path):
-    run_block("keras.md", 0, tmp_path)
-    assert (tmp_path / "model.keras").exists()
+@pytest.mark.parametrize("page, file", [
+    ("README.md", "mnist.keras"), ("docs/keras.md", "model.keras"), ("docs/first_run.md", "backup"),
+])
+def test_the_first_script_of_a_page_runs_as_it_stands(page, file, tmp_path):
+    done = run_block(page, 0, tmp_path)
+    assert "Warning" not in done.stderr and (tmp_path / file).exists()
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    shown = [message for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+             for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(shown) > 30
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "towers").rglob("*.py")]
+    told = re.sub(r"\"\s*f?\"", "", "\n".join(sources))  # a message's parts, joined
+    for message in shown:
+        for part in re.split(r"\.\.\.|\d+|'[\w/:]+'", message):  # others differ from case to case
+            assert part.strip() in told, message
 
 
 def test_the_tutorial_on_a_custom_train_step_runs_and_its_fix_gives_the_losses_of_keras(tmp_path):
-    assert "divergence" in run_block("own_train_step.md", 0, tmp_path, **{"20_000": "2_000"}).stdout
+    assert "divergence" in run_block("docs/own_train_step.md", 0, tmp_path, **{"20_000": "2_000"}).stdout
     rows = "self.embed(upper), self.embed(lower)"
     wrong, right = (
-        run_block("own_train_step.md", 2, tmp_path, **{"10_000": "1_000", rows: called})
+        run_block("docs/own_train_step.md", 2, tmp_path, **{"10_000": "1_000", rows: called})
         for called in (rows, "(towers.gather(self.embed(half)) for half in data)")
     )
     assert "towers.gather(rows)" in wrong.stderr and "towers.gather(rows)" not in right.stderr
