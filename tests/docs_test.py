@@ -111,7 +111,7 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
              for message in re.findall(r"`([^`]+)`", cell)]
     assert len(shown) > 30
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "towers").rglob("*.py")]
-    told = re.sub(r"\"\s*f?\"", "", "\n".join(sources))  # a message's parts, joined
+    told = re.sub(r"\"\s*f?\"", "", "\n".join(sources))  # joins parts
     for message in shown:
         for part in re.split(r"\.\.\.|\d+|'[\w/:]+'", message):  # others differ from case to case
             assert part.strip() in told, message
