@@ -118,10 +118,11 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
 
 
 def test_the_tutorial_on_a_custom_train_step_runs_and_its_fix_gives_the_losses_of_keras(tmp_path):
-    assert "divergence" in run_block("docs/own_train_step.md", 0, tmp_path, **{"20_000": "2_000"}).stdout
+    page = "docs/own_train_step.md"
+    assert "divergence" in run_block(page, 0, tmp_path, **{"20_000": "2_000"}).stdout
     rows = "self.embed(upper), self.embed(lower)"
     wrong, right = (
-        run_block("docs/own_train_step.md", 2, tmp_path, **{"10_000": "1_000", rows: called})
+        run_block(page, 2, tmp_path, **{"10_000": "1_000", rows: called})
         for called in (rows, "(towers.gather(self.embed(half)) for half in data)")
     )
     assert "towers.gather(rows)" in wrong.stderr and "towers.gather(rows)" not in right.stderr
