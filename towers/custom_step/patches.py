@@ -27,40 +27,58 @@ from towers.machine.user_lines import current_line
 from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.custom_step.variables import VariableScope
 from towers.graph.facts import Fact
+from towers.step.gathering import gathered_by, gatherer
 from towers.step.lookups import apart, are_shared, whole
 from towers.step.loss_kinds import NeitherMeanNorSum, check_loss
 from towers.step.outputs import overrides_call
 
 _VARIABLES = (keras.Variable, tf.Variable)
-_OPTIMIZER = keras.optimizers.Optimizer
 
 
 class Patches:
-    """The replaced calls of one trace."""
+    """The replaced calls of one trace, and `towers.gather`."""
 
     def __init__(self, collectives: StepCollectives, scope: VariableScope) -> None:
         self._collectives, self._scope = collectives, scope
+        self._dependence, self._facts = collectives.dependence, collectives.facts
+        self._rows = collectives.facts.rows
         self._is_in_jacobian = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within, the calls are replaced."""
+        # The loss of a compiled model only calls others, as Keras' own subclasses do.
+        losses = [
+            owner for owner in _owners(keras.losses.Loss, "__call__")
+            if owner is keras.losses.Loss or not owner.__module__.startswith("keras.src.")
+        ]
         replacements: list[tuple[type, str, Callable]] = [
             (tf.GradientTape, "gradient", self._gradient),
             (tf.GradientTape, "jacobian", self._jacobian),
             (tf.GradientTape, "batch_jacobian", self._jacobian),
             (keras.layers.Layer, "__call__", self._call_layer),
-            *((owner, "__call__", self._call_loss) for owner in _losses_with_a_call()),
+            *((owner, "__call__", self._call_loss) for owner in losses),
             (keras.Model, "compute_metrics", self._compute_metrics),
             (keras.metrics.Mean, "update_state", self._update_state),
             (keras.metrics.Sum, "update_state", self._update_state),
-            *((owner, "apply", self._apply) for owner in _owners(_OPTIMIZER, "apply")),
+            *((o, "apply", self._apply) for o in _owners(keras.optimizers.Optimizer, "apply")),
         ]
-        with ONE_AT_A_TIME, ExitStack() as stack:
+        gather = self._collectives.gather_marked
+
+        def in_this_trace(original: Callable, function: Callable) -> Callable:
+            """A call of function(original, self, ...) in the thread that traces, which gathers."""
+
+            def call(*args: Any, **options: Any) -> Any:
+                if gatherer() != gather:
+                    return original(*args, **options)
+                return function(original, *args, **options)
+
+            return call
+
+        with ONE_AT_A_TIME, gathered_by(gather), ExitStack() as stack:
             for owner, name, function in replacements:
-                stack.enter_context(
-                    replaced(owner, name, functools.partial(_in_a_trace, function=function))
-                )
+                make = functools.partial(in_this_trace, function=function)
+                stack.enter_context(replaced(owner, name, make))
             yield
 
     # Gradients.
@@ -81,8 +99,9 @@ class Patches:
             gradients = [tf.zeros_like(tf.convert_to_tensor(source)) for source in flat]
         else:
             shared = self._are_shared(flat)
-            seeds = _seeds(targets, output_gradients)
-            seeds = [self._weighted(t, s, shared) for t, s in zip(targets, seeds, strict=True)]
+            given = tf.nest.flatten(output_gradients) if output_gradients is not None else (
+                [None] * len(targets))
+            seeds = [self._seed(*pair, shared) for pair in zip(targets, given, strict=True)]
             gradients = original(tape, targets, flat, seeds, **options)
             if shared:
                 gradients = self._sum(gradients, flat)
@@ -97,22 +116,20 @@ class Patches:
         Its target depends on no shard, and on nothing that towers have met about; or it is of one
         row, in a loop over all.
         """
-        collectives = self._collectives
         if any(isinstance(s, _VARIABLES) for s in sources):
-            collectives.check_outermost("takes the gradient of weights")
-        if not collectives.is_outermost():
-            return not any(collectives.rows.fact(t).local for t in targets)
-        dependence = collectives.dependence
-        return not any(dependence.local(t) or dependence.level(t) for t in targets)
+            self._collectives.check_outermost("takes the gradient of weights")
+        if not self._collectives.is_outermost():
+            return not any(self._rows.fact(t).local for t in targets)
+        return not any(self._dependence.local(t) or self._dependence.level(t) for t in targets)
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
         """Whether the sources are values that all towers share: weights, or made of them."""
-        collectives = self._collectives
-        if collectives.is_outermost():
-            shared = [isinstance(s, _VARIABLES) or not collectives.dependence.local(s)
-                      for s in sources]
-        else:
-            shared = [not collectives.rows.fact(source).local for source in sources]
+        is_outermost = self._collectives.is_outermost()
+        shared = [
+            isinstance(source, _VARIABLES) or not (
+                self._dependence.local(source) if is_outermost else self._rows.fact(source).local)
+            for source in sources
+        ]
         if any(shared) and not all(shared):
             raise ValueError(
                 f"{current_line()}: one gradient call with respect to weights, which towers share, "
@@ -120,31 +137,36 @@ class Patches:
                 "keras.remat and tf.recompute_grad, which make such calls themselves."
             )
         if all(shared):
-            collectives.check_outermost("takes the gradient of values that towers share")
+            self._collectives.check_outermost("takes the gradient of values that towers share")
         return all(shared)
 
-    def _weighted(self, target: tf.Tensor, seed: tf.Tensor, shared: bool) -> tf.Tensor:
-        """A sum over rows, and what has a batch axis, counts by its rows; a mean weighs n_i / N.
+    def _seed(self, target: tf.Tensor, given: Any, shared: bool) -> tf.Tensor:
+        """What a gradient begins with: a mean's weighs n_i / N.
+
+        A sum over rows, and what has a batch axis, counts by its rows.
 
         Args:
-            target, seed: of a gradient.
+            target: what the gradient is taken of. given: its output gradient, or None.
             shared: whether it is with respect to what towers share; else it is with respect to
                 rows, which stay with their tower.
         """
-        collectives = self._collectives
+        seed = tf.ones_like(target) if given is None else tf.convert_to_tensor(given)
         check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
-        kind = collectives.rows.check(target, "the loss that a gradient is taken of")
+        kind = self._rows.check(target, "the loss that a gradient is taken of")
         if kind.name == "sum" or kind.name == "other" and has_rows(target):
-            return collectives.masked(seed) if shared else seed
-        return collectives.weighted(seed) if shared else collectives.weighted_if_real(seed)
+            return self._facts.masked(seed) if shared else seed
+        if shared:
+            return self._facts.weighted(seed)
+        # Zeros of an empty shard's row, which the step may divide by, would become NaN.
+        share = self._facts.weight
+        return seed * tf.cast(tf.where(share > 0, share, 1), seed.dtype)
 
     def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
         """Gradients with respect to rows, weighted as above, are rows of the large batch's."""
-        rows = self._collectives.rows
         for gradient, source in zip(gradients, sources, strict=True):
-            fact = rows.fact(source)
+            fact = self._rows.fact(source)
             if tf.is_tensor(gradient) and fact.has_rows:
-                rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
+                self._rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
 
     def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
@@ -162,10 +184,11 @@ class Patches:
 
         def add(part: tf.IndexedSlices) -> tf.IndexedSlices:
             if part.dense_shape is None:
-                return tf.IndexedSlices(*to.sum([part.values]), *to.first([part.indices]))
-            return tf.IndexedSlices(*to.join([part.values, part.indices]), part.dense_shape)
+                (indices,) = to.add("first", [part.indices])
+                return tf.IndexedSlices(*to.sum([part.values]), indices)
+            return tf.IndexedSlices(*to.add("join", [part.values, part.indices]), part.dense_shape)
 
-        (parts,) = apart([gradient], lambda i: are_shared(i, to.rows, to.dependence))
+        (parts,) = apart([gradient], lambda i: are_shared(i, self._rows, self._dependence))
         added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
         return whole(added, source.shape)
 
@@ -178,11 +201,10 @@ class Patches:
             slopes = original(tape, target, *args, **options)
         finally:
             self._is_in_jacobian = before
-        rows = self._collectives.rows
-        if self._collectives.is_outermost() and rows.fact(target).has_rows:
+        if self._collectives.is_outermost() and self._rows.fact(target).has_rows:
             for slope in tf.nest.flatten(slopes):
                 if slope is not None and slope.shape.as_list().count(None) == 1:
-                    rows.declare(slope, rows.fact(target))
+                    self._rows.declare(slope, self._rows.fact(target))
         return slopes
 
     # Updates.
@@ -210,10 +232,10 @@ class Patches:
         ]
         assigned = scope.take_assigned([*variables, *optimizer.variables])
         needs = tf.nest.flatten([gradients, [v for _, v in assigned]], expand_composites=True)
-        levels = [collectives.dependence.level(v) for v in needs if v is not None]
-        levels += [e.level for e in collectives.events if isinstance(e, Update)]
+        levels = [self._dependence.level(v) for v in needs if v is not None]
+        levels += [before.level for before in collectives.updates]
         update = Update(optimizer, gradients, variables, assigned, max(levels, default=0))
-        collectives.events.append(update)
+        collectives.updates.append(update)
         scope.updated(update)
 
     # Metrics.
@@ -229,18 +251,17 @@ class Patches:
         self._collectives.check_outermost(f"updates metric {metric.name!r}")
         values = tf.convert_to_tensor(values)
         weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
-        local = self._collectives.dependence.local
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
-        is_value = local(values) and not self._collectives.rows.fact(values).has_rows
-        if is_value and (weight is None or not local(weight)):
-            factor = tf.ones([], metric.dtype) if weight is None else tf.cast(weight, metric.dtype)
-            if self._collectives.rows.check(values, what).name == "sum":
-                values = self._collectives.sum([self._collectives.masked(values)])[0]
-            else:
-                weight = self._collectives.weighted(factor)
-        elif local(values):
-            self._collectives.rows.check(values, what)
+        if self._dependence.local(values):
+            is_sum = self._rows.check(values, what).name == "sum"
+            is_weighed = weight is not None and self._dependence.local(weight)
+            if not self._rows.fact(values).has_rows and not is_weighed:
+                if is_sum:
+                    (values,) = self._collectives.sum([self._facts.masked(values)])
+                else:
+                    factor = 1.0 if weight is None else weight
+                    weight = self._facts.weighted(tf.cast(factor, metric.dtype))
         original(metric, values, sample_weight=weight)
 
     def _compute_metrics(
@@ -255,9 +276,8 @@ class Patches:
         """Gives compiled metrics the rows of all towers, as a metric may be no mean over them."""
         given = [y, y_pred, sample_weight]
         has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
-        can_gather = self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given))
-        if has_metrics and can_gather:
-            given = tf.nest.map_structure(self._all_rows, given)
+        if has_metrics and self._can_gather(given):
+            given = self._gathered(given)
         return original(model, x, *given)
 
     # Losses.
@@ -273,8 +293,8 @@ class Patches:
         """Gives a loss that is neither a mean nor a sum over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
         if needs_all_rows(loss, *given) and not self._scope.is_unready:
-            if self._collectives.is_outermost() and self._can_gather(tf.nest.flatten(given)):
-                given = tf.nest.map_structure(self._all_rows, given)
+            if self._can_gather(given):
+                given = self._gathered(given)
             else:
                 warnings.warn(
                     f"{current_line()}: loss {loss.name!r} is neither a mean nor a sum over the "
@@ -286,19 +306,21 @@ class Patches:
         y_true, y_pred, sample_weight = given
         return original(loss, y_true, y_pred, sample_weight=sample_weight)
 
-    def _can_gather(self, values: Sequence[Any]) -> bool:
+    def _can_gather(self, given: Any) -> bool:
         """Whether all towers know the values, or each has one row for each example of the shard.
 
         Where one has, so have those beside it whose number is some fixed one for each example.
         """
-        facts = [self._collectives.rows.fact(value) for value in values if tf.is_tensor(value)]
-        own = [fact for fact in facts if fact.local]
+        tensors = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
+        own = [fact for fact in map(self._rows.fact, tensors) if fact.local]
         are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
-        return are_rows and (not own or any(f.each == 1 for f in own))
+        has_one = not own or any(f.each == 1 for f in own)
+        return self._collectives.is_outermost() and are_rows and has_one
 
-    def _all_rows(self, value: Any) -> Any:
-        """A value's rows of all towers, with its mask and logits."""
-        return self._collectives.gather_marked(value) if tf.is_tensor(value) else value
+    def _gathered(self, given: Any) -> Any:
+        """The values' rows of all towers, with their masks and logits."""
+        gather = self._collectives.gather_marked
+        return tf.nest.map_structure(lambda v: gather(v) if tf.is_tensor(v) else v, given)
 
     # Layers.
 
@@ -320,7 +342,7 @@ class Patches:
         if not tf.is_symbolic_tensor(value) or value.graph is not self._collectives.graph:
             return False
         is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
-        return is_fixed and self._collectives.dependence.local(value, but_sizes=True)
+        return is_fixed and self._dependence.local(value, but_sizes=True)
 
 
 def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
@@ -343,50 +365,15 @@ def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_wei
     given = tf.nest.flatten([y_true, y_pred])
     if not all(tf.is_tensor(value) and has_rows(value) for value in given):
         return False
-    with StepCollectives.paused():
-        try:
-            check_loss(loss, y_true, y_pred, sample_weight)
-        except NeitherMeanNorSum:
-            return True
+    try:
+        check_loss(loss, y_true, y_pred, sample_weight)
+    except NeitherMeanNorSum:
+        return True
     return False
-
-
-def _seeds(targets: Sequence[tf.Tensor], output_gradients: Any) -> list[tf.Tensor]:
-    given = [None] * len(targets) if output_gradients is None else (
-        tf.nest.flatten(output_gradients))
-    return [
-        tf.ones_like(t) if seed is None else tf.convert_to_tensor(seed)
-        for t, seed in zip(targets, given, strict=True)
-    ]
-
-
-def _losses_with_a_call() -> list[type]:
-    """Returns Keras' class of losses, and all custom subclasses that define `__call__`.
-
-    Keras' own subclasses are left out: the loss of a compiled model only calls others.
-    """
-    base, *others = _owners(keras.losses.Loss, "__call__")
-    return [base, *(o for o in others if not o.__module__.startswith("keras.src."))]
 
 
 def _owners(base: type, name: str) -> list[type]:
     """Returns a class, and all its subclasses that define this method."""
-    found: list[type] = [base]
-    waiting: list[type] = base.__subclasses__()
-    while waiting:
-        owner = waiting.pop()
-        waiting.extend(owner.__subclasses__())
-        if name in vars(owner) and owner not in found:
-            found.append(owner)
-    return found
-
-
-def _in_a_trace(original: Callable, function: Callable) -> Callable:
-    """A call of function(original, self, ...) in a thread that traces."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        if not StepCollectives.are_current():
-            return original(*args, **options)
-        return function(original, *args, **options)
-
-    return call
+    subclasses: list[type] = base.__subclasses__()
+    below = [owner for subclass in subclasses for owner in _owners(subclass, name)]
+    return [base, *dict.fromkeys(owner for owner in below if name in vars(owner))]

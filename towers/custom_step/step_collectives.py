@@ -1,16 +1,14 @@
-"""Collectives of a traced step: tensors that stand for one value of all towers.
+"""Where the towers of a traced step meet: tensors that stand for one value of all towers.
 
     tower 0   value --+                  +--> outputs   the same in all towers
     tower 1   value --+-- sum, or rows --+--> outputs
     ...               |                  |
                       +<-- its gradient, backward, is the sum of the towers' gradients
 
-Beside `levels.tower_collectives`' sums: rows, joined values, tower 0's, means; and optimizers.
+Beside the sums of `TowerCollectives`: rows, joined values, tower 0's, means; and optimizers.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +20,7 @@ from towers.machine.loss_internals import marked, marks_of
 from towers.machine.user_lines import current_line
 from towers.graph.facts import COUNT, Fact
 from towers.graph.rows import Rows
-from towers.step.gathering import gathered_by
+from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import batch_size
 from towers.step.structures import any_rows, components, packed
 from towers.step.tensor_rows import take_rows
@@ -44,19 +42,13 @@ class Update:
     reads: list[tuple[tf.Tensor, keras.Variable]] = field(default_factory=list)
 
 
-_TRACING: ContextVar = ContextVar("tracing", default=False)
-
-
 class StepCollectives(TowerCollectives):
     """The collectives of the step that is being traced; it knows its shard.
 
-    events: collectives and updates, in the order of the step.
-    rows: what tensors are to the shard's.
+    updates: in the order of the step. facts: on the shard's tensors.
     """
 
-    def __init__(
-        self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor
-    ) -> None:
+    def __init__(self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor) -> None:
         """
         Args:
             shard: symbolic tensors [max(n, 1), ...] of any kind.
@@ -64,42 +56,14 @@ class StepCollectives(TowerCollectives):
             begin: scalar int32, the index of the shard's first row in the global batch.
         """
         super().__init__([*components(shard), share, begin])
-        self.is_real = share > 0
-        self._num_rows = batch_size(shard)
-        self._share, self._begin = share, begin
-        self.rows = Rows.of_shard(
+        rows = Rows.of_shard(
             shard, is_shared=lambda v: v.graph is self.graph and self.dependence.is_fed(v)
         )
-        self.rows.declare(share, COUNT)
-        self.rows.declare(begin, Fact(degree=None))
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Within, `towers.gather` gathers here."""
-        token = _TRACING.set(True)
-        try:
-            with gathered_by(self.gather_marked):
-                yield
-        finally:
-            _TRACING.reset(token)
-
-    @staticmethod
-    @contextmanager
-    def paused() -> Iterator[None]:
-        """Within, nothing meets: for a trial of what the user wrote, outside of the trace."""
-        token = _TRACING.set(False)
-        try:
-            with gathered_by(None):
-                yield
-        finally:
-            _TRACING.reset(token)
-
-    @staticmethod
-    def are_current() -> bool:
-        """Whether the calling thread is tracing a step: others see Keras and TensorFlow as is."""
-        return _TRACING.get()
-
-    # The ways to meet.
+        rows.declare(share, COUNT)
+        rows.declare(begin, Fact(degree=None))
+        self.facts = ShardFacts(self.dependence, rows, share)
+        self.updates: list[Update] = []
+        self._num_rows, self._begin = batch_size(shard), begin
 
     def gather_marked(self, rows: Any) -> Any:
         """Implements `towers.gather`: the rows of all towers, with their masks and logits.
@@ -113,37 +77,30 @@ class StepCollectives(TowerCollectives):
 
     def gather(self, rows: Any) -> Any:
         """The rows of all towers; a tensor that does not depend on a shard is returned as it is."""
-        tensors = components([rows])
-        if not any(self.dependence.local(v) for v in tensors):
+        if not self.dependence.local(rows):
             return rows
         if not has_rows(rows):
             raise ValueError(
                 f"towers.gather, {current_line()}: a tensor of shape {rows.shape} has no batch "
                 "axis. Gather what has one row for each example, and reduce it after that."
             )
-        spec = any_rows(rows)
-        if not rows.dtype.is_floating:
-            joined = self.add("rows", tensors, spec=spec)
-            return packed(spec, iter(joined))
+        tensors, spec = components([rows]), any_rows(rows)
+        floats = [v.dtype.is_floating for v in tensors]
 
         def backward(*gradients: Any) -> list[Any]:
             """The tower's own part of the gradient of each tensor of floats."""
-            floats = [v.dtype.is_floating for v in tensors]
             totals = iter(self.total([g for g, f in zip(gradients, floats) if f]))
             given = iter([next(totals) if f else v for v, f in zip(joined, floats)])
             own = components([self._own(packed(spec, given))])
-            return [v if f else None for v, f in zip(own, floats)]
+            return [self.facts.masked(v) if f else None for v, f in zip(own, floats)]
 
-        joined = self.add("rows", tensors, backward, spec=spec)
+        joined = self.add("rows", tensors, backward if rows.dtype.is_floating else None, spec=spec)
         return packed(spec, iter(joined))
 
-    def join(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The towers' values one after another, of empty shards too."""
-        return self.add("join", list(values))
-
-    def first(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Tower 0's values."""
-        return self.add("first", list(values))
+    def _own(self, rows: Any) -> Any:
+        """A tower's own rows of [N, ...]; any row where its shard is empty."""
+        begin = tf.minimum(self._begin, batch_size([rows]) - self._num_rows)
+        return take_rows(rows, [begin], [begin + self._num_rows])
 
     def of_batch(self, value: Any, what: str) -> Any:
         """Joins the towers' values into one of the global batch.
@@ -160,7 +117,7 @@ class StepCollectives(TowerCollectives):
             return value
         check_rank(value, what)
         if has_rows(value):
-            self.rows.check(value, what)
+            self.facts.rows.check(value, what)
             return self.gather(value)
         if not value.dtype.is_floating:
             raise ValueError(
@@ -168,40 +125,7 @@ class StepCollectives(TowerCollectives):
                 "no mean. Cast it to float and take its mean over the examples, or compute it of "
                 "towers.gather(rows)."
             )
-        return self.sum([self.part(value, what)])[0]
-
-    def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
-        """A shard's part of the batch's value, to which the towers' parts add up.
-
-        A sum over rows is that; anything else is taken for a mean over the examples.
-
-        Args:
-            value: of a shard, without a batch axis.
-            what: it is, for the warning where it is neither.
-        """
-        is_sum = self.rows.check(value, what).name == "sum"
-        return self.masked(value) if is_sum else self.weighted(value)
-
-    def weighted(self, value: tf.Tensor) -> tf.Tensor:
-        """value * n / N."""
-        return value * tf.cast(self._share, value.dtype)
-
-    def weighted_if_real(self, value: tf.Tensor) -> tf.Tensor:
-        """value * n / N; of an empty shard's row the value itself, as zeros that the step
-        divides by would become NaN."""
-        return value * tf.cast(tf.where(self.is_real, self._share, 1), value.dtype)
-
-    def masked(self, value: tf.Tensor) -> tf.Tensor:
-        """The value, or zeros of an empty shard."""
-        return tf.where(self.is_real, value, tf.zeros_like(value))
-
-    def _own(self, rows: Any) -> Any:
-        """A tower's own rows of [N, ...]; zeros where its shard is empty."""
-        begin = tf.minimum(self._begin, batch_size([rows]) - self._num_rows)
-        own = take_rows(rows, [begin], [begin + self._num_rows])
-        return tf.nest.map_structure(
-            lambda v: self.masked(v) if v.dtype.is_floating else v, own, expand_composites=True
-        )
+        return self.sum([self.facts.part(value, what)])[0]
 
 
 def check_rank(tensor: tf.Tensor, what: str) -> None:

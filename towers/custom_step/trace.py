@@ -12,72 +12,70 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.cut import captures, effects_of
-from towers.graph.dependence import Dependence
+from towers.graph.cut import Segment, captures, cut, effects_of
 from towers.graph.repeatable import warn_of_unordered_sums
-from towers.graph.tower_collectives import TowerCollective
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.user_lines import line_of
 from towers.custom_step.patches import Patches
-from towers.custom_step.step_collectives import StepCollectives, Update
+from towers.custom_step.step_collectives import StepCollectives
 from towers.custom_step.variables import VariableScope
-from towers.graph.rows import Rows
-from towers.step import structures
 from towers.step.fixed_batch import check_no_fixed_batch
 from towers.step.raw_variables import raw_variables_in
 from towers.step.state import statistics as statistics_of
+from towers.step.structures import components
 from towers.step.synchronized import synchronized, synchronized_layers, warn_of_averages
 
 _MOST_TRACES = 4  # layers in layers are built one after another
 _OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
 _READS_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
-_OF_TABLES = ("LookupTable",)
 
 
 @dataclass
 class Trace:
     """One traced step.
 
-    function: of (leaves, share, begin); it is cut up and never called.
-    leaves: the shard's symbolic tensors. share, begin: see `StepCollectives`.
-    captured: (outside, inside) of what the step takes from outside but variables.
-    reads, seeds: see `VariableScope`. assigned: (variable, value) at the end.
+    arguments: its symbolic tensors: the shard's, its share and begin, see `StepCollectives`.
+    collectives: where towers meet, and updates. scope: the variables that it has read.
+    assigned: (variable, value) at the end. logs: what it returns.
+    function: the concrete function; it is cut up and never called.
     """
 
-    function: Any
-    dependence: Dependence
-    rows: Rows
-    leaves: list[tf.Tensor]
-    share: tf.Tensor
-    begin: tf.Tensor
-    events: list[TowerCollective | Update]
-    reads: list[tuple[tf.Tensor, keras.Variable]]
-    seeds: set[str]
+    arguments: list[tf.Tensor]
+    collectives: StepCollectives
+    scope: VariableScope
     assigned: list[tuple[keras.Variable, tf.Tensor]]
     logs: Any
+    function: Any = None
+
+    @functools.cached_property
+    def towers(self) -> dict[int, Segment]:
+        """What each tower computes, by level."""
+        met = [v for collective in self.collectives.events for v in collective.inputs]
+        effects = effects_of(self.function)
+        return cut(self.function, self.collectives.dependence, met, effects=effects)
+
+    @functools.cached_property
+    def home(self) -> dict[int, Segment]:
+        """What is computed on the variables' device, by level."""
+        wanted = [[u.gradients, [v for _, v in u.assigned]] for u in self.collectives.updates]
+        left = [wanted, [v for _, v in self.assigned], self.logs]
+        flat = tf.nest.flatten(left, expand_composites=True)
+        symbolic = [v for v in flat if tf.is_symbolic_tensor(v)]
+        return cut(self.function, self.collectives.dependence, symbolic)
 
     @property
-    def collectives(self) -> list[TowerCollective]:
-        """The collectives of the step, in order."""
-        return [event for event in self.events if isinstance(event, TowerCollective)]
+    def num_levels(self) -> int:
+        """The number of levels, those with nothing but collectives and updates included."""
+        events = [*self.collectives.events, *self.collectives.updates]
+        return 1 + max([*self.towers, *self.home, *(e.level for e in events)], default=-1)
 
     @property
-    def updates(self) -> list[Update]:
-        """The calls of optimizers."""
-        return [event for event in self.events if isinstance(event, Update)]
-
-    @property
-    def captured(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """(outside, inside) of the values that the step takes from outside, and of its tables."""
-        return [
-            (outside, inside) for outside, inside in captures(self.function)
+    def captured(self) -> dict[str, tf.Tensor]:
+        """The values that the step takes from outside, and its tables, by their names within."""
+        return {
+            inside.name: outside for outside, inside in captures(self.function)
             if inside.dtype != tf.resource or _is_read_table(inside)
-        ]
-
-    @property
-    def effects(self) -> list[tf.Operation]:
-        """Operations that must run although nobody reads them."""
-        return effects_of(self.function)
+        }
 
 
 def trace_step(
@@ -105,19 +103,19 @@ def trace_step(
         ValueError: the step does what towers cannot follow.
     """
     for _ in range(_MOST_TRACES):
-        trace, scope = _trace_once(model, step, specs, home, batch_norm)
-        if not scope.is_unready:
-            check_no_foreign_resources(trace.function, scope)
-            check_no_fixed_batch(trace.function.graph, trace.dependence)
+        trace = _trace_once(model, step, specs, home, batch_norm)
+        if not trace.scope.is_unready:
+            _check_no_foreign_resources(trace)
+            check_no_fixed_batch(trace.function.graph, trace.collectives.dependence)
             warn_of_unordered_sums(trace.function.graph)
             if not is_alone:
-                trace.rows.warn()
+                trace.collectives.facts.rows.warn()
                 if batch_norm is None:
                     averaged = statistics_of(model, synchronized_layers(model, batch_norm))
                     ids = set(map(id, averaged))
                     warn_of_averages(v for v, _ in trace.assigned if id(v) in ids)
             return trace
-        scope.make_variables()
+        trace.scope.make_variables()
     raise ValueError(
         f"the step of model {model.name!r} makes new variables every time that it is called. Make "
         "layers and optimizers once, in __init__ or in compile."
@@ -126,8 +124,8 @@ def trace_step(
 
 def _trace_once(
     model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str | None
-) -> tuple[Trace, VariableScope]:
-    made: list[tuple[Callable[[Any], Trace], VariableScope]] = []
+) -> Trace:
+    made: list[Trace] = []
 
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
@@ -137,25 +135,20 @@ def _trace_once(
         averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
         scope = VariableScope(collectives, home, averaged, first)
         with (
-            collectives.current(), scope, Patches(collectives, scope).applied(),
-            raw_variables_in(scope), synchronized(layers, collectives.is_real, collectives.sum),
+            scope, Patches(collectives, scope).applied(), raw_variables_in(scope),
+            synchronized(layers, share > 0, collectives.sum),
         ):
             logs = _of_batch(collectives, step(tf.nest.pack_sequence_as(specs, leaves)))
             assigned = scope.take_all_assigned()
-        all_but_function = functools.partial(
-            Trace, dependence=collectives.dependence, rows=collectives.rows,
-            leaves=structures.components(given),
-            share=share, begin=begin, events=collectives.events, reads=scope.reads,
-            seeds=scope.seeds, assigned=assigned, logs=logs,
-        )
-        made.append((all_but_function, scope))
+        arguments = [*components(given), share, begin]
+        made.append(Trace(arguments, collectives, scope, assigned, logs))
 
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False).get_concrete_function(
             tf.nest.flatten(specs), tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.int32)
         )
-    all_but_function, scope = made[-1]  # of two traces, where TensorFlow saw variables being made
-    return all_but_function(function), scope
+    made[-1].function = function  # of two traces, where TensorFlow saw variables being made
+    return made[-1]
 
 
 def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
@@ -173,20 +166,17 @@ def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
     )
 
 
-def check_no_foreign_resources(function: Any, scope: VariableScope) -> None:
+def _check_no_foreign_resources(trace: Trace) -> None:
     """Raises ValueError for a tf.Variable, a table that is written, and whatever else has a state.
-
-    Args:
-        function: the traced step.
-        scope: which knows the reads of Keras' variables.
     """
-    known = scope.read_names
-    for handle, placeholder in captures(function):
+    reads = [trace.scope.reads, *(update.reads for update in trace.collectives.updates)]
+    known = {tensor.name for each in reads for tensor, _ in each}
+    for handle, placeholder in captures(trace.function):
         if placeholder.dtype not in (tf.resource, tf.variant) or _is_read_table(placeholder):
             continue
         for user in placeholder.consumers():
             if not any(output.name in known for output in user.outputs):
-                raise ValueError(f"{line_of(user)} {_what(user, handle, function)}")
+                raise ValueError(f"{line_of(user)} {_what(user, handle, trace.function)}")
 
 
 def _is_read_table(handle: tf.Tensor) -> bool:
@@ -196,7 +186,7 @@ def _is_read_table(handle: tf.Tensor) -> bool:
 
 
 def _what(user: tf.Operation, handle: Any, function: Any) -> str:
-    if user.type.startswith(_OF_TABLES):
+    if user.type.startswith("LookupTable"):
         return (
             "writes to a lookup table, which all towers share. Fill the table before training, or "
             "keep the values in a variable: add_weight."

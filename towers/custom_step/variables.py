@@ -20,10 +20,7 @@ from towers.machine.user_lines import current_line, is_of_keras
 from towers.custom_step.step_collectives import StepCollectives, Update
 from towers.step.assigned import terms_and_parts, warn_of_first
 from towers.step.raw_variables import read_as_they_are, variable_behind
-
-# The one that Keras gives every keras.random.SeedGenerator's state, those outside of layers too.
-SEED = "seed_generator_state"
-_FIRST = "only_first_replica"
+from towers.step.state import is_seed
 
 
 class _Metric(NamedTuple):
@@ -41,8 +38,8 @@ class _Metric(NamedTuple):
 class VariableScope(keras.StatelessScope):
     """Within, Keras' variables take their values from here, and leave them here.
 
-    reads: (tensor, variable) of what is read before any update. seeds: the names of those tensors,
-        early or late, that are random seeds. is_unready: variables were met that do not exist yet.
+    reads: (tensor, variable) of what is read before any update.
+    is_unready: variables were met that do not exist yet.
     """
 
     def __init__(
@@ -61,16 +58,14 @@ class VariableScope(keras.StatelessScope):
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
-        self.seeds: set[str] = set()
         self.is_unready = False
         self._collectives, self._home = collectives, home
         self._averaged, self._first = set(map(id, averaged)), set(map(id, first))
-        self._assigned: dict[int, keras.Variable] = {}
-        self._lines: dict[int, str] = {}
+        # By the id of a variable:
+        self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the line that did it
         self._latest: dict[int, Update] = {}
         self._metrics: dict[int, _Metric] = {}
         self._metric_reads: dict[int, tf.Tensor] = {}
-        self._read_names: set[str] = set()
 
     # What Keras calls.
 
@@ -99,12 +94,15 @@ class VariableScope(keras.StatelessScope):
         """Notes a value that the step assigns."""
         variable, value = update
         self._collectives.check_outermost(f"assigns {variable.path}")
-        self._lines[id(variable)] = current_line()
         if variable_behind(variable) is None:
             self.is_unready = True
         elif variable.aggregation == "sum" and not self.is_unready:
-            self._update_metric(variable, value)
-        self._assigned[id(variable)] = variable
+            known = self._metrics.get(id(variable))
+            before = self.get_current_value(variable) if known is None else known.before
+            is_local = self._collectives.dependence.local(value)
+            added = _added(variable, before, value) if is_local else None
+            self._metrics[id(variable)] = _Metric(variable, before, added)
+        self._assigned[id(variable)] = variable, current_line()
         super().add_update(update)
 
     # What a trace asks for.
@@ -125,11 +123,6 @@ class VariableScope(keras.StatelessScope):
         with tf.init_scope(), tf.device(self._home), keras.StatelessScope():
             pass
 
-    @property
-    def read_names(self) -> set[str]:
-        """The names of all tensors that are reads of variables."""
-        return self._read_names
-
     def take_assigned(
         self, variables: Iterable[keras.Variable]
     ) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -140,20 +133,17 @@ class VariableScope(keras.StatelessScope):
             if id(v) in self.state_mapping
         ]
 
-    def updated(self, update: Update) -> None:
-        """Lets an update's variables be read after it from now on."""
-        for variable in [*update.variables, *update.optimizer.variables]:
-            self._latest[id(variable)] = update
-
     def take_all_assigned(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Takes out all that the step has assigned, at its end."""
         if self.is_unready:
             return []
-        if self._metrics:
-            self._merge_metrics()
-        return self.take_assigned(
-            [v for key, v in self._assigned.items() if key in self.state_mapping]
-        )
+        self._merge_metrics()
+        return self.take_assigned([variable for variable, _ in self._assigned.values()])
+
+    def updated(self, update: Update) -> None:
+        """Lets an update's variables be read after it from now on."""
+        for variable in [*update.variables, *update.optimizer.variables]:
+            self._latest[id(variable)] = update
 
     # How.
 
@@ -164,68 +154,57 @@ class VariableScope(keras.StatelessScope):
         read.handle = stored.handle  # by which tapes know the variable
         update = self._latest.get(id(variable))
         (update.reads if update else self.reads).append((read, variable))
-        self._read_names.add(read.name)
-        is_seed = variable.name == SEED
-        if is_seed:
-            self.seeds.add(read.name)
         if variable.aggregation == "sum":
             self._metric_reads[id(variable)] = read
         level = update.level + 1 if update else 0
-        self._collectives.dependence.feed(read, local=is_seed, level=level)
+        self._collectives.dependence.feed(read, local=is_seed(variable), level=level)
         return read
 
     def _outermost(self) -> AbstractContextManager:
         """The graph of the step, from within one of a loop's or a function's own."""
-        graph = self._collectives.graph
-        is_nested = tf.compat.v1.get_default_graph() is not graph
-        return graph.as_default() if is_nested else nullcontext()
-
-    def _update_metric(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        known = self._metrics.get(id(variable))
-        before = self.get_current_value(variable) if known is None else known.before
-        is_local = self._collectives.dependence.local(value)
-        added = _added(variable, before, value) if is_local else None
-        self._metrics[id(variable)] = _Metric(variable, before, added)
+        is_outermost = self._collectives.is_outermost()
+        return nullcontext() if is_outermost else self._collectives.graph.as_default()
 
     def _merge_metrics(self) -> None:
         """Old + sum of all towers' x, of all metrics at once."""
         if self.is_unready:
             return
         metrics, self._metrics = self._metrics, {}
-        local = {key: m.added for key, m in metrics.items() if m.added is not None}
-        parts = [self._part(metrics[key].variable, added) for key, added in local.items()]
-        sums = dict(zip(local, self._collectives.sum(parts) if parts else [], strict=True))
+        parts = [self._part(m.variable, m.added) for m in metrics.values() if m.added is not None]
+        sums = iter(self._collectives.sum(parts) if parts else [])
         for key, metric in metrics.items():
-            value = metric.before + sums[key] if key in sums else self.state_mapping[key]
+            is_local = metric.added is not None
+            value = metric.before + next(sums) if is_local else self.state_mapping[key]
             self.state_mapping[key] = tf.stop_gradient(value)
 
     def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
         """A shard's part of what a metric adds: Keras' metrics add sums, a user's may add means."""
-        rows = self._collectives.rows
-        kind = rows.kind(added)
+        facts = self._collectives.facts
+        kind = facts.rows.kind(added)
         if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
-            rows.check(added, f"what metric variable {variable.path!r} adds")
+            facts.rows.check(added, f"what metric variable {variable.path!r} adds")
         is_mean = kind.name == "mean" and added.dtype.is_floating
-        return self._collectives.weighted(added) if is_mean else self._collectives.masked(added)
+        return facts.weighted(added) if is_mean else facts.masked(added)
 
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
-        collectives, key = self._collectives, id(variable)
+        collectives, facts, key = self._collectives, self._collectives.facts, id(variable)
         if not collectives.dependence.local(value):
             return value
         if key in self._averaged:
-            return collectives.sum([collectives.weighted(value)])[0]
-        if variable.name == SEED or variable.aggregation == _FIRST or key in self._first:
-            return collectives.first([value])[0]
-        same, own, parts = terms_and_parts(value, collectives)
+            return collectives.sum([facts.weighted(value)])[0]
+        is_first = variable.aggregation == "only_first_replica" or key in self._first
+        if is_first or is_seed(variable):
+            return collectives.add("first", [value])[0]
+        same, own, parts = terms_and_parts(value, facts)
         known = [part for part in parts if part is not None]
         if len(known) == len(own):
             return functools.reduce(tf.add, [*same, *collectives.sum(known)])
         if variable.aggregation == "mean" and value.dtype.is_floating:
             what = f"what is assigned to variable {variable.path!r}"
-            return collectives.sum([collectives.part(value, what)])[0]
-        warn_of_first(variable, self._lines[key])
-        return collectives.first([value])[0]
+            return collectives.sum([facts.part(value, what)])[0]
+        warn_of_first(variable, self._assigned[key][1])
+        return collectives.add("first", [value])[0]
 
 
 def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

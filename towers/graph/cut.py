@@ -19,6 +19,7 @@ import tensorflow as tf
 from towers.graph.dependence import Dependence
 from towers.graph.repeatable import draws_noise, repeatable, with_noise_of
 from towers.graph.stage_levels import StageLevels
+from towers.graph.walk import before
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 
 # What must run although nobody reads its result; a condition may hold an assertion or a print.
@@ -107,19 +108,19 @@ def _reach(
 
     It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
     """
-    inputs: dict[str, tf.Tensor] = {}
-    operations = {op.name for op in level.effects}
-    stack = [*level.outputs.values(), *(v for op in level.effects for v in op.inputs)]
-    while stack:
-        tensor = stack.pop()
-        operation = tensor.op
+    inputs, operations = [], {op.name for op in level.effects}
+    wanted = [*level.outputs.values(), *(v for op in level.effects for v in op.inputs)]
+
+    def comes_from_outside(tensor: tf.Tensor) -> bool:
         is_before = dependence.level(tensor) < index and not dependence.is_anew(tensor)
-        if dependence.is_fed(tensor) or is_before or operation.type == "Placeholder":
-            inputs[tensor.name] = tensor
-        elif operation.name not in operations:
-            operations.add(operation.name)
-            stack.extend(operation.inputs)
-    return list(inputs.values()), operations
+        return dependence.is_fed(tensor) or is_before or tensor.op.type == "Placeholder"
+
+    for tensor, is_input in before(wanted, comes_from_outside):
+        if is_input:
+            inputs.append(tensor)
+        else:
+            operations.add(tensor.op.name)
+    return inputs, operations
 
 
 class _Graph:

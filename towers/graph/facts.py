@@ -26,6 +26,16 @@ ONE_LENGTH = (
     "ragged.to_tensor(shape=[None, N]); or mask the padding, as Embedding(mask_zero=True) does."
 )
 SAME_KIND = f"Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]. {GATHER}"
+# What an operation does, and the way out.
+UNEVEN = (
+    "makes of the number of a shard's rows what is neither a mean nor a sum",
+    "Divide a sum by tf.shape(x)[0], or compute it of towers.gather(rows).",
+)
+MIXES = "brings rows of the batch together, or into another order"
+CHOSEN = "takes the mean over rows that their own values choose"
+EACH_ROW = "gives each row a value that is made of all rows of the batch"
+OPAQUE = "makes one value of the rows of the batch, in a way that towers cannot see into"
+COMPARES = "compares rows of the batch with each other"
 
 
 class Fault(NamedTuple):
@@ -75,6 +85,13 @@ class Fact:
         """Whether it is made of the rows' values, and has no batch axis."""
         return self.local and self.axis is None
 
+    @property
+    def name(self) -> str:
+        """The kind of a value, or of the sum over the rows: "mean", "sum" or "other"."""
+        if self.fault or self.degree is None:
+            return "other"
+        return {0: "mean", 1: "sum"}.get(self.degree + self.has_rows, "other")
+
 
 SHARED = Fact()  # by all towers
 ROWS = Fact(axis=0, local=True)
@@ -83,11 +100,9 @@ COUNT = Fact(degree=1)  # n
 
 def sizes(parts: Sequence[Fact]) -> Fact:
     """The fact of a vector, by those of its elements."""
-    degrees = {part.degree for part in parts}
-    return Fact(
-        local=any(part.local for part in parts), degree=degrees.pop() if len(degrees) == 1 else
-        None if degrees else 0, parts=tuple(parts),
-    )
+    degrees = {part.degree for part in parts} or {0}
+    degree = degrees.pop() if len(degrees) == 1 else None
+    return Fact(local=any(part.local for part in parts), degree=degree, parts=tuple(parts))
 
 
 def first_fault(facts: Sequence[Fact]) -> Fault | None:
@@ -95,95 +110,81 @@ def first_fault(facts: Sequence[Fact]) -> Fault | None:
     return next((fact.fault for fact in facts if fact.fault), None)
 
 
-def joined(operation: tf.Operation, facts: Sequence[Fact]) -> Fact:
-    """The fact of operands that meet row by row; axis and degree are for the caller to say.
+class Op:
+    """An operation of a graph, and what its arithmetic makes of facts.
+
+    facts: of its inputs. output: its first.
     """
-    fault = first_fault(facts)
-    rows = [fact for fact in facts if fact.has_rows]
-    if rows and fault is None and any(fact.is_value for fact in facts):
-        fault = Fault(operation, "gives each row a value that is made of all rows of the batch")
-    each = {fact.each for fact in rows}
-    return Fact(
-        axis=rows[0].axis if rows else None, local=any(fact.local for fact in facts), fault=fault,
-        each=1 if 1 in each or not each else max((e for e in each if e is not None), default=None),
-    )
 
+    def __init__(self, operation: tf.Operation, facts: Sequence[Fact]) -> None:
+        """Args: operation, facts: see the class."""
+        self.operation, self.facts = operation, list(facts)
+        self.type: str = operation.type
+        self.inputs: list[tf.Tensor] = list(operation.inputs)
+        self.output: tf.Tensor = operation.outputs[0]
 
-def added(operation: tf.Operation, facts: Sequence[Fact]) -> Fact:
-    """The fact of a sum, of a stack, or of a choice between values."""
-    counted = [fact for fact in facts if not fact.zero]
-    if not counted:
-        return facts[0]
-    result = joined(operation, [*counted, *(fact for fact in facts if fact.has_rows)])
-    if result.fault:
-        return result
-    degrees = {fact.degree for fact in counted}
-    if len(degrees) == 1:
-        return replace(result, degree=degrees.pop())
-    if not result.local:
-        return replace(result, degree=None)
-    if result.has_rows:
-        is_index = not operation.outputs[0].dtype.is_floating
-        return result if is_index else replace(result, fault=uneven(operation))
-    if not all(fact.local for fact in counted):  # such as the 1 that smooths a Dice loss
-        return replace(result, fault=Fault(
-            operation, "adds a constant to a sum over the rows of the batch"
-        ))
-    return replace(result, fault=Fault(
-        operation, "adds a sum over the rows of the batch to a mean", SAME_KIND
-    ))
+    def faulty(self, fact: Fact, what: str, *remedy: str) -> Fact:
+        """A fact with a fault that this operation begins, unless it had one before."""
+        fault = fact.fault or Fault(self.operation, what, *remedy)
+        return replace(fact, fault=fault, local=True, parts=(), zero=False)
 
-
-def multiplied(operation: tf.Operation, left: Fact, right: Fact) -> Fact:
-    """The fact of a product."""
-    result = joined(operation, [left, right])
-    if result.fault:
-        return result
-    if left.is_value and right.is_value:
-        return replace(
-            result, fault=Fault(operation, "multiplies two values that are made of the batch")
+    def joined(self, facts: Sequence[Fact]) -> Fact:
+        """The fact of operands that meet row by row; axis and degree are for the caller to say."""
+        rows = [fact for fact in facts if fact.has_rows]
+        each = {fact.each for fact in rows} or {1}
+        known = max((e for e in each if e is not None), default=None)
+        result = Fact(
+            axis=rows[0].axis if rows else None, local=any(fact.local for fact in facts),
+            each=1 if 1 in each else known, fault=first_fault(facts),
         )
-    return _of_degree(operation, result, left.degree, right.degree, 1)
+        has_both = rows and any(fact.is_value for fact in facts)
+        return self.faulty(result, EACH_ROW) if has_both else result
 
+    def added(self, facts: Sequence[Fact]) -> Fact:
+        """The fact of a sum, of a stack, or of a choice between values."""
+        counted = [fact for fact in facts if not fact.zero]
+        if not counted:
+            return facts[0]
+        result = self.joined([*counted, *(fact for fact in facts if fact.has_rows)])
+        degrees = {fact.degree for fact in counted}
+        if result.fault or len(degrees) == 1:
+            return result if result.fault else replace(result, degree=degrees.pop())
+        if not result.local:
+            return replace(result, degree=None)
+        if result.has_rows:
+            is_index = not self.output.dtype.is_floating
+            return result if is_index else self.faulty(result, *UNEVEN)
+        if not all(fact.local for fact in counted):  # such as the 1 that smooths a Dice loss
+            return self.faulty(result, "adds a constant to a sum over the rows of the batch")
+        return self.faulty(result, "adds a sum over the rows of the batch to a mean", SAME_KIND)
 
-def divided(operation: tf.Operation, left: Fact, right: Fact) -> Fact:
-    """The fact of a quotient."""
-    result = joined(operation, [left, right])
-    if result.fault:
-        return result
-    if right.is_value:
-        return replace(result, fault=Fault(
-            operation, "divides by a value that is made of the rows of the batch",
-            f"{GATHER} {MASKED}",
-        ))
-    return _of_degree(operation, result, left.degree, right.degree, -1)
+    def multiplied(self, left: Fact, right: Fact, power: int = 1) -> Fact:
+        """The fact of left * right, or of left / right, where the power is -1."""
+        result = self.joined([left, right])
+        if result.fault:
+            return result
+        if power < 0 and right.is_value:
+            return self.faulty(
+                result, "divides by a value that is made of the rows of the batch",
+                f"{GATHER} {MASKED}",
+            )
+        if left.is_value and right.is_value:
+            return self.faulty(result, "multiplies two values that are made of the batch")
+        if left.degree is not None and right.degree is not None:
+            return replace(result, degree=left.degree + power * right.degree)
+        result = replace(result, degree=None)
+        return self.faulty(result, *UNEVEN) if result.local else result
 
-
-def _of_degree(
-    operation: tf.Operation, result: Fact, left: int | None, right: int | None, sign: int
-) -> Fact:
-    if left is not None and right is not None:
-        return replace(result, degree=left + sign * right)
-    return replace(result, degree=None, fault=uneven(operation) if result.local else None)
-
-
-def uneven(operation: tf.Operation) -> Fault:
-    """The number of a shard's rows has another part in a value than to divide a sum by."""
-    return Fault(
-        operation, "makes of the number of a shard's rows what is neither a mean nor a sum",
-        "Divide a sum by tf.shape(x)[0], or compute it of towers.gather(rows).",
-    )
-
-
-def nonlinear(operation: tf.Operation, fact: Fact) -> Fact:
-    """The fact of a function of one value that is not linear."""
-    if fact.fault:
-        return fact
-    if fact.is_value:
-        return replace(fact, fault=Fault(
-            operation, f"takes {operation.type} of a value that is made of all rows of the batch"
-        ))
-    if fact.has_rows and fact.degree:
-        return replace(fact, fault=uneven(operation) if fact.local else None, degree=None)
-    return Fact(axis=fact.axis, local=fact.local, each=fact.each,
-                degree=0 if fact.degree == 0 else None)
+    def nonlinear(self, fact: Fact) -> Fact:
+        """The fact of a function of one value that is not linear."""
+        if fact.fault:
+            return fact
+        if fact.is_value:
+            return self.faulty(
+                fact, f"takes {self.type} of a value that is made of all rows of the batch"
+            )
+        if fact.has_rows and fact.degree:
+            fact = replace(fact, degree=None)
+            return self.faulty(fact, *UNEVEN) if fact.local else fact
+        degree = 0 if fact.degree == 0 else None
+        return Fact(axis=fact.axis, local=fact.local, each=fact.each, degree=degree)

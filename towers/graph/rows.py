@@ -4,41 +4,35 @@
     loss = tf.nn.l2_loss(rows)               a sum: the towers' values add up
     loss = tf.sqrt(tf.reduce_mean(each))     neither: a fault, with the operation that did it
 
-It walks from a tensor back to the shard's rows, and by `row_rules` forth again.
+It walks from a tensor back to the shard's rows, and by `rules` forth again, into the functions that
+the graph calls, too.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graph
 from towers.machine.user_lines import line_of
+from towers.graph.axes import open_axis
+from towers.graph.elements import row_by_row
 from towers.graph.facts import (
     COUNT,
     ONE_LENGTH,
     ROWS,
     SHARED,
-    UNKNOWN,
+    UNEVEN,
     Fact,
     Fault,
+    Op,
     first_fault,
     sizes,
-    uneven,
 )
-from towers.graph.rules import infer
-
-
-class Kind(NamedTuple):
-    """Tells what a tensor is of the batch.
-
-    name: "mean", "sum", or "other". fault: of an "other".
-    """
-
-    name: str
-    fault: Fault | None = None
+from towers.graph.rules import forgiven, infer, with_padding
+from towers.graph.walk import Key, follow, key_of
 
 
 class Rows:
@@ -53,9 +47,9 @@ class Rows:
             fed: tensors, and what they are.
             is_shared: whether all towers have one value of a tensor.
         """
-        self._fed = {_name(tensor): fact for tensor, fact in fed}
+        self._fed = {key_of(tensor): fact for tensor, fact in fed}
         self._is_shared = is_shared
-        self._known: dict[tuple[int, str], list[Fact]] = {}
+        self._known: dict[Key, list[Fact]] = {}
         self._found: dict[tuple[str, str], str] = {}  # warnings, by line and fault
 
     @classmethod
@@ -76,37 +70,33 @@ class Rows:
 
     def declare(self, tensor: tf.Tensor, fact: Fact) -> None:
         """Says what a tensor is: its graph is not walked."""
-        self._fed[_name(tensor)] = fact
+        self._fed[key_of(tensor)] = fact
 
-    def kind(self, tensor: tf.Tensor) -> Kind:
-        """The kind of a tensor, or of the sum over the rows of one with a batch axis."""
+    def kind(self, tensor: tf.Tensor) -> Fact:
+        """The fact of a tensor, with a fault where its `name` is "other"."""
         fact = self.fact(tensor)
         if fact.fault:
-            return Kind("other", fact.fault)
+            return fact
         if fact.padded:
-            return Kind("other", Fault(
-                tensor.op, "has rows as long as the longest row of the batch", ONE_LENGTH
-            ))
-        degree = None if fact.degree is None else fact.degree + fact.has_rows
-        if degree not in (0, 1):
-            return Kind("other", uneven(tensor.op))
-        return Kind("sum" if degree else "mean")
+            what = "has rows as long as the longest row of the batch"
+            return replace(fact, fault=Fault(tensor.op, what, ONE_LENGTH))
+        return replace(fact, fault=Fault(tensor.op, *UNEVEN)) if fact.name == "other" else fact
 
-    def check(self, tensor: tf.Tensor, use: str) -> Kind:
-        """Its kind; an "other" is noted, once for each line.
+    def check(self, tensor: tf.Tensor, use: str) -> Fact:
+        """Its `kind`; a fault is noted, once for each line.
 
         Args:
             tensor: what towers make one value of.
             use: what becomes of it, such as "the loss that a gradient is taken of".
         """
-        kind = self.kind(tensor)
-        if kind.fault:
-            line, (_, what, remedy) = line_of(kind.fault.operation), kind.fault
+        fact = self.kind(tensor)
+        if fact.fault:
+            line, (_, what, remedy) = line_of(fact.fault.operation), fact.fault
             self._found.setdefault((line, what), (
                 f"{line} {what}. Each tower has only its own rows of the batch, and {use} is not "
                 f"the whole batch's. {remedy}"
             ))
-        return kind
+        return fact
 
     def warn(self) -> list[str]:
         """Warns of all that `check` has noted, and returns it."""
@@ -115,7 +105,7 @@ class Rows:
         return [*self._found.values()]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
-        """A tensor's fact, by those of all before it: a stack, as graphs are deep."""
+        """A tensor's fact, by those of all before it."""
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             parts = [self.fact(v) for v in tf.nest.flatten(tensor, expand_composites=True)]
             is_local = any(part.local for part in parts)
@@ -123,27 +113,29 @@ class Rows:
         known = self._at_once(tensor)
         if known is not None:
             return known
-        stack = [tensor.op]
-        while stack:
-            operation = stack.pop()
-            if _key(operation) in self._known:
-                continue
-            waiting = [v.op for v in operation.inputs if self._at_once(v) is None]
-            if waiting:
-                stack.extend([operation, *waiting])
-            else:
-                facts = [self._at_once(v) or SHARED for v in operation.inputs]
-                self._known[_key(operation)] = infer(operation, facts, _returned)
-        return self._known[_key(tensor.op)][tensor.value_index]
+        facts = follow(
+            tensor.op, self._known,
+            lambda operation: [v for v in operation.inputs if self._at_once(v) is None],
+            self._infer,
+        )
+        return facts[tensor.value_index]
+
+    def _infer(self, operation: tf.Operation) -> list[Fact]:
+        op = Op(operation, [self._at_once(v) or SHARED for v in operation.inputs])
+        found = _CALLS[op.type](op) if op.type in _CALLS else infer(op)
+        return [
+            with_padding(op, output, forgiven(op, fact))
+            for output, fact in zip(operation.outputs, found, strict=True)
+        ]
 
     def _at_once(self, tensor: tf.Tensor) -> Fact | None:
         """The fact that is known without a walk."""
         if not tf.is_symbolic_tensor(tensor):
             return SHARED
-        fed = self._fed.get(_name(tensor))
+        fed = self._fed.get(key_of(tensor))
         if fed is not None:
             return fed
-        known = self._known.get(_key(tensor.op))
+        known = self._known.get(key_of(tensor.op))
         if known is not None:
             return known[tensor.value_index]
         if self._is_shared(tensor):
@@ -158,26 +150,82 @@ class Rows:
                 return self.fact(outside) if is_traced else SHARED
         if tensor.dtype in (tf.resource, tf.variant) or not tensor.dtype.is_floating:
             return SHARED
-        if tensor.shape.rank is None:
-            return Fact(axis=UNKNOWN, local=True)
-        is_open = [size is None for size in tensor.shape.as_list()]
-        return Fact(axis=is_open.index(True), local=True) if any(is_open) else SHARED
+        axis = open_axis(tensor)
+        return SHARED if axis is None else Fact(axis=axis, local=True)
 
 
-def _returned(
-    operation: tf.Operation, name: str, facts: Sequence[Fact]
-) -> list[Fact] | None:
+# Calls of functions.
+
+
+def _called(op: Op) -> list[Fact]:
+    outputs = op.operation.outputs
+    return _returned(op, "f", op.facts) or [row_by_row(op, output) for output in outputs]
+
+
+def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
     """The facts of what a function in the graph returns; None where it cannot be seen."""
-    graph = called_graph(operation, name)
+    graph = called_graph(op.operation, name)
     if graph is None or len(graph.inputs) != len(facts):
         return None
     inner = Rows(zip(graph.inputs, facts))
     return [inner.fact(tensor) for tensor in graph.outputs]
 
 
-def _name(tensor: tf.Tensor) -> tuple[int, str]:
-    return id(tensor.graph), tensor.name
+def _decided(op: Op) -> list[Fact]:
+    """The facts of a tf.cond's results: of one branch's or the other's."""
+    condition, *facts = op.facts
+    branches = [_returned(op, name, facts) for name in ("then_branch", "else_branch")]
+    if branches[0] is None or branches[1] is None:
+        found = [row_by_row(op, output) for output in op.operation.outputs]
+    else:
+        found = [_either(op, pair) for pair in zip(*branches)]
+    if condition.local:
+        what = "(tf.cond) decides by a value that is made of all rows of the batch"
+        return [op.faulty(fact, what) for fact in found]
+    is_even = condition.degree == 0
+    return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
 
 
-def _key(operation: tf.Operation) -> tuple[int, str]:
-    return id(operation.graph), operation.name
+def _either(op: Op, pair: tuple[Fact, Fact]) -> Fact:
+    fact = op.added(pair)
+    return replace(fact, each=None) if None in [f.each for f in pair] else fact
+
+
+_MOST_ROUNDS = 4  # of a loop's body, until what is known of its variables stays
+
+
+def _looped(op: Op) -> list[Fact]:
+    """Rounds of the body, where a value without rows comes out, until its variables stay."""
+    rough = [
+        SHARED if not output.dtype.is_floating and open_axis(output) is None
+        and output.dtype != tf.variant else row_by_row(op, output)
+        for output in op.operation.outputs
+    ]
+    before = op.facts
+    if not any(fact.fault and not fact.has_rows for fact in rough):
+        return rough
+    for _ in range(_MOST_ROUNDS):
+        after = _returned(op, "body", before)
+        if after is None:
+            break
+        merged = [_merged(*pair) for pair in zip(before, after)]
+        if merged == before:
+            return [
+                b if known.fault and a == b else known
+                for a, b, known in zip(before, after, rough)
+            ]
+        before = merged
+    return rough
+
+
+def _merged(before: Fact, after: Fact) -> Fact:
+    """The fact of a loop's variable that was `before` a round and is `after` it."""
+    is_mean = before == SHARED and after.is_value and after.degree == 0
+    return after if before.zero or is_mean or after.fault and not before.fault else before
+
+
+_CALLS: dict[str, Callable[[Op], list[Fact]]] = {
+    "PartitionedCall": _called, "StatefulPartitionedCall": _called,
+    "If": _decided, "StatelessIf": _decided,
+    "While": _looped, "StatelessWhile": _looped,
+}

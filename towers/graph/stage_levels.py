@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from towers.graph.walk import Key, follow, key_of
+
 # oneDNN's kernels hand their gradients a workspace, where both stand in one function alone.
 _PAIRED = ("MaxPool", "MaxPool3D", "LRN")
 _STAGE = re.compile(r"(?:^|/)stage_(\d+)(?:_\d+)?/")
@@ -41,8 +43,8 @@ class StageLevels:
         """
         self._num_stages = num_stages
         self._fed = dict(fed)
-        self._levels: dict[str, int] = {}  # by an operation's name
-        self._anew: dict[str, bool] = {}
+        self._levels: dict[Key, int] = {}  # of operations
+        self._anew: dict[Key, bool] = {}
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
         """Whether the tensor is an argument or a capture: each level may take it."""
@@ -50,24 +52,14 @@ class StageLevels:
 
     def level(self, tensor: tf.Tensor) -> int:
         """The level that a tensor is computed in."""
-        if self.is_fed(tensor):
-            return self._fed[tensor.name]
-        return self.operation_level(tensor.op)
+        return self._fed[tensor.name] if self.is_fed(tensor) else self.operation_level(tensor.op)
 
     def operation_level(self, operation: tf.Operation) -> int:
-        """The level of an operation, by those of all before it: a stack, as graphs are deep."""
-        stack = [operation]
-        while stack:
-            last = stack[-1]
-            unknown = [v.op for v in last.inputs
-                       if not self.is_fed(v) and v.op.name not in self._levels]
-            if last.name in self._levels or not unknown:
-                stack.pop()
-                if last.name not in self._levels:
-                    self._levels[last.name] = self._follows(last)
-            else:
-                stack.extend(unknown)
-        return self._levels[operation.name]
+        """The level that an operation runs in."""
+        return follow(
+            operation, self._levels, lambda op: [v for v in op.inputs if not self.is_fed(v)],
+            self._follows,
+        )
 
     def stage(self, level: int) -> int:
         """The stage that a level is run in."""
@@ -75,13 +67,12 @@ class StageLevels:
 
     def is_anew(self, tensor: tf.Tensor) -> bool:
         """Whether each level makes the tensor for itself: it follows from constants and scalars."""
-        if self.is_fed(tensor):
-            return False
-        return tensor.op.type in _PAIRED or self._is_made_anew(tensor.op)
+        is_paired = tensor.op.type in _PAIRED
+        return not self.is_fed(tensor) and (is_paired or self._is_made_anew(tensor.op))
 
     def _follows(self, operation: tf.Operation) -> int:
-        before = [self._fed.get(v.name, self._levels.get(v.op.name, 0)) for v in operation.inputs]
-        level = max(before, default=0)
+        levels = [self.level(v) for v in operation.inputs]
+        level = max(levels, default=0)
         if self._is_made_anew(operation):
             return level
         last = 2 * (self._num_stages - 1)
@@ -93,33 +84,29 @@ class StageLevels:
         if not is_backward:
             return level
         forward = [
-            stage for v, stage in zip(operation.inputs, before, strict=True)
+            stage for v, stage in zip(operation.inputs, levels, strict=True)
             if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_anew(v)
-            and not self._is_scalar(v) and v.op.type not in _SIZES
+            and not _is_scalar(v) and v.op.type not in _SIZES
         ]
         return max(level, last - min(forward)) if forward else level
 
     def _is_made_anew(self, operation: tf.Operation) -> bool:
-        stack = [operation]
-        while stack:
-            last = stack[-1]
-            asked = [v for v in last.inputs if not self._crosses(v)]
-            unknown = [v.op for v in asked if v.op.name not in self._anew]
-            is_source = last.op_def.is_stateful or last.type == "Placeholder"
-            if last.name in self._anew or is_source or not unknown:
-                stack.pop()
-                if last.name not in self._anew:
-                    is_small = bool(last.inputs) and all(map(self._is_scalar, last.outputs))
-                    self._anew[last.name] = not (is_source or is_small) and all(
-                        self._anew[v.op.name] for v in asked
-                    )
-            else:
-                stack.extend(unknown)
-        return self._anew[operation.name]
+        def needs(operation: tf.Operation) -> list[tf.Tensor]:
+            """Its inputs but scalars that levels hand on; constants need not be."""
+            is_source = operation.op_def.is_stateful or operation.type == "Placeholder"
+            return [] if is_source else [
+                v for v in operation.inputs
+                if not _is_scalar(v) or not self.is_fed(v) and v.op.type == "Const"
+            ]
 
-    def _crosses(self, tensor: tf.Tensor) -> bool:
-        """Whether it is a scalar that levels hand on; constants need not be."""
-        return self._is_scalar(tensor) and (self.is_fed(tensor) or tensor.op.type != "Const")
+        def infer(operation: tf.Operation) -> bool:
+            if operation.op_def.is_stateful or operation.type == "Placeholder":
+                return False
+            is_small = bool(operation.inputs) and all(map(_is_scalar, operation.outputs))
+            return not is_small and all(self._anew[key_of(v.op)] for v in needs(operation))
 
-    def _is_scalar(self, tensor: tf.Tensor) -> bool:
-        return tensor.shape.rank == 0 and tensor.dtype not in _RESOURCES
+        return follow(operation, self._anew, needs, infer)
+
+
+def _is_scalar(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 0 and tensor.dtype not in _RESOURCES

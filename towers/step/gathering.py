@@ -46,6 +46,11 @@ def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterato
         _GATHER.reset(token)
 
 
+def gatherer() -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """Returns what `gather` calls in this thread; None: it returns its argument."""
+    return _GATHER.get()
+
+
 def refuse(rows: tf.Tensor) -> tf.Tensor:
     """Raises NeedsOtherTowers."""
     raise NeedsOtherTowers(

@@ -19,8 +19,7 @@ import tensorflow as tf
 from towers.graph.dependence import Dependence
 from towers.machine.loss_internals import function_loss, keras_mask, marked
 from towers.machine.user_lines import line_of
-from towers.graph.facts import Fact, Fault, uneven
-from towers.graph.reductions import CHOSEN
+from towers.graph.facts import CHOSEN, UNEVEN, Fact, Fault
 from towers.graph.rows import Rows
 from towers.step.fixed_batch import BatchInCode, check_no_fixed_batch
 from towers.step.gathering import NeedsOtherTowers, gathered_by
@@ -129,7 +128,7 @@ def _fault(value: tf.Tensor, fact: Fact, reduction: str) -> Fault | None:
     if fact.has_rows and fact.each is None:
         return Fault(value.op, CHOSEN)
     expected = int(reduction == "sum" and not fact.has_rows)
-    return None if fact.degree == expected else uneven(value.op)
+    return None if fact.degree == expected else Fault(value.op, *UNEVEN)
 
 
 def _name(loss: keras.losses.Loss) -> str:

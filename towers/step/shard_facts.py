@@ -50,14 +50,22 @@ class ShardFacts(NamedTuple):
         """The value; zeros in place of an empty shard's."""
         return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
-    def added_loss(self, value: tf.Tensor) -> tf.Tensor:
-        """The shard's part of a batch's loss that a layer, or a `compute_loss`, has added: scalar.
+    def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        """A shard's part of the batch's value, to which the towers' parts add up.
 
         A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
         What is neither is warned of by `rows.warn()`, and weighs that, too.
+
+        Args:
+            value: of a shard, without a batch axis.
+            what: it is, for the warning.
         """
-        kind = self.rows.check(value, "a loss that a layer, compute_loss or an output adds")
-        return self.masked(value) if kind.name == "sum" else self.weighted(value)
+        is_sum = self.rows.check(value, what).name == "sum"
+        return self.masked(value) if is_sum else self.weighted(value)
+
+    def added_loss(self, value: tf.Tensor) -> tf.Tensor:
+        """The shard's part of a loss that a layer, or a `compute_loss`, has added: scalar."""
+        return self.part(value, "a loss that a layer, compute_loss or an output adds")
 
     def part_of_output(self, value: tf.Tensor) -> tf.Tensor:
         """A tower's part of an output that is a sum or a mean over the batch's rows.
@@ -106,7 +114,7 @@ def part_of(value: tf.Tensor, facts: Any) -> tf.Tensor | None:
 
     Args:
         value: without a batch axis.
-        facts: of a tower's trace: ShardFacts, or a custom step's collectives.
+        facts: of a tower's trace: ShardFacts.
     """
     kind = facts.rows.kind(value).name
     if kind == "sum":

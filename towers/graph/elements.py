@@ -1,0 +1,355 @@
+"""Operations that combine elements one by one, move them, pick some, or tell how many there are."""
+
+from dataclasses import replace
+
+import tensorflow as tf
+
+from towers.graph.axes import (
+    axis_like,
+    open_axis,
+    python_index,
+    regrouped,
+    rows_taken,
+)
+from towers.graph.facts import (
+    COUNT,
+    EACH_ROW,
+    MIXES,
+    OPAQUE,
+    SHARED,
+    UNEVEN,
+    UNKNOWN,
+    Fact,
+    Op,
+    first_fault,
+    sizes,
+)
+
+_PLACE = "takes some rows of the batch by their place"
+
+
+def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
+    """The rule of operations without one of their own: rows become rows."""
+    output = op.output if output is None else output
+    # Integer inputs are usually counts, such as the longest sequence; ignore them.
+    floating = [f for f, v in zip(op.facts, op.inputs) if f.has_rows or v.dtype.is_floating]
+    fault = first_fault(floating)
+    rows = [fact for fact in op.facts if fact.has_rows]
+    values = [fact for fact in op.facts if fact.local]
+    if rows:
+        axis = UNKNOWN if output.dtype == tf.variant else open_axis(output, rows[0].axis)
+        fact = replace(op.joined(floating), axis=axis)
+        if fault:
+            return replace(fact, fault=fault)
+        if axis is None and fact.local:
+            return op.faulty(fact, OPAQUE)
+        return op.nonlinear(replace(fact, degree=rows[0].degree))
+    if fault:
+        return Fact(local=True, fault=fault)
+    if values:
+        return op.nonlinear(values[0])
+    return Fact(degree=0 if all(fact.degree == 0 for fact in op.facts) else None)
+
+
+# One by one.
+
+
+def aligned(op: Op, result: Fact) -> Fact:
+    """The result of operands of any rank, whose axes are counted from the last one.
+
+    A fault where rows are paired with other rows: [n, 1] with [1, n].
+    """
+    places = {
+        fact.axis - tensor.shape.rank
+        for fact, tensor in zip(op.facts, op.inputs)
+        if fact.axis is not None and fact.axis != UNKNOWN and tensor.shape.rank is not None
+    }
+    if len(places) > 1 and not first_fault(op.facts):
+        return op.faulty(op.joined(op.facts), "compares rows of the batch with each other")
+    rank = op.output.shape.rank
+    if len(places) != 1 or not result.has_rows or result.axis == UNKNOWN or rank is None:
+        return result
+    return replace(result, axis=rank + places.pop())
+
+
+def sum_of_all(op: Op) -> Fact:
+    """Add, Sub, AddN; a ragged tensor's rows are its row_splits but one."""
+    first = op.facts[0]
+    if first.more and not first.has_rows and op.type == "Sub":
+        return COUNT if tf.get_static_value(op.inputs[1]) == first.more else first
+    return aligned(op, op.added(op.facts))
+
+
+def squared_difference(op: Op) -> Fact:
+    """SquaredDifference."""
+    fact = sum_of_all(op)
+    return fact if fact.fault else op.multiplied(fact, fact)
+
+
+# A shard has at least one row: comparisons of a count that are always true.
+_ALWAYS = {"Greater": (0,), "GreaterEqual": (0, 1), "NotEqual": (0,)}
+
+
+def paired(op: Op) -> Fact:
+    """A function of two numbers that is not linear: a power, a comparison, a bound."""
+    bounds = [tf.get_static_value(v) if v.shape.rank == 0 else None for v in op.inputs]
+    for count, other, bound in zip(op.facts, op.facts[::-1], bounds[::-1]):
+        # A count that is kept from being 0 is a count.
+        is_kept = op.type == "Maximum" and other.degree == 0 and bound is not None and bound <= 1
+        if count == COUNT and is_kept:
+            return COUNT
+    if op.facts[0] == COUNT and bounds[1] in _ALWAYS.get(op.type, ()):
+        return SHARED
+    fact = aligned(op, op.joined(op.facts))
+    return fact if fact.fault else row_by_row(op)
+
+
+def chosen(op: Op) -> Fact:
+    """Select: a value by a condition."""
+    condition, *branches = op.facts
+    result = op.added(branches)
+    if condition.fault:
+        return replace(result, fault=condition.fault, local=True)
+    if condition.has_rows:
+        degree = next((b.degree for b in branches if not b.zero), 0)
+        return aligned(op, op.added([*branches, replace(condition, degree=degree)]))
+    if condition.degree != 0 and not condition.local and result.local:
+        return op.faulty(result, *UNEVEN)
+    if condition.is_value:
+        return op.faulty(result, "chooses by a value that is made of all rows of the batch")
+    return result
+
+
+def constant(op: Op) -> Fact:
+    """Const."""
+    is_number = op.output.shape.rank == 0 and op.output.dtype.is_floating
+    return Fact(zero=is_number and abs(float(tf.get_static_value(op.output))) <= 1e-6)
+
+
+def like(op: Op) -> Fact:
+    """ZerosLike, OnesLike."""
+    fact, is_zero = op.facts[0], op.type == "ZerosLike"
+    if not fact.has_rows:
+        return Fact(zero=is_zero)
+    # Ones in the place of chosen rows: how many these are is for their values to say.
+    return Fact(axis=fact.axis, each=fact.each, local=fact.each is None, zero=is_zero)
+
+
+def cast(op: Op) -> Fact:
+    """Cast; to integers it rounds."""
+    is_rounding = op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating
+    return op.nonlinear(op.facts[0]) if is_rounding else op.facts[0]
+
+
+# Elements in another shape.
+
+
+def same(op: Op) -> Fact:
+    """Identity and its like; what has no known rank may have one from here on."""
+    fact = op.facts[0]
+    if fact.axis != UNKNOWN or op.output.shape.rank is None:
+        return fact
+    fact = replace(fact, axis=open_axis(op.output))
+    return fact if fact.has_rows else op.faulty(fact, OPAQUE)
+
+
+def moved(op: Op) -> Fact:
+    """Reshape, Squeeze, ExpandDims, Transpose, Pad: the same elements in another shape."""
+    fact, source, result = op.facts[0], op.inputs[0], op.output
+    if not fact.has_rows:
+        return replace(fact, parts=())
+    counts = [i for i, part in enumerate(op.facts[-1].parts) if part.degree == 1]
+    by_count = op.type == "Reshape" and len(counts) == 1
+    axis = counts[0] if by_count else axis_like(source, result, fact.axis)
+    if op.type == "Transpose":
+        order = tf.get_static_value(op.inputs[1])
+        is_known = fact.axis != UNKNOWN and order is not None
+        axis = order.tolist().index(fact.axis) if is_known else open_axis(result)
+    if axis is None:  # such as a reshape to one row, where that is all there is
+        return op.faulty(replace(fact, axis=None), OPAQUE)
+    fact = replace(fact, axis=axis)
+    if op.type == "Reshape" and fact.each is not None:
+        has_count = by_count and op.facts[-1].parts[axis] == COUNT
+        each = 1 if has_count else regrouped(fact.each, source, result)
+        if each is None:
+            return op.faulty(fact, "puts rows of several examples into one")
+        fact = replace(fact, each=each)
+    if "Pad" in op.type and axis != UNKNOWN:
+        paddings = tf.get_static_value(op.inputs[1], partial=True)
+        if paddings is None or any(paddings[axis]):
+            return op.faulty(fact, "adds rows to the rows of the batch")
+    return fact
+
+
+def repeated(op: Op) -> Fact:
+    """BroadcastTo, Tile, Fill: into a shape that may have a batch axis."""
+    shape, fact = op.facts if op.type == "Fill" else op.facts[::-1]
+    if fact.has_rows:
+        return replace(fact, axis=axis_like(op.inputs[0], op.output, fact.axis))
+    fact = replace(fact, parts=())
+    axis = open_axis(op.output)
+    if shape.degree == 0 or axis is None:
+        return fact
+    if any(part.local for part in shape.parts):  # one for each of some chosen rows
+        return replace(fact, axis=axis, local=True, each=None)
+    fact, is_local = replace(fact, axis=axis), fact.local
+    return op.faulty(fact, EACH_ROW) if is_local else fact
+
+
+# Sizes.
+
+
+def shape(op: Op) -> Fact:
+    """Shape, Size: counts."""
+    tensor, fact = op.inputs[0], op.facts[0]
+    if tensor.shape.rank is None:
+        return SHARED
+    axis = open_axis(tensor) if fact.axis == UNKNOWN else fact.axis
+    source = tensor.op
+    while source.type in ("Cast", "Identity"):
+        source = source.inputs[0].op
+    number = COUNT if fact.each is not None else Fact(local=True, degree=1)
+    parts = [number if i == axis else SHARED for i in range(tensor.shape.rank)]
+    if fact.more and source.type == "Placeholder":
+        parts = [Fact(degree=None, more=fact.more)]
+    return sizes(parts) if op.type == "Shape" else product_of(op, sizes(parts))
+
+
+def product_of(op: Op, fact: Fact) -> Fact:
+    """The product of sizes."""
+    result = SHARED
+    for part in fact.parts:
+        result = op.multiplied(result, part)
+    return result
+
+
+def numbered(op: Op) -> Fact:
+    """Range: the rows' numbers, or no row's values, whatever says how many there are."""
+    return Fact(axis=0, degree=None) if op.facts[1] == COUNT else SHARED
+
+
+# Parts of tensors, and tensors of parts.
+
+
+def sliced(op: Op) -> Fact:
+    """StridedSlice, Slice."""
+    fact = op.facts[0]
+    if fact.parts:
+        index = python_index(op)
+        if index is None:
+            return Fact(local=fact.local, degree=None)
+        return sizes(fact.parts[index]) if isinstance(index, slice) else fact.parts[index]
+    if fact.axis is None or fact.axis == UNKNOWN:
+        return fact
+    takes_all, by_counts = rows_taken(op, fact.axis)
+    axis = axis_like(op.inputs[0], op.output, fact.axis)
+    if takes_all or axis is not None and fact.each is None:
+        return replace(fact, axis=axis)
+    if axis is not None and fact.each != 1 and by_counts:
+        return replace(fact, axis=axis, each=0)
+    return op.faulty(replace(fact, axis=axis), _PLACE)
+
+
+def gathered(op: Op) -> Fact:
+    """GatherV2."""
+    values, indices = op.facts[:2]
+    fault = first_fault(op.facts[:2])
+    axis = open_axis(op.output, values.axis if values.has_rows else indices.axis)
+    if fault:
+        return Fact(axis=open_axis(op.output), local=True, fault=fault)
+    if values.parts:
+        index = tf.get_static_value(op.inputs[1])
+        if index is None:
+            return Fact(local=values.local, degree=None)
+        parts = [values.parts[i] for i in index.reshape(-1)]
+        return parts[0] if index.ndim == 0 else sizes(parts)
+    if not values.has_rows:
+        if indices.has_rows:
+            both = op.joined(op.facts[:2])
+            return both if values.is_value else replace(indices, axis=axis, local=True)
+        return values if indices == SHARED else row_by_row(op)
+    of_axis, rank = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank or 1
+    is_along = of_axis is not None and int(of_axis) % rank == values.axis
+    # All rows, in their order; or one element of each.
+    are_all = indices.has_rows and not indices.local
+    if op.operation.get_attr("batch_dims") or not is_along or are_all:
+        return replace(values, axis=axis)
+    if indices.each is None:  # boolean_mask
+        return replace(values, each=None)
+    return op.faulty(replace(values, axis=open_axis(op.output)), f"(tf.gather) {MIXES}")
+
+
+def where(op: Op) -> Fact:
+    """Where: the places of the rows that are chosen."""
+    fact = op.facts[0]
+    return replace(fact, axis=0, each=None) if fact.has_rows else fact
+
+
+def overwritten(op: Op) -> Fact:
+    """TensorScatterUpdate, Sub, Max, Min: new values at some indices."""
+    fact, indices = op.facts[:2]
+    names_rows = fact.axis is not None and fact.axis < scattered_axes(op)
+    return op.faulty(fact, _PLACE) if names_rows and not indices.has_rows else row_by_row(op)
+
+
+def scattered_axes(op: Op) -> int:
+    """The number of first axes that the indices of a TensorScatter operation name."""
+    return op.inputs[1].shape[-1] or op.inputs[0].shape.rank or 0
+
+
+def concatenated(op: Op) -> Fact:
+    """ConcatV2."""
+    values, result = op.facts[:-1], op.output
+    rank, axis = result.shape.rank, tf.get_static_value(op.inputs[-1])
+    places = {fact.axis for fact in values if fact.has_rows}
+    if not places and result.dtype.is_integer and rank == 1:
+        return sizes([
+            part for fact, tensor in zip(values, op.inputs)
+            for part in fact.parts or [fact] * (tensor.shape[0] or 0)
+        ])
+    whole = op.added(values)
+    if whole.fault or axis is None or rank is None or int(axis) % rank not in places:
+        return whole
+    if not all(fact.has_rows for fact in values):
+        are_splits = whole.each is None and result.dtype.is_integer  # row_splits of lengths
+        return whole if are_splits else op.faulty(whole, "joins the rows of the batch with others")
+    each = [fact.each for fact in values]
+    known = [count for count in each if count is not None]
+    return replace(whole, each=None if None in each else 0 if 0 in each else sum(known))
+
+
+def stacked(op: Op) -> Fact:
+    """Pack."""
+    has_rows = any(fact.has_rows for fact in op.facts)
+    if not has_rows and op.output.dtype.is_integer and op.output.shape.rank == 1:
+        return sizes(op.facts)
+    fact = replace(op.added(op.facts), parts=())
+    if fact.axis is None or fact.axis == UNKNOWN:
+        return fact
+    place = op.operation.get_attr("axis") % op.output.shape.rank
+    return replace(fact, axis=fact.axis + (place <= fact.axis))
+
+
+def unstacked(op: Op) -> Fact | list[Fact]:
+    """Unpack."""
+    fact = op.facts[0]
+    if fact.parts:
+        return list(fact.parts)
+    if fact.axis is None or fact.axis == UNKNOWN:
+        return fact
+    place = op.operation.get_attr("axis") % (op.inputs[0].shape.rank or 1)
+    return replace(fact, axis=fact.axis - (place < fact.axis))
+
+
+def split(op: Op) -> Fact:
+    """Split of (axis, value), SplitV of (value, sizes, axis)."""
+    is_even = op.type == "Split"
+    fact, axis = (op.facts[1], op.inputs[0]) if is_even else (op.facts[0], op.inputs[2])
+    place, rank, count = tf.get_static_value(axis), op.output.shape.rank, len(op.operation.outputs)
+    if not fact.has_rows or fact.axis == UNKNOWN or place is None:
+        return replace(fact, parts=())
+    if rank is not None and int(place) % rank != fact.axis or fact.each is None:
+        return fact
+    if fact.each == 1 or is_even and fact.each % count:
+        return op.faulty(fact, _PLACE)
+    return replace(fact, each=fact.each // count if is_even else 0)
