@@ -8,9 +8,9 @@ import pytest
 
 from tests.app.run_test import config
 from towers.app.loop import Loop, evaluate
+from towers.app.reporting.progress import Pace
 from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
-from towers.app.training.pace import Pace
 from towers.machine.signals import Pending, StopRequested
 from towers.resume import run_dir
 from towers.resume.best import Monitor
@@ -48,6 +48,8 @@ for moment in ("epoch_begin", "epoch_end", *STEP, "test_batch_begin", "test_batc
 class Silent(keras.callbacks.Callback):
     """Lines that nobody sees."""
 
+    pace = Pace(8, 2)
+
     def end_steps(self):
         pass
 
@@ -81,8 +83,7 @@ def _loop_of(tmp_path):
         notes = Notes(run, tmp_path, every)
         loop = Loop(
             run, TrainState() if state is None else state, notes,
-            Pending() if pending is None else pending, Pace(8, 2), Silent(), [],
-            callbacks,
+            Pending() if pending is None else pending, Silent(), [], callbacks,
         )
         return loop, notes
 
@@ -93,6 +94,7 @@ def test_callbacks_hear_what_keras_own_loop_tells_them(run, loop_of):
     recorder, state = Recorder(), TrainState()
     loop, notes = loop_of(run, recorder, state=state)
     loop.train()
+    assert (recorder.params["epochs"], recorder.params["steps"]) == (2, 4)
     assert recorder.told == ["train_begin", *EPOCH, *EPOCH, "train_end"]
     assert [epoch for epoch, _ in recorder.seen["epoch_begin"]] == [0, 1]
     assert [batch for batch, _ in recorder.seen["train_batch_end"]] == [*range(4), *range(4)]

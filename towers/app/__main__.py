@@ -18,7 +18,7 @@ from absl import flags
 import towers
 from towers.app import command_line
 from towers.app.after_training.model_files import file_config, find_file
-from towers.app.continued import continued_config, resumed_directory
+from towers.app.continued import resolved
 from towers.app.config import TrainConfig
 from towers.machine import terminal
 
@@ -52,13 +52,9 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     _check_commands()
     found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
     given = {flag.name: flag.value for flag in found if flag.present}
-    resumed = resumed_directory(given)
-    if resumed is not None:
-        return continued_config(resumed, given)
     if flags.FLAGS.evaluate or flags.FLAGS.predict:
         return file_config(_model_file(), given)
-    values: dict[str, Any] = {flag.name: flag.value for flag in found}
-    return TrainConfig(**{**values, "resume": None})
+    return resolved(given)
 
 
 def _check_commands() -> None:
@@ -84,41 +80,30 @@ def run(config: TrainConfig) -> None:
         nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,
         command_line.users_lines_named(captured),
     ):
-        if flags.FLAGS.devices:
-            show_devices(config)
-        elif flags.FLAGS.evaluate or flags.FLAGS.predict:
-            use_file(config)
+        if flags.FLAGS.devices or flags.FLAGS.evaluate or flags.FLAGS.predict:
+            run_without_training(config)
         else:
             towers.train(config, captured=captured)
 
 
-def show_devices(config: TrainConfig) -> None:
-    """Prints what there is to run on."""
+def run_without_training(config: TrainConfig) -> None:
+    """Prints what there is to run on, evaluates a trained model, or writes its predictions."""
     from towers.machine import environment
 
     environment.check()  # then the imports that start TensorFlow, whose messages are held back
+    from towers.app.after_training.predicting import evaluate_file, predict_file
     from towers.app.diagnosis.device_report import device_report
     from towers.app.reporting.report import Report
 
-    with closing(Report()) as out:
-        for line in device_report(config):
-            out.line(line)
-
-
-def use_file(config: TrainConfig) -> None:
-    """Evaluates a trained model, or writes its predictions."""
-    from towers.machine import environment
-
-    environment.check()  # as above
-    from towers.app.after_training.predicting import evaluate_file, predict_file
-    from towers.app.reporting.report import Report
-
-    file = _model_file()
     with closing(Report()) as out, out.own_warnings():
-        if flags.FLAGS.evaluate:
-            evaluate_file(config, file, out)
+        if flags.FLAGS.devices:
+            for line in device_report(config):
+                out.line(line)
+        elif flags.FLAGS.evaluate:
+            evaluate_file(config, _model_file(), out)
         else:
-            predict_file(config, file, os.path.expanduser(str(flags.FLAGS.out)), out)
+            path = os.path.expanduser(str(flags.FLAGS.out))
+            predict_file(config, _model_file(), path, out)
 
 
 def train(argv: list[str]) -> None:

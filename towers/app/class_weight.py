@@ -15,19 +15,43 @@ _SHOWN = 10  # weights in a line
 
 
 def as_text(value: Any) -> str | None:
-    """"0:1,1:5" of {0: 1, 1: 5}, or of such a text; "balanced" and None as they are.
+    """"0:1,1:5" of {0: 1, 1: 5}, or of such a text, with every digit; BALANCED and None stay.
 
     Raises:
         ValueError: it says something else.
     """
     if value is None or isinstance(value, str) and value == BALANCED:
         return value
-    return text_of(_pairs(value))
+    texts = {label: (f"{weight:g}", weight) for label, weight in weights_of(value).items()}
+    return ",".join(
+        f"{label}:{text if float(text) == weight else repr(weight)}"
+        for label, (text, weight) in texts.items()
+    )
 
 
-def weights_of(text: str) -> dict[int, float]:
-    """{0: 1.0, 1: 5.0} of "0:1,1:5"."""
-    return _pairs(text)
+def weights_of(value: Any) -> dict[int, float]:
+    """{0: 1.0, 1: 5.0} of "0:1,1:5", or of such a mapping.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    try:
+        if isinstance(value, str):
+            parts = [part.split(":") for part in value.split(",")]
+            pairs = [(int(label), float(weight)) for label, weight in parts]
+        else:
+            pairs = [(index(label), float(weight)) for label, weight in value.items()]
+        is_valid = len(dict(pairs)) == len(pairs) > 0 and all(
+            0 <= label <= _LARGEST_CLASS and 0 <= weight < math.inf for label, weight in pairs
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(
+            f"class_weight ({str(value)[:100]!r}) must be {BALANCED}, or a weight of at least 0 "
+            "for each of some classes, each named once, such as 0:1,1:5."
+        )
+    return dict(pairs)
 
 
 def balanced(labels: Sequence[int]) -> dict[int, float]:
@@ -42,43 +66,8 @@ def balanced(labels: Sequence[int]) -> dict[int, float]:
     return dict(zip(map(int, classes), map(float, weights), strict=True))
 
 
-def text_of(weights: Mapping[int, float]) -> str:
-    """"0:1,1:5" of {0: 1.0, 1: 5.0}; no digit is lost."""
-    return ",".join(f"{label}:{_number(weight)}" for label, weight in weights.items())
-
-
 def note(weights: Mapping[int, float]) -> str:
     """A line for the user: "class weights: 0: 1, 1: 5"; of many classes the first ones."""
     pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
     shown = ", ".join(pairs[:_SHOWN])
     return f"class weights: {shown}{', ...' if len(pairs) > _SHOWN else ''}"
-
-
-def _pairs(value: Any) -> dict[int, float]:
-    try:
-        pairs = _parts(value)
-        weights = {index(label): float(weight) for label, weight in pairs}
-        is_valid = len(weights) == len(pairs) > 0 and all(
-            0 <= label <= _LARGEST_CLASS and 0 <= weight < math.inf
-            for label, weight in weights.items()
-        )
-    except (TypeError, ValueError, OverflowError):
-        is_valid = False
-    if not is_valid:
-        raise ValueError(
-            f"class_weight ({str(value)[:100]!r}) must be {BALANCED}, or a weight of at least 0 "
-            "for each of some classes, each named once, such as 0:1,1:5."
-        )
-    return weights
-
-
-def _parts(value: Any) -> Sequence[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    pairs = [part.split(":") for part in value.split(",")] if isinstance(value, str) else [[]]
-    return [(int(label), weight) for label, weight in pairs]
-
-
-def _number(weight: float) -> str:
-    short = f"{weight:g}"
-    return short if float(short) == weight else repr(weight)

@@ -4,39 +4,42 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from towers.resume import run_dir
-from towers.app.config import TrainConfig, fields_with
+from towers.app.config import AUTO, TrainConfig, fields_with
 from towers.app.fields import Role
 from towers.machine import places
 
-AUTO = "auto"
 _MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
 _PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # whatever they look like
 
 
-def resumed_directory(given: Mapping[str, Any]) -> str | None:
-    """The directory of the run that goes on; None where a new one begins.
+def resolved(given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a new run, or of the run that `resume` names, which goes on.
 
     Args:
-        given: the fields that the user has set, among them perhaps `resume`: a directory; or AUTO
-            for `run_dir`, where that holds a run.
+        given: the fields that the user has set. `resume` is a directory; or AUTO for `run_dir`, if
+            that holds a run.
 
     Raises:
-        ValueError: AUTO without a `run_dir`.
+        ValueError: AUTO without a `run_dir`; and see `continued_config`.
     """
-    if given.get("resume") != AUTO:
-        return given.get("resume")
-    if given.get("run_dir") is None:
-        raise ValueError(
-            "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
-        )
-    directory = places.as_path(given["run_dir"])
-    return None if run_dir.read_config(directory) is None else directory
+    directory = given.get("resume")
+    if directory == AUTO:
+        if given.get("run_dir") is None:
+            raise ValueError(
+                "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
+            )
+        directory = places.as_path(given["run_dir"])
+        if run_dir.read_config(directory) is None:
+            directory = None
+    if directory is None:
+        return TrainConfig(**{**given, "resume": None})
+    return continued_config(directory, given)
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -129,33 +132,30 @@ def check_modules(
     if given.get("trust_run_dir"):
         return
     for name, value in dataclasses.asdict(config).items():
-        if name in given or name in _PATHS or not isinstance(value, str):
+        if name in given or name in _PATHS or not _MODULE.fullmatch(str(value)):
             continue
-        if _MODULE.fullmatch(value):
-            for place in _places(value.split(".")[0].split(":")[0]):
-                if _is_inside(place, directory):
-                    raise ValueError(
-                        f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, "
-                        f"which would run {place} from the run's own directory. Go to another "
-                        f"directory, or give {name}={value} yourself, or trust_run_dir=True "
-                        "where you know who wrote it."
-                    )
+        for place in _places(value.split(".")[0].split(":")[0]):
+            if place.is_relative_to(os.path.realpath(directory)):
+                raise ValueError(
+                    f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, which "
+                    f"would run {place} from the run's own directory. Go to another directory, or "
+                    f"give {name}={value} yourself, or trust_run_dir=True where you know who wrote "
+                    "it."
+                )
 
 
-def _places(module: str) -> Iterator[Path]:
-    """The file, or the folders, that a module's import would run; nothing for a built-in one."""
-    named = {os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
-    if module in sys.modules:
-        return
-    for entry in [*sys.path, os.getcwd()]:  # as `named.import_module` looks
+def _places(module: str) -> list[Path]:
+    """The file, or the folders, that a module's import would run; [] for a trusted one.
+
+    It is built in, imported already, or found by an entry of PYTHONPATH.
+    """
+    trusted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    entries = [] if module in sys.modules else [*sys.path, ""]  # as `named.import_module` looks
+    for entry in entries:
         found = PathFinder.find_spec(module, [entry or os.getcwd()])
-        if found is None:
-            continue
-        if os.path.realpath(entry or os.getcwd()) not in named:
+        if found is not None:
+            if os.path.realpath(entry) in map(os.path.realpath, trusted):
+                return []
             origin = [found.origin] if found.origin else found.submodule_search_locations or []
-            yield from map(Path, origin)
-        return
-
-
-def _is_inside(place: Path, directory: Path) -> bool:
-    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(directory))
+            return [Path(os.path.realpath(path)) for path in origin]
+    return []

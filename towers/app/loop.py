@@ -22,7 +22,6 @@ from towers.app.datasets.batches import ordered_batches, shuffled_batches
 from towers.app.reporting.progress import ProgressLines
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
-from towers.app.training.pace import Pace
 from towers.app.training.several_workers import agreed_signal
 from towers.machine import callback_internals, hang
 from towers.machine.signals import Pending
@@ -40,7 +39,7 @@ class Loop:
 
     def __init__(
         self, run: Run, state: TrainState, checkpointer: Checkpointer, pending: Pending,
-        pace: Pace, lines: ProgressLines, files: Sequence[keras.callbacks.Callback],
+        lines: ProgressLines, files: Sequence[keras.callbacks.Callback],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         """
@@ -50,7 +49,7 @@ class Loop:
             lines, files: on the terminal, and in the run's directory, before the user's callbacks.
         """
         self._run, self._state, self._checkpointer = run, state, checkpointer
-        self._pending, self._pace, self._lines = pending, pace, lines
+        self._pending, self._pace, self._lines = pending, lines.pace, lines
         self._model, self._strategy = run.step.model, run.step.strategy
         self._callbacks, self._all = list(callbacks), [*files, *callbacks]
         self._are_trusted = are_trusted(self._callbacks, self._strategy)

@@ -30,9 +30,10 @@ def import_function(spec: str, argument: str) -> Callable[..., Any]:
     module = import_module(spec, argument)
     function = getattr(module, function_name, None)
     if function is None:
+        functions = [name for name, value in vars(module).items() if callable(value)]
         raise ValueError(
             f"{argument} ({spec!r}): module {module_name} ({_origin(module)}) has no function "
-            f"{function_name!r}.{_nearest(function_name, _function_names(module))}"
+            f"{function_name!r}.{_nearest(function_name, functions)}"
         )
     if not callable(function):
         raise ValueError(
@@ -88,10 +89,6 @@ def loading_failed(error: BaseException) -> str:
 def _nearest(name: str, names: Sequence[str]) -> str:
     matches = difflib.get_close_matches(name.lower(), names, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
-
-
-def _function_names(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if callable(value)]
 
 
 def _origin(module: ModuleType) -> str:

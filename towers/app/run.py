@@ -1,48 +1,43 @@
 """train(config): from a configuration to a trained model, and the run directory it leaves."""
 
-import dataclasses
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from towers.app.after_training import export
-from towers.resume import remote_dir, run_dir
-from towers.resume.checkpointer import Checkpointer
-from towers.app.continued import continued_config, resumed_directory
-from towers.resume.optimizer_options import compared
-from towers.resume.remote_dir import Mirror
-from towers.resume.run_dir import Result, is_remote
-from towers.resume.train_state import TrainState
 from towers.app.config import AUTO, TrainConfig
-from towers.resume import source
-from towers.app.diagnosis.profile import show_profile
+from towers.app.continued import resolved
 from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
-from towers.app.diagnosis.verify import Verification
+from towers.app.diagnosis.profile import show_profile
+from towers.app.loop import Loop, evaluate
+from towers.app.reporting import outcome, report, tensorboard
+from towers.app.reporting.progress import ProgressLines
+from towers.app.reporting.report import Report, format_values
+from towers.app.reporting.run_files import RunFiles, unreadable
+from towers.app.recipe import starting_values
+from towers.app.training import several_workers
+from towers.app.training.build import Run, build
+from towers.app.training.failures import failures_explained
+from towers.app.training.loaded import load_newest
+from towers.app.training.user_objects import UserObjects, is_python, load_callbacks
 from towers.machine import environment, hang, places, signals
-from towers.workers import watch, workers
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
-from towers.app.named import one_line
-from towers.app.recipe import starting_values
-from towers.app.reporting import curves, outcome, report, tensorboard
-from towers.app.reporting.formats import format_values
-from towers.app.reporting.progress import ProgressLines
-from towers.app.reporting.report import Report
+from towers.resume import remote_dir, run_dir
+from towers.resume.checkpointer import Checkpointer
+from towers.resume.optimizer_options import compared
+from towers.resume.remote_dir import Mirror
+from towers.resume.run_dir import is_remote
+from towers.resume.train_state import TrainState
 from towers.step.nonfinite import NonFiniteError
-from towers.app.training import deterministic, several_workers
-from towers.app.training.build import Run, build
-from towers.app.loop import Loop, evaluate
-from towers.app.training.callbacks import check, load
-from towers.app.training.loaded import data_digests, load_newest
-from towers.app.training.memory import out_of_memory_explained
-from towers.app.training.pace import Pace
-from towers.app.training.run_files import BestModel, ResultsFile, save_model, unreadable
-from towers.app.training.user_objects import UserObjects, is_python, title
+from towers.workers import watch, workers
 
 
 def train(
@@ -87,42 +82,34 @@ def train(
     if config.tensorboard:
         tensorboard.check_installed()
     objects = UserObjects(model, train, test)
-    config = objects.named_in(_with_resumed(config))
-    check(callbacks, "callbacks hold")
+    if config.resume == AUTO or config.resume is not None and config.run_dir is None:
+        config = resolved(config.given())
+    config = objects.named_in(config)
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export, config.export_pixels)
     several_workers.check_config(cluster, config)
-    if config.deterministic:
-        deterministic.enable(config.seed)  # before the first kernel
-    with (
-        _dtype_policy(config.precision),
-        closing(report.report_of(cluster)) as out,
-        out.own_warnings() if captured else nullcontext(),
-        remote_dir.mirrored(
-            config.run_dir if cluster.is_chief and not config.plan else None, out.warn,
-            is_new=config.resume is None,
-        ) as mirror,
-    ):
-        with deterministic.refusals_explained(config.deterministic):
+    if config.deterministic:  # before the first kernel, and the first random number
+        keras.utils.set_random_seed(config.seed)
+        tf.config.experimental.enable_op_determinism()
+    with ExitStack() as stack:
+        stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
+        keras.config.set_dtype_policy(config.precision)
+        out = stack.enter_context(closing(report.report_of(cluster)))
+        if captured is not None:
+            stack.enter_context(out.own_warnings())
+        url = config.run_dir if cluster.is_chief and not config.plan else None
+        mirror = stack.enter_context(
+            remote_dir.mirrored(url, out.warn, is_new=config.resume is None)
+        )
+        with failures_explained(config):
             run = build(config, objects)
-            callbacks = [*load(config.callbacks), *callbacks]
+            callbacks = load_callbacks(config.callbacks, callbacks)
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
         return _run(run, callbacks, out, begun, captured, mirror)
-
-
-def _with_resumed(config: TrainConfig) -> TrainConfig:
-    """The configuration, with that of the run that it goes on with, if it names one."""
-    if config.resume != AUTO and (config.resume is None or config.run_dir is not None):
-        return config
-    given = config.given()
-    directory = resumed_directory(given)
-    if directory is None:
-        return dataclasses.replace(config, resume=None)
-    return continued_config(directory, given)
 
 
 def _run(
@@ -140,53 +127,55 @@ def _run(
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
     several_workers.check_same(run, {})
-    verification = _verified(run)
-    directory = several_workers.directory(
-        run, lambda config: _make_directory(config, begun, mirror), begun
-    )
+    verification = None
+    if config.verify_gradients and not config.profile:  # before there is a directory
+        with failures_explained(config, Path(os.devnull)):
+            verification = verified(run)
+    made = _make_directory(config, begun, mirror) if cluster.is_chief else Path()
+    directory = several_workers.shared_directory(run, made, begun)
     log = directory / several_workers.log_name(cluster)
     checkpointer = Checkpointer(
         directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
     )
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
-        out_of_memory_explained(run, log),
-        deterministic.refusals_explained(config.deterministic, log),
+        failures_explained(config, log),
         closing(checkpointer),
         compared(run.own_optimizers) as options,
     ):
-        data = data_digests(run)
-        several_workers.check_same(run, data)
-        loaded = load_newest(run, directory, checkpointer, callbacks, data, options)
-        if loaded is None:
+        train_state = load_newest(run, checkpointer, callbacks, options)
+        if checkpointer.found is None:
             starting_values.check_file(config, begun)
-        else:
-            _check_limit(run, loaded.train_state)
-        _open_log(log, out, captured)
+        _check_limit(run, train_state)
+        out.open_log(log)
+        if captured is not None:
+            with suppress(OSError):  # the report warns of it, at its next line
+                captured.move_to(log)
         describe(run, out, f"run: {mirror.url if mirror else directory}")
         if mirror is not None:
             out.line(report.labelled("Uploads", f"from {directory}, which goes at the end"))
         if unread is not None:
             out.warn(unread)
-        if config.resume is not None or loaded is not None:
-            outcome.describe_resumed(loaded, out)
+        if config.resume is not None:
+            outcome.describe_resumed(checkpointer.found, train_state, out)
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
         if verification is not None:
             show_verified(verification, out)
-        train_state = TrainState() if loaded is None else loaded.train_state
+        # It has ended after all its steps, or was stopped, with its final model.
+        is_over = train_state.step >= run.num_steps or train_state.is_stopped(config.early_stopping)
+        is_complete = is_over and checkpointer.finished_step == train_state.step
         model: keras.Model | Path = run.step.model
         fault: Exception | None = None
         if config.epochs == 0:
             history = _evaluate_only(run, out)
-        elif _is_complete(run, train_state, checkpointer):
+        elif is_complete:
             outcome.describe_complete(run, train_state, out)
             history, model = train_state.history, directory / run_dir.FINAL
         else:
-            history, fault = _train(
-                run, train_state, directory, out, callbacks, checkpointer, mirror
-            )
+            shown = mirror.url if mirror else directory
+            history, fault = _train(run, train_state, shown, out, callbacks, checkpointer)
         run.workers.barrier()
         if fault is not None:
             raise fault
@@ -199,126 +188,73 @@ def _run(
         return history
 
 
-def _verified(run: Run) -> Verification | None:
-    """The result of --verify_gradients, before there is a directory; None without the flag."""
-    config, nowhere = run.config, Path(os.devnull)
-    if not config.verify_gradients or config.profile:
-        return None
-    with (
-        out_of_memory_explained(run, nowhere),
-        deterministic.refusals_explained(config.deterministic, nowhere),
-    ):
-        return verified(run)
-
-
 def _train(
     run: Run,
     train_state: TrainState,
-    directory: Path,
+    shown: Path | str,
     out: Report,
     callbacks: Sequence[keras.callbacks.Callback],
     checkpointer: Checkpointer,
-    mirror: Mirror | None,
 ) -> tuple[dict[str, list[float]], Exception | None]:
     """All epochs that are left, then final.keras; the error of a model that is not in its file."""
-    model, steps = run.step.model, run.num_steps
-    pace = Pace(
-        steps - train_state.step, source.num_steps(steps, run.steps_an_epoch) - train_state.epoch
-    )
-
-    shown = mirror.url if mirror else directory
-    with _watch(run, directory, shown, out):
-        with signals.deferred() as pending, _nonfinite_explained(run, train_state, shown):
-            loop = Loop(
-                run, train_state, checkpointer, pending, pace,
-                ProgressLines(out, run, train_state, pace),
-                _files(run, train_state, directory, out), callbacks,
-            )
+    config, directory = run.config, checkpointer.directory
+    words = partial(outcome.resume_words, config, shown)
+    is_chief = run.workers.cluster.is_chief
+    files = RunFiles(run, directory, train_state, out.warn)
+    writers: list[keras.callbacks.Callback] = [files] if is_chief else []
+    if is_chief and config.tensorboard:
+        folder = directory / tensorboard.FOLDER
+        writers.append(tensorboard.TensorBoardLog(folder, out.warn, config.histograms))
+    lines = ProgressLines(out, run, train_state)
+    fault: Exception | None = None
+    with _watch(run, directory, words(), out):
+        with signals.deferred() as pending:
+            loop = Loop(run, train_state, checkpointer, pending, lines, writers, callbacks)
             try:
                 loop.train()
-            except BaseException:
-                saved = loop.stop()
-                if saved is not None:
+            except BaseException as error:
+                if (saved := loop.stop()) is not None:
                     step, is_saved = saved
                     what = "saved at" if is_saved else "the last checkpoint is that of"
-                    words = outcome.resume_words(run.config, shown)
-                    out.line(f"{what} step {step}. Resume: {words}")
+                    out.line(f"{what} step {step}. Resume: {words()}")
+                if isinstance(error, NonFiniteError):
+                    raise NonFiniteError(
+                        f"step {train_state.step + 1:,}: {error} The update was not made. Lower "
+                        "`learning_rate`, or leave out such updates: "
+                        f"{words(nonfinite='skip')}."
+                    ) from None
                 raise
             finally:
-                _draw(run, train_state, directory, out)
-        has_final, fault = True, None
-        if run.workers.cluster.is_chief:
-            has_final, fault = _save_final(run, train_state, directory, shown)
-            if fault is None:
+                if is_chief:
+                    files.draw()
+        if is_chief:
+            try:
+                files.save_final()
+            except LostDirectoryError as error:
+                fault = LostDirectoryError(f"{error} Make room, then continue the run: {words()}.")
+            except NonFiniteError as error:
+                fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
+            else:
                 checkpointer.finish(train_state)
-    outcome.describe_end(run, train_state, pace.run_seconds, out, has_final=has_final)
-    return model.history.history, fault
+    has_final = files.has_final or not is_chief
+    outcome.describe_end(run, train_state, lines.pace.run_seconds, out, has_final=has_final)
+    return run.step.model.history.history, fault
 
 
-def _draw(run: Run, train_state: TrainState, directory: Path, out: Report) -> None:
-    """results.png, however the run has ended."""
-    if not run.workers.cluster.is_chief:
-        return
-    try:
-        results = [Result.of(row, run.columns) for row in train_state.results]
-        name = title(run.config, run.step.model)
-        curves.draw_curves(directory / curves.CURVES, results, name, run.monitor)
-    except Exception as error:  # whatever matplotlib raises
-        out.warn(
-            f"{curves.CURVES} cannot be drawn ({one_line(error)}); nothing else is missing."
-        )
-
-
-def _save_final(
-    run: Run, train_state: TrainState, directory: Path, shown: Path | str
-) -> tuple[bool, Exception | None]:
-    """Writes final.keras; whether it is written, and the error where this or best.keras is not."""
-    has_final = False
-    try:
-        save_model(run.step.model, directory / run_dir.FINAL)
-        has_final = True
-        if train_state.best_saved != train_state.best.step:
-            best = directory / run_dir.BEST
-            raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
-    except LostDirectoryError as error:
-        words = outcome.resume_words(run.config, shown)
-        text = f"{error} Make room, then continue the run: {words}."
-        return has_final, LostDirectoryError(text)
-    except NonFiniteError as error:
-        return has_final, NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
-    return has_final, None
-
-
-def _watch(run: Run, directory: Path, shown: Path | str, out: Report) -> hang.Watch:
+def _watch(run: Run, directory: Path, resume_words: str, out: Report) -> hang.Watch:
     """The watch over a run that may hang; several workers watch each other."""
     config, cluster = run.config, run.workers.cluster
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     return hang.Watch(
         placement(run.step.tower_devices, run.step.mine.start),
-        f"Resume from the last checkpoint: {outcome.resume_words(config, shown)}. "
+        f"Resume from the last checkpoint: {resume_words}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),
         max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
         directory / several_workers.log_name(cluster),
         out.close,
     )
-
-
-def _files(
-    run: Run, train_state: TrainState, directory: Path, out: Report
-) -> list[keras.callbacks.Callback]:
-    """The callbacks that write the run's files, except checkpoints; only the chief has any."""
-    if not run.workers.cluster.is_chief:
-        return []
-    files: list[keras.callbacks.Callback] = [
-        BestModel(run.step, directory, train_state, out.warn),
-        ResultsFile(directory, train_state, run.columns, out.warn),
-    ]
-    if run.config.tensorboard:
-        folder = directory / tensorboard.FOLDER
-        files.append(tensorboard.TensorBoardLog(folder, out.warn, run.config.histograms))
-    return files
 
 
 def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> Path:
@@ -328,14 +264,6 @@ def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> 
     name = "-".join(dict.fromkeys([config.model, config.dataset]))
     place = str(mirror.copy) if mirror else config.run_dir
     return run_dir.create(place, name, config.to_json(), begun)
-
-
-def _open_log(path: Path, out: Report, captured: CapturedStderr | None) -> None:
-    """From now on log.txt takes what is said, and what was held back of libraries' messages."""
-    out.open_log(path)
-    if captured is not None:
-        with suppress(OSError):  # the report warns of it, at its next line
-            captured.move_to(path)
 
 
 def _check_limit(run: Run, train_state: TrainState) -> None:
@@ -359,38 +287,3 @@ def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
     out.line(format_values(logs))
     out.line("Done: evaluated, not trained (--epochs=0)")
     return {name: [value] for name, value in logs.items()}
-
-
-def _is_complete(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> bool:
-    """Whether the run has ended after all its steps, or was stopped, with its final model."""
-    step = checkpointer.finished_step
-    if step is None or step != train_state.step:
-        return False
-    return train_state.is_stopped(run.config.early_stopping) or step >= run.num_steps
-
-
-@contextmanager
-def _nonfinite_explained(
-    run: Run, train_state: TrainState, directory: Path | str
-) -> Iterator[None]:
-    """Adds to a NonFiniteError the step that it came in, and the ways out."""
-    try:
-        yield
-    except NonFiniteError as error:
-        words = outcome.resume_words(run.config, directory, nonfinite="skip")
-        text = (
-            f"step {train_state.step + 1:,}: {error} The update was not made. Lower "
-            f"`learning_rate`, or leave out such updates: {words}."
-        )
-        raise NonFiniteError(text) from None
-
-
-@contextmanager
-def _dtype_policy(name: str) -> Iterator[None]:
-    """Builds and traces under a Keras dtype policy, and restores the caller's."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)

@@ -10,8 +10,9 @@ import pytest
 from towers.app.config import TrainConfig
 from towers.app.reporting import outcome
 from towers.app.reporting.report import Report
-from towers.app.training.loaded import Loaded
 from towers.resume.best import Best, Monitor
+from towers.resume.checkpointer import Found
+from towers.resume.checkpoints import Checkpoint
 from towers.resume.train_state import TrainState
 
 
@@ -32,12 +33,14 @@ def run_of(iterations, values=(0.75, 0.5), **config):
 
 
 def test_a_resumed_run_says_from_where_and_warns_of_damaged_checkpoints():
-    loaded = Loaded(Path("epoch-1-step-4"), TrainState(step=1502), ["epoch-2-step-8 is damaged: x"])
-    assert lines_of(outcome.describe_resumed, loaded) == [
+    found = Found(Path("epoch-1-step-4"), Checkpoint({}, {}), ["epoch-2-step-8 is damaged: x"])
+    assert lines_of(outcome.describe_resumed, found, TrainState(step=1502)) == [
         "Warning   epoch-2-step-8 is damaged: x; an older one takes its place.",
         "Resume    from step 1,502: epoch-1-step-4",
     ]
-    assert lines_of(outcome.describe_resumed, None) == ["Resume    no checkpoint yet: from step 0"]
+    assert lines_of(outcome.describe_resumed, None, TrainState()) == [
+        "Resume    no checkpoint yet: from step 0"
+    ]
 
 
 def test_the_words_that_continue_a_run_are_those_that_began_it(monkeypatch):

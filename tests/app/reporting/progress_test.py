@@ -1,4 +1,4 @@
-"""The lines of an epoch, from a train_state that the test moves."""
+"""The lines of an epoch, from a train_state that the test moves; its pace, on such a clock."""
 
 import io
 from types import SimpleNamespace
@@ -7,6 +7,7 @@ import pytest
 
 from tests.results import COLUMNS, classifier_result
 from towers.app.config import TrainConfig
+from towers.app.reporting import progress
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
 from towers.resume.best import Best
@@ -22,16 +23,17 @@ class Case:
         self.optimizer = SimpleNamespace(iterations=6, dynamic_scale=16384.0)
         self.state = TrainState(step=6, epoch=1, epoch_step=2,
                                 logs={"loss": 0.5, "accuracy": 0.75}, best=Best(0.875, 4))
-        self.pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
         self._stream = io.StringIO()
         self.out = Report(self._stream)
         source = SimpleNamespace(is_sequential=is_sequential)
         self.run = run = SimpleNamespace(
             config=TrainConfig(epochs=12), step=SimpleNamespace(optimizer=self.optimizer),
             train=SimpleNamespace(source=source), batch_size=8, steps_an_epoch=4,
-            metrics=["loss", "accuracy"], columns=COLUMNS, first_iteration=0,
+            metrics=["loss", "accuracy"], columns=COLUMNS, first_iteration=0, num_steps=48,
         )
-        self.lines = ProgressLines(self.out, run, self.state, self.pace)
+        self.lines = ProgressLines(self.out, run, self.state)
+        pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
+        self.pace = self.lines.pace = pace
 
     @property
     def said(self):
@@ -103,3 +105,43 @@ def test_an_epoch_says_once_how_much_it_has_read_again(is_sequential, epoch_step
     case.lines.on_train_batch_begin(epoch_step + 1)
     again = "Data      24 examples of this epoch read again and left out, in "
     assert [line.startswith(again) for line in case.said] == [True] * count
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_first_step_counts_only_while_it_is_the_only_one(clock):
+    pace = progress.Pace(num_steps=10, num_epochs=2)
+    assert pace.examples_per_second == 0
+    pace.start_epoch()
+    clock[0] += 8
+    pace.add_step(32)
+    assert (pace.examples_per_second, pace.seconds_left) == (4, None)
+    clock[0] += 1
+    pace.add_step(32)
+    clock[0] += 3
+    pace.add_step(32)
+    assert pace.examples_per_second == 16
+    assert pace.epoch_seconds == 12
+
+
+def test_the_time_left_counts_steps_and_validations(clock):
+    pace = progress.Pace(num_steps=6, num_epochs=2)
+    pace.start_epoch()
+    for _ in range(3):
+        clock[0] += 2
+        pace.add_step(32)
+    assert pace.seconds_left == 3 * 2  # no validation is timed yet
+    clock[0] += 5
+    pace.end_epoch()
+    pace.start_epoch()
+    assert pace.seconds_left == 3 * 2 + 5
+    clock[0] += 4
+    pace.add_step(32)
+    assert (pace.examples_per_second, pace.seconds_left) == (8, 2 * 4 + 5)
+    pace.end_epoch()
+    assert (pace.seconds_left, pace.run_seconds) == (None, 15)

@@ -149,3 +149,16 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
             warnings.warn("of a library", stacklevel=1)
     assert stream.getvalue() == "Warning   odd\n"
     assert [str(each.message) for each in others] == ["old", "of a library"]
+
+
+@pytest.mark.parametrize(("shown", "value", "expected"), [
+    (report.format_seconds, 59.6, "1:00"),
+    (report.format_seconds, 3723, "1:02:03"),
+    (report.format_loss, 0.08123, "0.0812"),
+    (report.format_loss, 0, "0.0000"),
+    (report.format_loss, 3e-5, "3.000e-05"),  # a tiny loss does not look like zero
+    (report.format_loss, 1e7, "1.000e+07"),
+    (report.format_values, {"loss": 0.0812, "accuracy": 0.9763}, "loss 0.0812  accuracy 0.976"),
+])
+def test_a_number_is_shown_with_its_unit_and_few_digits(shown, value, expected):
+    assert shown(value) == expected

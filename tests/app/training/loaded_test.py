@@ -8,7 +8,7 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
 from towers.app.training.build import build
-from towers.app.training.loaded import build_metrics, data_digests, load_newest
+from towers.app.training.loaded import build_metrics, load_newest
 
 
 @pytest.fixture(name="run", scope="module")
@@ -26,12 +26,12 @@ def _directory(run, tmp_path):
 
 def loaded(run, directory):
     checkpointer = Checkpointer(directory, run.workers, pytest.fail)
-    return load_newest(run, directory, checkpointer, (), data_digests(run), {}), checkpointer
+    return load_newest(run, checkpointer, (), {}), checkpointer
 
 
 def save(run, directory, state):
-    none, checkpointer = loaded(run, directory)
-    assert none is None
+    _, checkpointer = loaded(run, directory)
+    assert checkpointer.found is None
     build_metrics(run, checkpointer)
     checkpointer.save_first(state)
 
@@ -41,7 +41,8 @@ def test_the_newest_checkpoint_is_put_in_place(run, directory):
     save(run, directory, TrainState(step=3, epoch_step=3))
     before = kernel.numpy()
     kernel.assign(before + 1)
-    (path, state, damaged), _ = loaded(run, directory)
+    state, checkpointer = loaded(run, directory)
+    path, _, damaged = checkpointer.found
     assert (path.name, state.step, damaged) == ("epoch-0-step-3", 3, [])
     np.testing.assert_array_equal(kernel.numpy(), before)
 

@@ -1,5 +1,7 @@
 """The parts that need one process; what needs several is in workers_test.py."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.app.run_test import config
@@ -34,6 +36,5 @@ def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
 
 def test_who_is_alone_makes_its_directory_and_agrees(tmp_path):
     run = build(config())
-    made = several_workers.directory(run, lambda config: tmp_path / str(config.epochs))
-    assert made == tmp_path / "2"
+    assert several_workers.shared_directory(run, Path("a"), tmp_path) == tmp_path / "a"
     several_workers.check_same(run, {"train": "0" * 64})

@@ -132,12 +132,6 @@ def test_what_is_given_beside_a_compiled_model_wins_and_is_said(capsys):
     assert "; but optimizer and learning_rate as given beside it" in capsys.readouterr().out
 
 
-def test_a_learning_rate_alone_is_set_on_the_models_own_optimizer():
-    towers.train(config(**OF_REGRESSION, learning_rate=0.125, max_steps=1))
-    optimizer = keras.saving.load_model("run/final.keras").optimizer
-    assert isinstance(optimizer, keras.optimizers.SGD) and float(optimizer.learning_rate) == 0.125
-
-
 def test_a_function_of_shapes_may_compile_its_model_too():
     values = {**OF_REGRESSION, "model": f"{__name__}:shaped_regression_model"}
     assert "val_r2" in towers.train(config(**values, max_steps=1))
@@ -166,17 +160,6 @@ def test_dicts_of_inputs_and_two_outputs_have_a_column_each_and_the_large_batch_
     said = capsys.readouterr().out
     assert "the averaged gradient is the large-batch gradient" in said
     assert "the best by val_kind_accuracy" in said and "best val_kind_accuracy 0." in said
-
-
-def test_a_run_of_any_structure_has_the_same_bits_on_any_number_of_devices():
-    for name, num_gpus in (("one", 1), ("four", 4)):
-        (x, y), _ = two_outputs_data()
-        towers.train(
-            config(num_gpus=num_gpus, num_towers=4, run_dir=name, max_steps=2),
-            model=_seeded(two_outputs_model), train=(x, y),
-        )
-    for a, b in zip(weights("one/final.keras"), weights("four/final.keras"), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def _seeded(make):
@@ -281,15 +264,6 @@ def test_a_run_of_objects_says_so_and_is_not_resumed_without_them():
         )
 
 
-def test_a_model_with_other_metrics_does_not_go_on():
-    train, _ = regression_data()
-    towers.train(config(epochs=1), model=regression_model(), train=train)
-    model = keras.Sequential([keras.Input((3,)), L.Dense(4, "tanh"), L.Dense(1)])
-    model.compile("sgd", "mse", metrics=["mae"])
-    with pytest.raises(ValueError, match="other columns than loss, mae: the metrics have changed"):
-        towers.train(TrainConfig(resume="run", epochs=2), model=model, train=train)
-
-
 def test_a_saved_model_is_trained_further_with_its_optimizer():
     train, test = regression_data()
     model = regression_model()
@@ -306,20 +280,13 @@ def test_a_saved_model_is_trained_further_with_its_optimizer():
         assert set(next(csv.DictReader(file))) > {"r2", "val_r2"}
 
 
-def test_a_saved_model_that_is_not_compiled_is_a_classifier():
+def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_any():
+    """Its model's metrics are Keras' own: callbacks find there what they look for."""
     uncompiled_model().save("plain.keras")
     x = np.eye(3, dtype="float32")[np.arange(12) % 3]
     labelled = (x, np.arange(12) % 3)
-    history = towers.train(config(model="plain.keras", epochs=1), train=labelled, test=labelled)
-    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
-
-
-def test_an_epoch_of_a_classifier_has_the_columns_that_it_always_had():
-    """Its model's own metrics are Keras' now: callbacks find there what they look for."""
-    x = np.eye(3, dtype="float32")[np.arange(12) % 3]
-    labelled = (x, np.arange(12) % 3)
     patience = keras.callbacks.EarlyStopping("val_accuracy", patience=3)
-    towers.train(config(), [patience], model=uncompiled_model(), train=labelled, test=labelled)
+    towers.train(config(model="plain.keras"), [patience], train=labelled, test=labelled)
     assert header() == "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second"
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert [len(row) for row in position["results"]] == [7, 7]
@@ -339,24 +306,6 @@ def test_what_does_not_fit_is_refused_before_there_is_a_directory(values, messag
     assert not RUN.exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"test": (1, 2)}, "`test` needs `train`"),
-        ({"model": "cnn"}, r"model \('cnn'\) must be a keras.Model"),
-        ({"callbacks": [print]}, "callbacks hold .*, which is no keras.callbacks.Callback"),
-    ],
-)
-def test_objects_that_are_no_such_thing_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        towers.train(config(), **given)
-
-
-def test_a_name_and_an_object_are_not_both_given():
-    with pytest.raises(ValueError, match=r"model \(mlp\) is the configuration's, and an object"):
-        towers.train(config(model="mlp"), model=regression_model())
-
-
 def test_labels_that_do_not_fit_the_outputs_are_one_line():
     with pytest.raises(ValueError, match="cannot be trained on these data: ") as error:
         towers.train(config(), model=regression_model(), train=(numbers(3), numbers(2)))
@@ -372,12 +321,6 @@ def test_a_model_with_a_train_step_of_its_own_is_sent_to_make_parallel():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="has a custom train_step.*make_parallel"):
         towers.train(config(), model=model, train=regression_data()[0])
-
-
-def test_a_plan_counts_every_part_of_a_structure(capsys):
-    (x, y), _ = two_outputs_data()
-    assert towers.train(config(plan=True), model=two_outputs_model(), train=(x, y)) == {}
-    assert "Each step moves" in capsys.readouterr().out
 
 
 def test_what_the_page_shows_runs(monkeypatch):

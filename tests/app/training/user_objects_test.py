@@ -1,10 +1,10 @@
-"""UserObjects in place of names, and what the configuration then says."""
+"""Objects in place of names, what the configuration then says, and the user's callbacks."""
 
 import keras
 import pytest
 
 from towers.app.config import TrainConfig
-from towers.app.training.user_objects import PYTHON, UserObjects, title
+from towers.app.training.user_objects import PYTHON, UserObjects, load_callbacks, title
 
 MODEL = keras.Sequential([keras.Input((1,))])
 
@@ -15,15 +15,6 @@ def test_an_object_takes_the_place_of_its_name():
     assert UserObjects(model=MODEL).named_in(config) == TrainConfig(seed=3, model=PYTHON)
     named = UserObjects(MODEL, train=[1]).named_in(config)
     assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
-
-
-def test_a_run_that_goes_on_is_given_its_objects_again():
-    config = TrainConfig(resume="run", model=PYTHON, dataset=PYTHON)
-    assert UserObjects(MODEL, [1]).named_in(config) == config
-    with pytest.raises(ValueError, match=r"model \(python\) .*Config\(resume='run'\), \.\.\.\)"):
-        UserObjects(train=[1]).named_in(config)
-    with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
-        UserObjects(MODEL).named_in(config)
 
 
 @pytest.mark.parametrize(("model", "dataset", "expected"), [
@@ -50,3 +41,33 @@ def test_the_title_names_what_has_a_name(model, dataset, expected):
 def test_what_is_given_twice_or_not_at_all_is_refused(objects, config, message):
     with pytest.raises(ValueError, match=message):
         objects.named_in(TrainConfig(**config))
+
+
+class Recorder(keras.callbacks.Callback):
+    """Hears nothing."""
+
+
+RETURNED = {
+    "two": [Recorder(), keras.callbacks.TerminateOnNaN()], "one": Recorder(),
+    "classes": [Recorder], "backups": [keras.callbacks.BackupAndRestore("backup")],
+}
+two, one, classes, backups = (lambda returned=value: returned for value in RETURNED.values())
+
+
+def test_a_users_function_brings_callbacks_before_those_of_a_script():
+    mine = Recorder()
+    assert load_callbacks(f"{__name__}:two", [mine]) == [*RETURNED["two"], mine]
+    assert load_callbacks(None) == []
+
+
+@pytest.mark.parametrize("name, message", [
+    ("one", "returned Recorder; it must be a list of keras"),
+    ("classes", "returned <class .*Recorder'>, which is no keras"),
+    ("backups", "returned a BackupAndRestore, .*leave BackupAndRestore out"),
+    ("none", "has no function 'none'"),
+])
+def test_what_brings_no_callbacks_is_refused(name, message):
+    with pytest.raises(ValueError, match=rf"callbacks \('{__name__}:{name}'\).*{message}"):
+        load_callbacks(f"{__name__}:{name}")
+    with pytest.raises(ValueError, match="^callbacks hold <class "):
+        load_callbacks(None, [Recorder])

@@ -18,8 +18,7 @@ from towers.app.datasets.batches import Examples, load_examples, ordered_batches
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.pixels import suited
 from towers.app.models import load_file
-from towers.app.reporting.formats import format_loss, format_seconds
-from towers.app.reporting.report import Report, devices_line, labelled
+from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
 from towers.app.training.user_objects import PYTHON
 from towers.machine.devices import place_towers

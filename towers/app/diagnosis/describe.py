@@ -108,7 +108,7 @@ def show_plan(run: Run, out: Report) -> None:
         lines = plan.stage_table(step, run.batch_size, spec)
     else:
         if step.policy.shares_memory:
-            step = run.make_step(run.config.strategy, policy=GPU)
+            step = run.make_step(policy=GPU)
         lines = plan.table(plan.traffic(step, run.batch_size, spec))
         if run.step.policy.shares_memory:
             lines.append("Counted as on GPUs: logical CPU devices share one memory.")
@@ -126,7 +126,7 @@ def verified(run: Run) -> Verification:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     loss, loss_weights = training_loss(run.step.model, run.config)
     # The run's own step would train on with the graph of this check, which has no noise.
-    step = run.make_step("parameter_server")
+    step = run.make_step(strategy="parameter_server")
     found = verify_gradients(step, loss, x, y, sample_weight, loss_weights)
     if found.error is not None and run.config.verify_gradients != WARN:
         raise ValueError(found.error)

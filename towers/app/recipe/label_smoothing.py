@@ -14,16 +14,11 @@ _NAMED = {
 }
 
 
-class SmoothedCrossentropy(keras.losses.Loss):
+class SmoothedCrossentropy(CategoricalCrossentropy):
     """Keras' CategoricalCrossentropy(label_smoothing=...) of integer labels, one-hot.
 
     Source: Szegedy et al. 2016, Rethinking the Inception Architecture, section 7.
     """
-
-    def __init__(self, config: dict[str, Any], label_smoothing: float) -> None:
-        """Args: config: of a SparseCategoricalCrossentropy."""
-        super().__init__("smoothed_crossentropy", config["reduction"], config.get("dtype"))
-        self._from_logits, self._label_smoothing = config["from_logits"], label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Args: integer labels [n, ...] or [n, ..., 1]; predictions [n, ..., classes]."""
@@ -32,9 +27,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         labels = keras.ops.one_hot(
             keras.ops.cast(y_true, "int32"), y_pred.shape[-1], dtype=y_pred.dtype
         )
-        return keras.losses.categorical_crossentropy(
-            labels, y_pred, self._from_logits, self._label_smoothing
-        )
+        return super().call(labels, y_pred)
 
 
 def smoothed(loss: Any, label_smoothing: float | None) -> Any:
@@ -47,10 +40,12 @@ def smoothed(loss: Any, label_smoothing: float | None) -> Any:
         return loss
     found = _NAMED[loss]() if isinstance(loss, str) and loss in _NAMED else loss
     config = found.get_config() if type(found) in _NAMED.values() else {}
+    ignores = config.pop("ignore_class", None)
+    smooth = {**config, "label_smoothing": label_smoothing}
     if type(found) is CategoricalCrossentropy:
-        return CategoricalCrossentropy.from_config({**config, "label_smoothing": label_smoothing})
-    if type(found) is SparseCategoricalCrossentropy and config["ignore_class"] is None:
-        return SmoothedCrossentropy(config, label_smoothing)
+        return CategoricalCrossentropy.from_config(smooth)
+    if type(found) is SparseCategoricalCrossentropy and ignores is None:
+        return SmoothedCrossentropy.from_config(smooth)
     raise ValueError(
         f"label_smoothing ({label_smoothing}) is for sparse_categorical_crossentropy and "
         f"categorical_crossentropy, not for the loss {getattr(found, 'name', found)!r}. Leave it "

@@ -48,17 +48,14 @@ def _draw(axes: "Axes", results: Sequence[Result], name: str, best: Result | Non
     from matplotlib.ticker import MaxNLocator
 
     epochs = [result.epoch for result in results]
-    finite, column, color = [], name, ""
-    for label, shown, its_color in (
-        ("training", name, COLORS[0]), ("validation", f"val_{name}", COLORS[1])
-    ):
-        if shown in results[0].values:
-            column, color = shown, its_color
-            values = [result.values[column] for result in results]
-            values = [value if math.isfinite(value) else math.nan for value in values]
-            finite += [value for value in values if not math.isnan(value)]
-            marker = "o" if len(results) <= _FEW else ""
-            axes.plot(epochs, values, color=color, label=label, marker=marker, markersize=4)
+    curves = {"training": name, "validation": f"val_{name}"}
+    shown = {label: column for label, column in curves.items() if column in results[0].values}
+    finite, marker = [], "o" if len(results) <= _FEW else ""
+    for color, (label, column) in zip(COLORS, shown.items(), strict=False):
+        values = [result.values[column] for result in results]
+        finite += [value for value in values if math.isfinite(value)]
+        values = [value if math.isfinite(value) else math.nan for value in values]
+        axes.plot(epochs, values, color=color, label=label, marker=marker, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     margin = max(0.5, 0.03 * (epochs[-1] - epochs[0]))
     axes.set_xlim(epochs[0] - margin, epochs[-1] + margin)

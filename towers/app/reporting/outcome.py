@@ -6,26 +6,25 @@ from pathlib import Path
 
 from towers.app.command_line import train_command
 from towers.app.config import TrainConfig
-from towers.app.reporting.formats import format_loss, format_seconds
-from towers.app.reporting.report import Report, labelled
+from towers.app.reporting.report import Report, format_loss, format_seconds, labelled
 from towers.app.training.build import Run
-from towers.app.training.loaded import Loaded
 from towers.app.training.user_objects import is_python
 from towers.machine.words import counted
 from towers.resume.best import Monitor
+from towers.resume.checkpointer import Found
 from towers.resume.run_dir import BEST, FINAL
 from towers.resume.source import num_steps
 from towers.resume.train_state import TrainState
 
 
-def describe_resumed(loaded: Loaded | None, out: Report) -> None:
+def describe_resumed(found: Found | None, train_state: TrainState, out: Report) -> None:
     """Says what a run goes on from; None: from its beginning."""
-    if loaded is None:
+    if found is None:
         out.line(labelled("Resume", "no checkpoint yet: from step 0"))
         return
-    for what in loaded.damaged:
+    for what in found.damaged:
         out.warn(f"{what}; an older one takes its place.")
-    out.line(labelled("Resume", f"from step {loaded.train_state.step:,}: {loaded.path}"))
+    out.line(labelled("Resume", f"from step {train_state.step:,}: {found.path}"))
 
 
 def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:

@@ -1,27 +1,99 @@
-"""The lines of a run's epochs: a bar that moves, two lines after each, what was left out."""
+"""The lines of a run's epochs, and its pace: a bar that moves, then two lines an epoch."""
 
 import time
 from typing import Any
 
 import keras
 
-from towers.app.reporting.formats import format_seconds, format_values
 from towers.app.reporting.outcome import num_skipped
-from towers.app.reporting.report import Report, labelled
+from towers.app.reporting.report import Report, format_seconds, format_values, labelled
 from towers.app.training.build import Run
-from towers.app.training.pace import Pace
 from towers.machine.words import counted
+from towers.resume.source import num_steps
 from towers.resume.train_state import TrainState
 
 _BAR_WIDTH = 12
 
 
-class ProgressLines(keras.callbacks.Callback):
-    """Shows where the run stands; reads the loss back from its device only when it is shown."""
+class Pace:
+    """Times the steps of one epoch after the other.
 
-    def __init__(self, out: Report, run: Run, train_state: TrainState, pace: Pace) -> None:
+    The run's first step is left out of the speed: it traces the graph.
+    """
+
+    def __init__(self, num_steps: int, num_epochs: int) -> None:
+        """Args: the steps, and the epochs (each ends with a validation), that the run has left."""
+        self._steps_left = num_steps
+        self._validations_left = num_epochs
+        self._run_began = time.perf_counter()
+        self._is_traced = False
+        self._step_seconds = 0.0
+        self._validation_seconds = 0.0
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """An epoch's first step is about to begin."""
+        self._epoch_began = self._began = self._ended = time.perf_counter()
+        self._steps = self._examples = self._untimed_examples = 0
+
+    def add_step(self, num_examples: int) -> None:
+        """A step has ended."""
+        self._steps_left -= 1
+        self._ended = time.perf_counter()
+        if self._is_traced:
+            self._steps += 1
+            self._examples += num_examples
+            self._step_seconds = (self._ended - self._began) / self._steps
+        else:
+            self._is_traced = True
+            self._untimed_examples = num_examples
+            self._began = self._ended
+
+    def end_epoch(self) -> None:
+        """An epoch's validation has ended."""
+        self._validations_left -= 1
+        self._validation_seconds = time.perf_counter() - self._ended
+
+    @property
+    def examples_per_second(self) -> float:
+        """The rate of this epoch's steps, the tracing one left out if there is another."""
+        if self._steps:
+            return self._examples / (self._ended - self._began)
+        seconds = self._ended - self._epoch_began
+        return self._untimed_examples / seconds if seconds else 0.0
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Since this epoch began: training, and validation once that has ended."""
+        return time.perf_counter() - self._epoch_began
+
+    @property
+    def run_seconds(self) -> float:
+        """Since the run began to train."""
+        return time.perf_counter() - self._run_began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate for the rest of the run; None without one, and where nothing is left."""
+        if not self._step_seconds or not self._validations_left:
+            return None
+        return (
+            self._steps_left * self._step_seconds
+            + self._validations_left * self._validation_seconds
+        )
+
+
+class ProgressLines(keras.callbacks.Callback):
+    """Shows where the run stands; reads the loss back from its device only when it is shown.
+
+    pace: of the steps and epochs that are left; the loop tells it of each.
+    """
+
+    def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
         super().__init__()
-        self._out, self._run, self._train_state, self._pace = out, run, train_state, pace
+        self._out, self._run, self._train_state = out, run, train_state
+        num_epochs = num_steps(run.num_steps, run.steps_an_epoch)
+        self.pace = Pace(run.num_steps - train_state.step, num_epochs - train_state.epoch)
         self._skipped_before = 0
         self._reads_again_since: float | None = None
 
@@ -84,8 +156,8 @@ class ProgressLines(keras.callbacks.Callback):
         return f"Epoch {epoch + 1:>{len(epochs)}}/{epochs}"
 
     def _speed_and_left(self) -> tuple[str, str]:
-        left = self._pace.seconds_left
+        left = self.pace.seconds_left
         return (
-            f" | {self._pace.examples_per_second:,.0f} examples/s",
+            f" | {self.pace.examples_per_second:,.0f} examples/s",
             "" if left is None else f" | {format_seconds(left)} left",
         )

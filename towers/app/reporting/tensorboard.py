@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from towers.machine import hang
 
 FOLDER = "tensorboard"  # in the run directory
+_WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end")
 
 
 def check_installed() -> None:
@@ -42,21 +44,8 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
         """
         super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
         self._tell: Callable[[str], None] | None = warn
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._written(super().on_train_begin, logs)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._written(super().on_test_begin, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._written(super().on_epoch_end, epoch, logs)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._written(super().on_test_end, logs)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._written(super().on_train_end, logs)
+        for moment in _WRITES:
+            setattr(self, moment, partial(self._written, getattr(self, moment)))
 
     def _written(self, write: Callable[..., None], *arguments: Any) -> None:
         if self._tell is None:

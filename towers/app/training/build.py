@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import tensorflow as tf
 from towers.resume.best import Monitor, find_monitor
 from towers.app.config import AUTO, TrainConfig
 from towers.app.datasets.batches import Examples, load_examples
-from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.image_folder import shown
 from towers.app.datasets.pixels import suited
 from towers.resume.source import InputOptions, num_steps
@@ -21,9 +21,10 @@ from towers.machine import places
 from towers.machine.devices import device_kind, has_started, is_gpu
 from towers.machine.gpus import gpu_devices
 from towers.machine.logical import divide_gpus, undivided_cpu
-from towers.machine.policy import Policy, policy_of
+from towers.machine.policy import policy_of
 from towers.workers.workers import Workers, join_workers
 from towers.app.models import RECURRENT, ModelSource
+from towers.app.named import one_line
 from towers.app.models.dropout import set_dropout
 from towers.step.compiled import CompiledMetrics, check_steps, directions, losses, recompile
 from towers.app.recipe.freezing import freeze
@@ -32,14 +33,16 @@ from towers.app.recipe.optimizer import make_optimizer, with_given
 from towers.app.recipe.schedules import Length, schedule_notes
 from towers.app.recipe.starting_values import take_values
 from towers.step import TowerStep
+from towers.step.structures import symbolic
 from towers.step.stages import check_groups, check_stages
 from towers.step.xla import small_loops
-from towers.app.training.task import build_layers, build_metrics, find_source, make_model_and_data
+from towers.app.training.task import find_source, make_model_and_data
 from towers.app.training.user_objects import UserObjects
 
 LOSS = "sparse_categorical_crossentropy"
 METRICS = ("accuracy",)
 _DIRECTIONS = {"loss": "down", "accuracy": "up"}
+_LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
 
 
 class Run(NamedTuple):
@@ -51,7 +54,7 @@ class Run(NamedTuple):
     batch_size: the global batch.
     steps_an_epoch: the last one may be a partial batch.
     workers: those that train together.
-    make_step(strategy, policy): builds an equivalent `TowerStep` with these.
+    make_step(strategy=..., policy=...): builds an equivalent `TowerStep` with these.
     metrics: "loss" and the names of the metrics.
     monitor: what makes an epoch the best.
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
@@ -82,7 +85,7 @@ class Run(NamedTuple):
     @property
     def num_steps(self) -> int:
         """The updates of the run, the limit of --max_steps included."""
-        return _limited(self.config.epochs * self.steps_an_epoch, self.config.max_steps)
+        return _num_steps(self.config, self.steps_an_epoch)
 
     @property
     def columns(self) -> list[str]:
@@ -109,46 +112,69 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         ValueError: see `train`.
     """
     begun = places.here()  # a function that makes the data may move the process
-    _check_towers(config)
+    if config.accumulate is not None and config.num_towers is not None and config.resume is None:
+        # A run that goes on has both: its devices may have other towers now.
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
     devices = find_devices(config)
-    may_copy = config.strategy != "parameter_server" and not policy_of(devices).shares_memory
-    home = devices[0] if may_copy else _variable_device(config.variable_device)
+    policy = policy_of(devices)
+    may_copy = config.strategy != "parameter_server" and not policy.shares_memory
+    home = devices[0] if may_copy else f"/{config.variable_device}:0"
+    if is_gpu(home) and not devices_lib.has_gpus():
+        raise ValueError(
+            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
+        )
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, home)
     dataset = suited(dataset, model)
-    train_examples, test_examples = _load(dataset, config)
+    options = InputOptions(
+        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
+    )
+    train, test = load_examples(dataset.train, options, dataset.restored), None
+    if dataset.test is not None:
+        test = load_examples(dataset.test, options._replace(augment=None), dataset.restored)
     num_devices = len(devices) * join_workers().num_workers
+    num_towers = config.num_towers_on(num_devices)
     batch_size = config.global_batch_size(num_devices)
-    steps = num_steps(train_examples.num_examples, batch_size)
-    length = Length(_limited(config.epochs * steps, config.max_steps), steps)
+    steps = num_steps(train.num_examples, batch_size)
     own_task = model.compiled
     with tf.device(home):
-        build_layers(model, train_examples)
-        train_examples, weights = weighed(
-            train_examples, config.class_weight, model, dataset.num_classes
-        )
-        notes = [*dataset.notes, *_prepare(model, config, begun)]
-        notes += [*weights, *_give_optimizer(model, config, source, length)]
-        metrics = CompiledMetrics(model)
-        num_towers = config.num_towers_on(num_devices)
+        if not model.built:
+            model(tf.nest.map_structure(symbolic, train.specs[0]))
+        train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
+        notes = [*dataset.notes, *_prepare(model, config, begun), *weights]
+        notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
         is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
         if is_auto and small_loops(model, num_towers, LOSS, config.batch_norm):
             config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
-        make_step = _step_maker(config, model, metrics, devices, num_towers)
-        step = make_step(config.strategy)
+        if config.accumulate is not None:  # towers of one device take turns, on a CPU too
+            policy = dataclasses.replace(policy, take_turns=True)
+        loss, loss_weights = training_loss(model, config)
+        metrics = CompiledMetrics(model)
+        make_step = partial(
+            TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
+            devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite, jit_compile=config.jit_compile, strategy=config.strategy,
+            gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
+        )
+        step = make_step()
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
-        build_metrics(step, train_examples)
+        _build_metrics(step, train)
         better = directions(model, metrics.names)
-    monitor = find_monitor(
-        config.monitor, config.monitor_mode, better, _columns(list(better), test_examples)
-    )
+    columns = _columns(list(better), test)
+    monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
+    begins = config.resume is None and dataset.name == "image_folder"  # their size stays from now
+    is_chosen = (config.num_towers, config.num_gpus, config.accumulate) != (None, None, None)
+    one_tower = undivided_cpu(1, is_chosen) if step.num_towers == 1 else None
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
-        image_size=_image_size(config, dataset),
+        image_size=shown(dataset.input_shape) if begins else config.image_size,
         variable_device="gpu" if is_gpu(home) else "cpu",
         batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
@@ -157,8 +183,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     return Run(
         config=resolved,
         step=step,
-        train=train_examples,
-        test=test_examples,
+        train=train,
+        test=test,
         batch_size=batch_size,
         steps_an_epoch=steps,
         workers=Workers(step.cluster),
@@ -170,38 +196,14 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes=notes,
         class_names=dataset.class_names,
         divided=dataset.divided_for_model,
-        warnings=[*dataset.warnings, *_one_tower(config, step)],
+        warnings=[*dataset.warnings, *([] if one_tower is None else [one_tower])],
     )
-
-
-def _one_tower(config: TrainConfig, step: TowerStep) -> list[str]:
-    """The warning of a run with one tower by default; [] for any other run."""
-    is_chosen = (config.num_towers, config.num_gpus, config.accumulate) != (None, None, None)
-    warning = undivided_cpu(1, is_chosen) if step.num_towers == 1 else None
-    return [] if warning is None else [warning]
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
     """The loss of a run and its weights, as `TowerStep` takes them."""
     loss, loss_weights = losses(model)
     return smoothed(loss, config.label_smoothing), loss_weights
-
-
-def _load(dataset: Dataset, config: TrainConfig) -> tuple[Examples, Examples | None]:
-    """The examples to train on, and those to validate on, if there are any."""
-    options = InputOptions(
-        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
-    )
-    train = load_examples(dataset.train, options, dataset.restored)
-    if dataset.test is None:
-        return train, None
-    return train, load_examples(dataset.test, options._replace(augment=None), dataset.restored)
-
-
-def _image_size(config: TrainConfig, dataset: Dataset) -> str | None:
-    """The size of a new run's image files, so that it stays; of all else `image_size` as given."""
-    begins = config.resume is None and dataset.name == "image_folder"
-    return shown(dataset.input_shape) if begins else config.image_size
 
 
 def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
@@ -238,35 +240,19 @@ def _give_optimizer(
     return schedule_notes(config, length) if config.has_schedule else []
 
 
-def _step_maker(
-    config: TrainConfig, model: keras.Model, metrics: CompiledMetrics, devices: Sequence[str],
-    num_towers: int,
-) -> Callable[..., TowerStep]:
-    """Makes `Run.make_step`."""
-    loss, loss_weights = training_loss(model, config)
-    policy = policy_of(devices)
-    if config.accumulate is not None:  # towers of one device take turns, on a CPU too
-        policy = dataclasses.replace(policy, take_turns=True)
+def _build_metrics(step: TowerStep, examples: Examples) -> None:
+    """Traces a tower for such examples: what does not fit them is found now.
 
-    def make_step(strategy: str, policy: Policy = policy) -> TowerStep:
-        return TowerStep(
-            model,
-            model.optimizer,
-            loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            devices=devices,
-            num_towers=num_towers,
-            batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite,
-            jit_compile=config.jit_compile,
-            strategy=strategy,
-            gpus_per_tower=config.gpus_per_tower,
-            stages=config.stage_names,
-            policy=policy,
-        )
-
-    return make_step
+    Raises:
+        ValueError: the model, its loss or a metric refuses them.
+    """
+    try:
+        step.build_metrics("train", *examples.specs)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        reason = one_line(error)[:_LONGEST_REASON]
+        raise ValueError(
+            f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
+        ) from error
 
 
 def find_devices(config: TrainConfig) -> list[str]:
@@ -304,23 +290,6 @@ def find_devices(config: TrainConfig) -> list[str]:
     return devices[: join_workers().most_towers(config.num_towers) * each]
 
 
-def _check_towers(config: TrainConfig) -> None:
-    """Refuses both numbers but in a run that goes on, whose devices may have other towers now."""
-    both = config.accumulate is not None and config.num_towers is not None
-    if both and config.resume is None:
-        raise ValueError(
-            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
-            f"({config.num_towers}) one of all devices: give only one of them."
-        )
-
-
-def _limited(steps: int, max_steps: int | None) -> int:
-    return steps if max_steps is None else min(steps, max_steps)
-
-
-def _variable_device(kind: str) -> str:
-    if kind == "gpu" and not devices_lib.has_gpus():
-        raise ValueError(
-            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
-        )
-    return f"/{kind}:0"
+def _num_steps(config: TrainConfig, steps_an_epoch: int) -> int:
+    steps = config.epochs * steps_an_epoch
+    return steps if config.max_steps is None else min(steps, config.max_steps)

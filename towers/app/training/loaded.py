@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -19,52 +19,38 @@ from towers.app.datasets import stateful
 from towers.app.datasets.batches import digest
 from towers.resume.source import DataSource
 from towers.graph.repeatable import UNSAVED_NOISE
+from towers.app.training import several_workers
 from towers.app.training.build import Run
 
 _ITERATOR = "iterator"  # in a checkpoint: the state of what examples come from
 
 
-class Loaded(NamedTuple):
-    """A checkpoint that has been read.
-
-    path: of the checkpoint. train_state: where the run stood.
-    damaged: what is wrong with each newer checkpoint.
-    """
-
-    path: Path
-    train_state: TrainState
-    damaged: list[str]
-
-
-def data_digests(run: Run) -> dict[str, str]:
-    """The digest of each split of a run's data."""
-    splits = {"train": run.train, "test": run.test}
-    return {name: digest(split) for name, split in splits.items() if split is not None}
-
-
 def load_newest(
     run: Run,
-    directory: Path,
     checkpointer: Checkpointer,
     callbacks: Sequence[keras.callbacks.Callback],
-    data: Mapping[str, str],
     options: Mapping[str, Any],
-) -> Loaded | None:
-    """Puts the newest good checkpoint in place, without a change to any file; None: there is none.
+) -> TrainState:
+    """Puts the newest good checkpoint in place, without a change to any file.
 
     Args:
         run: what is trained.
-        directory: of the run.
-        checkpointer: of that directory; it learns here what its checkpoints hold.
+        checkpointer: of the run's directory; it learns here what its checkpoints hold.
         callbacks: the user's, which remember things, too.
-        data: see `data_digests`.
         options: the optimizer's, as `optimizer_options.compared` gives them.
 
+    Returns:
+        Where the run stands; at its beginning, where there is no checkpoint.
+
     Raises:
-        ValueError: it cannot continue this run: all are damaged, of other data, another model,
-            another configuration; or results would be replaced.
+        ValueError: the workers have other data, or the checkpoint cannot continue this run: all are
+            damaged, of other data, another model, another configuration; or results would be
+            replaced.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
+    splits = {"train": run.train, "test": run.test}
+    data = {name: digest(split) for name, split in splits.items() if split is not None}
+    several_workers.check_same(run, data)
     held = {
         "config": config, "data": data, OPTIONS: options,
         _ITERATOR: lambda train_state: stateful.state_at(*_place(run, train_state)),
@@ -72,23 +58,34 @@ def load_newest(
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
     if resume and run.workers.cluster.is_chief:
-        _check_results(directory)
+        _check_results(checkpointer.directory)
     found = checkpointer.read(resume)
     if found is None:
-        return None
+        return TrainState()
     state, path = found.checkpoint.state, found.path
     with checkpointer.expecting("a run"):
         # A younger field had the default; one that no longer defines the run does not count.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
         checkpointer.check_options(options, "run", "Compile as then, or start a new run.")
-        _check_data(state["data"], data, path)
+        for split in sorted({*state["data"], *data}, reverse=True):
+            if state["data"].get(split) != data.get(split):
+                raise ValueError(
+                    f"the {split} data are not those that {path} was trained on: their digest has "
+                    "changed. Restore them, name their place with data_dir=DIR beside `resume`, or "
+                    "start a new run."
+                )
         train_state = TrainState.from_json(state["position"])
-        _check_columns(run, train_state, path)
+        # Beside the columns a row holds the epoch, its seconds and its speed.
+        if any(len(row) != len(run.columns) + 3 for row in train_state.results):
+            raise ValueError(
+                f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
+                "metrics have changed. Compile the model as it was, or start a new run."
+            )
         stateful.go_on(*_place(run, train_state), state.get(_ITERATOR))
     build_metrics(run, checkpointer)
     checkpointer.restore()
-    return Loaded(path, train_state, found.damaged)
+    return train_state
 
 
 def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> None:
@@ -141,22 +138,3 @@ def _check_results(directory: Path) -> None:
             f"{folder} holds no checkpoint, and {directory} holds results that a start from step 0 "
             "would replace. Name a new directory with `run_dir`."
         )
-
-
-def _check_columns(run: Run, train_state: TrainState, path: Path) -> None:
-    # Beside them a row holds the epoch, its seconds and its speed.
-    if any(len(row) != len(run.columns) + 3 for row in train_state.results):
-        raise ValueError(
-            f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
-            "metrics have changed. Compile the model as it was, or start a new run."
-        )
-
-
-def _check_data(then: Mapping[str, str], now: Mapping[str, str], path: Path) -> None:
-    for split in sorted({*then, *now}, reverse=True):
-        if then.get(split) != now.get(split):
-            raise ValueError(
-                f"the {split} data are not those that {path} was trained on: their digest has "
-                "changed. Restore them, name their place with data_dir=DIR beside `resume`, or "
-                "start a new run."
-            )

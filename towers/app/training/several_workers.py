@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -32,7 +32,7 @@ def log_name(cluster: Cluster) -> str:
     return run_dir.LOG if cluster.is_chief else f"log-{cluster.index}.txt"
 
 
-def directory(run: Run, make: Callable[[TrainConfig], Path], begun: Path = Path()) -> Path:
+def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
     """The run's directory, by the same path in all workers.
 
     Where the others do not see the chief's disk, it is one of their own, for their logs; with the
@@ -40,13 +40,11 @@ def directory(run: Run, make: Callable[[TrainConfig], Path], begun: Path = Path(
 
     Args:
         run: what is to be trained.
-        make: makes it, or finds that of a run that goes on; called by the chief.
+        made: the directory; the chief's counts.
         begun: what a relative path begins in, in this worker.
     """
-    cluster = run.workers.cluster
-    path = make(run.config) if cluster.is_chief else Path()
-    path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(path)))
-    if not cluster.is_chief and not (path / run_dir.CONFIG).exists():
+    path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(made)))
+    if not run.workers.cluster.is_chief and not (path / run_dir.CONFIG).exists():
         path.mkdir(parents=True, exist_ok=True)
         run_dir.write_config(path, dataclasses.replace(run.config, resume=None).to_json())
     return path

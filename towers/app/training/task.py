@@ -5,7 +5,6 @@
                                               compiled with a loss of its own, of any structure
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ import tensorflow as tf
 
 from towers.app import datasets, models
 from towers.app.config import TrainConfig
-from towers.app.datasets.batches import Examples
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.user import from_splits, from_splits_of_classes
 from towers.machine.tensorflow_internals import ends_in_batch
 from towers.app.models import ModelSource
 from towers.app.named import one_line
-from towers.step import TowerStep
-from towers.step.structures import symbolic
 from towers.app.training.user_objects import PYTHON, UserObjects
-
-_LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
 
 
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
@@ -65,70 +59,53 @@ def make_model_and_data(
     def make(input_shape: Any, num_classes: int | None) -> keras.Model:
         keras.utils.set_random_seed(config.seed)
         with tf.device(home):
-            return source.build(input_shape, num_classes)
+            model = source.build(input_shape, num_classes)
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                f"model ({source.name!r}) returned {type(model).__name__}; it must be a "
+                "keras.Model."
+            )
+        return model
+
+    def load(source: ModelSource, own_task: bool) -> Dataset:
+        if objects.train is not None:
+            from_objects = from_splits if own_task else from_splits_of_classes
+            return from_objects(PYTHON, objects.train, objects.test)
+        return datasets.load(
+            config.dataset, config.data_dir, input_shape=source.input_shape,
+            num_classes=source.num_classes, own_task=own_task, features=config.features,
+            image_size=config.image_shape,
+        )
 
     if source.knows_shapes:
         model = make(None, None)
-        _check(model, source)
-        dataset = _load(config, _sizes(source, model), objects, own_task=model.compiled)
+        dataset = load(_sizes(source, model), model.compiled)
         _check_unbatched(model, dataset)
         _check_classes(config, model, dataset)
         return model, dataset
+    problem: ValueError | None = None
     try:
-        dataset = _load(config, source, objects, own_task=False)
-    except ValueError as problem:
+        dataset = load(source, False)
+    except ValueError as error:
         if source.name in models.NAMES:
             raise
-        model, dataset = _other_data(config, source, objects, make, problem)
-    else:
-        model = make(dataset.input_shape, dataset.num_classes)
-    _check(model, source)
-    _check_classes(config, model, dataset)
-    return model, dataset
-
-
-def _other_data(
-    config: TrainConfig,
-    source: ModelSource,
-    objects: UserObjects,
-    make: Callable[[Any, int | None], keras.Model],
-    problem: ValueError,
-) -> tuple[keras.Model, Dataset]:
-    """The data where the labels are no classes, for a model with a loss of its own.
-
-    Raises:
-        ValueError: `problem`, for any other model.
-    """
-    try:
-        dataset = _load(config, source, objects, own_task=True)
-    except ValueError:
-        raise problem from None
+        problem = error  # the labels are no classes, unless the model brings a loss of its own
+        try:
+            dataset = load(source, True)
+        except ValueError:
+            raise problem from None
     try:
         model = make(dataset.input_shape, dataset.num_classes)
     except Exception as error:
+        if problem is None:
+            raise
         raise ValueError(
             f"{problem} Asked for a model for other labels, {source.name} raised {one_line(error)}."
         ) from error
-    if not model.compiled:
+    if problem is not None and not model.compiled:
         raise problem
+    _check_classes(config, model, dataset)
     return model, dataset
-
-
-def _load(
-    config: TrainConfig, source: ModelSource, objects: UserObjects, *, own_task: bool
-) -> Dataset:
-    if objects.train is not None:
-        load = from_splits if own_task else from_splits_of_classes
-        return load(PYTHON, objects.train, objects.test)
-    return datasets.load(
-        config.dataset,
-        config.data_dir,
-        input_shape=source.input_shape,
-        num_classes=source.num_classes,
-        own_task=own_task,
-        features=config.features,
-        image_size=config.image_shape,
-    )
 
 
 def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
@@ -169,13 +146,6 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
         )
 
 
-def _check(model: Any, source: ModelSource) -> None:
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"model ({source.name!r}) returned {type(model).__name__}; it must be a keras.Model."
-        )
-
-
 def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) -> None:
     """Raises ValueError for a classifier of one class, whose loss would be 0 from the start."""
     if model.compiled or dataset.num_classes != 1:
@@ -189,28 +159,3 @@ def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) ->
         f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
         f"examples of another class, or compile the model with the loss that it needs.{deeper}"
     )
-
-
-# What needs examples.
-
-
-def build_layers(model: keras.Model, examples: Examples) -> None:
-    """Builds a model that is not built yet, for examples like these."""
-    if not model.built:
-        x, _, _ = examples.specs
-        model(tf.nest.map_structure(symbolic, x))
-
-
-def build_metrics(step: TowerStep, examples: Examples) -> None:
-    """Traces a tower for such examples: what does not fit them is found now.
-
-    Raises:
-        ValueError: the model, its loss or a metric refuses them.
-    """
-    try:
-        step.build_metrics("train", *examples.specs)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        reason = one_line(error)[:_LONGEST_REASON]
-        raise ValueError(
-            f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
-        ) from error

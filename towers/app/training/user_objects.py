@@ -1,10 +1,12 @@
-"""One's own objects in a run: a model and data that Python hands over, in place of their names."""
+"""One's own objects in a run: a model, data and callbacks that Python hands over or imports."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 
+from towers.app import named
 from towers.app.config import TrainConfig
 
 PYTHON = "python"  # what config.json calls them: no name brings them back
@@ -27,17 +29,24 @@ class UserObjects(NamedTuple):
             raise ValueError(f"model ({self.model!r}) must be a keras.Model.")
         if self.test is not None and self.train is None:
             raise ValueError("`test` needs `train`: give the examples to train on as well.")
-        if self.train is not None and config.data_dir is not None:
-            raise ValueError(
-                f"data_dir ({config.data_dir}) has no effect beside `train`; leave it out."
-            )
-        if self.train is not None and config.image_size is not None:
-            raise ValueError(
-                f"image_size ({config.image_size}) has no effect beside `train`; leave it out."
-            )
-        for name, value in (("model", self.model), ("dataset", self.train)):
-            _check(name, value, config)
+        for name in ("data_dir", "image_size"):
+            if self.train is not None and (value := getattr(config, name)) is not None:
+                raise ValueError(f"{name} ({value}) has no effect beside `train`; leave it out.")
         given = {"model": self.model, "dataset": self.train}
+        for name, value in given.items():
+            said, default = getattr(config, name), getattr(TrainConfig, name)
+            if value is None and said == PYTHON:
+                resume = f"towers.TrainConfig(resume={config.resume!r})"
+                raise ValueError(
+                    f"{name} ({PYTHON}) is an object of the script that began the run, which no "
+                    f"name brings back. Call towers.train({resume if config.resume else 'config'}, "
+                    "...) there, with the same model, train and test."
+                )
+            if value is not None and said != PYTHON and (config.resume or said != default):
+                raise ValueError(
+                    f"{name} ({said}) is the configuration's, and an object is given beside it: "
+                    "give only one of them."
+                )
         names: Any = {name: PYTHON for name, value in given.items() if value is not None}
         return dataclasses.replace(config, **names)
 
@@ -53,17 +62,36 @@ def title(config: TrainConfig, model: keras.Model) -> str:
     return name if config.dataset == PYTHON else f"{name} on {config.dataset}"
 
 
-def _check(name: str, value: Any, config: TrainConfig) -> None:
-    named, default = getattr(config, name), getattr(TrainConfig, name)
-    if value is None and named == PYTHON:
-        where = f"towers.TrainConfig(resume={config.resume!r})" if config.resume else "config"
+def load_callbacks(
+    spec: str | None, given: Sequence[keras.callbacks.Callback] = ()
+) -> list[keras.callbacks.Callback]:
+    """The callbacks that a user's function returns, then those that are given.
+
+    Args:
+        spec: "package.module:function"; the function takes no arguments. None: there is none.
+        given: the user's own.
+
+    Raises:
+        ValueError: the function cannot be imported, or something is no Keras callback, or one that
+            resumes a fit.
+    """
+    returned = [] if spec is None else named.import_function(spec, "callbacks")()
+    if not isinstance(returned, list | tuple):
         raise ValueError(
-            f"{name} ({PYTHON}) is an object of the script that began the run, which no name "
-            f"brings back. Call towers.train({where}, ...) there, with the same model, "
-            "train and test."
+            f"callbacks ({spec!r}) returned {type(returned).__name__}; it must be a list of "
+            "keras.callbacks.Callback."
         )
-    if value is not None and named != PYTHON and (config.resume is not None or named != default):
-        raise ValueError(
-            f"{name} ({named}) is the configuration's, and an object is given beside it: give only "
-            "one of them."
-        )
+    found = [*((f"callbacks ({spec!r}) returned", callback) for callback in returned),
+             *(("callbacks hold", callback) for callback in given)]
+    for begin, callback in found:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                f"{begin} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
+            )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                f"{begin} a BackupAndRestore, which would replace the weights of a run. The run "
+                "saves checkpoints already: leave BackupAndRestore out, and resume the run's "
+                "directory."
+            )
+    return [*returned, *given]

@@ -1,4 +1,4 @@
-"""Models on the disk: the best epoch's alone, finite, and never half of one."""
+"""results.csv has a row an epoch; models on the disk are the best's, finite, and whole."""
 
 import re
 from types import SimpleNamespace
@@ -10,18 +10,22 @@ import pytest
 import towers
 from tests.app.run_test import config, small_data
 from tests.results import COLUMNS, classifier_result
-from towers.resume import run_dir
 from towers.resume.best import Best
 from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
 from towers.machine.places import LostDirectoryError
 from towers.step.nonfinite import NonFiniteError
-from towers.app.training.run_files import BestModel, ResultsFile, save_model, unreadable
+from towers.app.reporting.run_files import RunFiles, save_model, unreadable
 
 
 @pytest.fixture(name="model")
 def _model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def files_of(model, directory, train_state, warn=pytest.fail):
+    run = SimpleNamespace(step=SimpleNamespace(model=model), columns=COLUMNS)
+    return RunFiles(run, directory, train_state, warn)
 
 
 def bias(path):
@@ -30,7 +34,7 @@ def bias(path):
 
 def test_only_the_best_epochs_replace_the_file(model, tmp_path):
     train_state = TrainState()
-    best = BestModel(SimpleNamespace(model=model), tmp_path, train_state, pytest.fail)
+    best = files_of(model, tmp_path, train_state)
     for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
         train_state.step, train_state.best = step, Best(0.5, best_step)
         model.weights[1].assign([float(step)])
@@ -39,8 +43,7 @@ def test_only_the_best_epochs_replace_the_file(model, tmp_path):
 
 
 def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
-    step = SimpleNamespace(model=model)
-    BestModel(step, tmp_path, TrainState(step=4), pytest.fail).on_epoch_end(0)
+    files_of(model, tmp_path, TrainState(step=4)).on_epoch_end(0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,41 +165,33 @@ def test_the_averages_are_final_and_a_run_goes_on_from_the_variables_themselves(
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def result(epoch):
-    return classifier_result(epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5)
+def row(epoch):
+    return classifier_result(epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5).row
 
 
 def epochs(path):
     return [line.split(",")[0] for line in (path / "results.csv").read_text().splitlines()]
 
 
-def test_each_epoch_adds_a_row(tmp_path):
-    train_state = TrainState()
-    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
-    file.on_train_begin()
-    assert not (tmp_path / "results.csv").exists()
-    for epoch in (1, 2):
-        train_state.results.append(result(epoch).row)
-        file.on_epoch_end(epoch - 1)
-    assert epochs(tmp_path) == ["epoch", "1", "2"]
-
-
-def test_rows_after_the_checkpoint_are_dropped(tmp_path):
-    rows = [result(epoch).row for epoch in (1, 2, 3)]
-    run_dir.write_results(tmp_path / "results.csv", COLUMNS, rows)
-    train_state = TrainState(results=[list(map(float, result(1).row))])
-    file = ResultsFile(tmp_path, train_state, COLUMNS, pytest.fail)
+def test_each_epoch_adds_a_row_and_those_after_the_checkpoint_are_dropped(model, tmp_path):
+    (tmp_path / "results.csv").write_text("epoch\n1\n2\n3\n")
+    state = TrainState(results=[list(map(float, row(1)))])
+    file = files_of(model, tmp_path, state)
     file.on_train_begin()
     assert epochs(tmp_path) == ["epoch", "1"]
-    train_state.results.append(result(2).row)
+    state.step = 8
+    state.results.append(row(2))
     file.on_epoch_end(1)
     assert epochs(tmp_path) == ["epoch", "1", "2"]
+    state.results.clear()
+    file.on_train_begin()
+    assert not (tmp_path / "results.csv").exists()
 
 
-def test_results_that_cannot_be_written_are_a_warning(tmp_path):
+def test_results_that_cannot_be_written_are_a_warning(model, tmp_path):
     warnings = []
-    train_state = TrainState(results=[result(1).row])
-    file = ResultsFile(tmp_path / "nowhere", train_state, COLUMNS, warnings.append)
+    state = TrainState(step=4, results=[row(1)])
+    file = files_of(model, tmp_path / "nowhere", state, warnings.append)
     file.on_train_begin()
     file.on_epoch_end(1)
     assert warnings == 2 * [

@@ -1,4 +1,4 @@
-"""--deterministic: the same bits twice, in one piece or resumed; refusals name the operation."""
+"""Too little memory names remedies; --deterministic: the same bits twice, or a refusal by name."""
 
 import json
 
@@ -11,9 +11,10 @@ from tests.continue_test import RUN, interrupted
 from tests.app.run_test import config
 from tests.resuming import FLAGS, outcome, resumed, train
 from towers.resume import run_dir
-from towers.app.continued import continued_config, identity
+from towers.app.continued import identity
 from towers.app.config import TrainConfig
-from towers.app.training import deterministic, loaded
+from towers.app.training import failures, loaded
+from towers.app.training.failures import failures_explained
 
 DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
 
@@ -79,7 +80,7 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
 ])
 def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
     code, _, stderr = train(
-        *DATA, "--deterministic", f"--model=tests.app.training.deterministic_test:{model}",
+        *DATA, "--deterministic", f"--model=tests.app.training.failures_test:{model}",
         f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=True,
     )
     assert (code, stderr.count("\n")) == (2, 1), stderr
@@ -107,43 +108,44 @@ SEED = "When determinism is enabled, random ops must have a seed specified."
      "num_gpus=1 may name."),
 ])
 def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):
-    assert deterministic.explanation(message) == f"`deterministic`: {line}"
+    assert failures.refusal(message) == f"`deterministic`: {line}"
 
 
-def unimplemented(message):
-    return tf.errors.UnimplementedError(None, None, message)
+PLAIN = TrainConfig(batch_size=2050, num_towers=2)
+DETERMINISTIC = TrainConfig(batch_size=100, num_towers=3, deterministic=True)
+EXHAUSTED = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+CANCELLED = tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
+UNIMPLEMENTED = tf.errors.UnimplementedError(None, None, GPU)
+LOGGED = f"Data  \xff\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\nRESOURCE_EXHAUSTED: Out of memory\n"
 
 
-def test_a_gpus_refusal_is_explained_and_other_errors_are_not(tmp_path):
-    with pytest.raises(ValueError, match="AdjustContrastv2") as caught:
-        with deterministic.refusals_explained(True):
-            raise unimplemented(GPU)
-    assert isinstance(caught.value.__cause__, tf.errors.UnimplementedError)
-    for is_on, error in [
-        (False, unimplemented(GPU)),
-        (True, unimplemented("no kernel for uint3")),
-        (True, tf.errors.CancelledError(None, None, "RecvAsync is cancelled")),
-        (True, ValueError("the gradient of deterministic_dense/kernel is NaN")),
-    ]:
-        with pytest.raises(type(error)) as caught:
-            with deterministic.refusals_explained(is_on, tmp_path / "absent"):
-                raise error
-        assert caught.value is error
+@pytest.mark.parametrize("config, error, words", [
+    (PLAIN, EXHAUSTED, ("1,025 examples a tower", "`batch_size` than 2,050", " num_towers=4")),
+    (DETERMINISTIC, EXHAUSTED, ("34 examples a tower", " num_towers=6")),  # the largest shard
+    (PLAIN, CANCELLED, ("1,025 examples a tower",)),
+    (DETERMINISTIC, UNIMPLEMENTED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
+    (DETERMINISTIC, CANCELLED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
+])
+def test_a_device_that_fails_is_explained_by_the_error_or_by_the_log_of_a_cancelled_transfer(
+    config, error, words, tmp_path
+):
+    (tmp_path / "log.txt").write_text(LOGGED, encoding="latin-1")
+    with pytest.raises(ValueError) as caught, failures_explained(config, tmp_path / "log.txt"):
+        raise error
+    assert all(word in str(caught.value) for word in words) and caught.value.__cause__ is error
 
 
-def test_a_cancelled_transfer_is_explained_by_the_log(tmp_path):
-    (tmp_path / "log.txt").write_text(f"Data  x\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\n")
-    with pytest.raises(ValueError, match="`deterministic`: an operation refuses: A determ"):
-        with deterministic.refusals_explained(True, tmp_path / "log.txt"):
-            raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled")
-
-
-def test_resuming_cannot_change_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_dir.create("run", "n", TrainConfig(deterministic=True).to_json())
-    assert continued_config("run", {}).deterministic
-    with pytest.raises(ValueError, match=r" deterministic \(False, the run has True\)"):
-        continued_config("run", {"deterministic": False})
+@pytest.mark.parametrize("config, error", [
+    (PLAIN, UNIMPLEMENTED), (PLAIN, KeyError("x")), (DETERMINISTIC, CANCELLED),
+    (DETERMINISTIC, tf.errors.UnimplementedError(None, None, "no kernel for uint3")),
+    (DETERMINISTIC, ValueError("the gradient of deterministic_dense/kernel is NaN")),
+])
+@pytest.mark.parametrize("log", ["absent", "log.txt"])
+def test_other_errors_stay_what_they_are(config, error, log, tmp_path):
+    (tmp_path / "log.txt").write_text("another reason")
+    with pytest.raises(type(error)) as caught, failures_explained(config, tmp_path / log):
+        raise error
+    assert caught.value is error
 
 
 def test_a_run_from_before_there_was_this_flag_goes_on(tmp_path, monkeypatch):

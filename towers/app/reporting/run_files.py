@@ -1,75 +1,111 @@
-"""Files of a run for its user: results.csv; best.keras and final.keras, which need no towers."""
+"""Files of a run for its user: results.csv, results.png, and models that need no towers."""
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from towers.app.command_line import train_command
+from towers.app.named import one_line
+from towers.app.recipe.schedules import plain_schedule
+from towers.app.reporting import curves
+from towers.app.training.build import Run
+from towers.app.training.user_objects import title
+from towers.machine import hang
+from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import is_finite, step_of
+from towers.resume.run_dir import Result
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
-from towers.app.command_line import train_command
-from towers.machine import hang
-from towers.workers import watch
-from towers.machine.places import LostDirectoryError
-from towers.app.recipe.schedules import plain_schedule
-from towers.step import TowerStep
 from towers.step.nonfinite import NonFiniteError
+from towers.workers import watch
 
 
-class BestModel(keras.callbacks.Callback):
-    """Writes best.keras after each epoch that is the best so far."""
+class RunFiles(keras.callbacks.Callback):
+    """Writes results.csv and best.keras as the run trains; then final.keras and results.png.
+
+    Where results.csv, results.png or best.keras cannot be written, it warns, and the run goes on.
+
+    has_final: whether final.keras is written.
+    """
 
     def __init__(
-        self,
-        step: TowerStep,
-        directory: Path,
-        train_state: TrainState,
-        warn: Callable[[str], None],
+        self, run: Run, directory: Path, train_state: TrainState, warn: Callable[[str], None]
     ) -> None:
-        """
-        Args:
-            step: trains the model.
-            directory: of the run.
-            train_state: where the run stands.
-            warn: called with one line where the file cannot be written.
-        """
+        """Args: train_state: where the run stands. warn: called with one line."""
         super().__init__()
-        self._step, self._path = step, directory / run_dir.BEST
-        self._checkpoints = directory / run_dir.CHECKPOINTS
-        self._train_state, self._warn = train_state, warn
+        self._run, self._directory, self._warn = run, directory, warn
+        self._train_state, self.has_final = train_state, False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Writes the file from the best epoch's checkpoint, where it could not be written then."""
-        state = self._train_state
-        paths = [p for p in checkpoints.find(self._checkpoints) if state.best.step == step_of(p)]
-        if state.best_saved == state.best.step or not paths:
-            return
-        groups = {k: v for k, v in variables_of(self._step).items() if k != "metrics"}
-        before = copy_arrays(groups)
-        try:
-            assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
-            self._save()
-        except checkpoints.DamagedError:
-            pass  # the end of the run says what the file holds
-        finally:
-            assign_arrays(groups, before, self._path)
+        """Brings the files to where the run stands: later epochs are computed again."""
+        self._save_missing_best()
+        self._write_results()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replaces the file if the epoch is the best."""
+        """Replaces best.keras if the epoch is the best, and adds the epoch's row."""
         if self._train_state.is_best:
-            self._save()
+            self._save_best()
+        self._write_results()
 
-    def _save(self) -> None:
+    def save_final(self) -> None:
+        """Writes final.keras.
+
+        Raises:
+            NonFiniteError: the model holds NaN or infinite values.
+            LostDirectoryError: it cannot be written, or best.keras could not be.
+        """
+        save_model(self._run.step.model, self._directory / run_dir.FINAL)
+        self.has_final = True
+        if self._train_state.best_saved != self._train_state.best.step:
+            best = self._directory / run_dir.BEST
+            raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
+
+    def draw(self) -> None:
+        """Draws results.png, however the run has ended."""
+        run, path = self._run, self._directory / curves.CURVES
         try:
-            save_model(self._step.model, self._path)
+            results = [Result.of(row, run.columns) for row in self._train_state.results]
+            curves.draw_curves(path, results, title(run.config, run.step.model), run.monitor)
+        except Exception as error:  # whatever matplotlib raises
+            self._warn(
+                f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing."
+            )
+
+    def _write_results(self) -> None:
+        path = self._directory / run_dir.RESULTS
+        try:
+            with hang.within(f"writing {run_dir.RESULTS}"):
+                run_dir.write_results(path, self._run.columns, self._train_state.results)
+        except OSError as error:
+            self._warn(f"{path} cannot be written ({error.strerror}); training goes on.")
+
+    def _save_best(self) -> None:
+        try:
+            save_model(self._run.step.model, self._directory / run_dir.BEST)
             self._train_state.best_saved = self._train_state.best.step
         except (NonFiniteError, LostDirectoryError) as error:
             self._warn(str(error))
+
+    def _save_missing_best(self) -> None:
+        """Saves the best epoch's checkpoint, where its model could not be written then."""
+        state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
+        paths = [p for p in checkpoints.find(folder) if state.best.step == step_of(p)]
+        if state.best_saved == state.best.step or not paths:
+            return
+        groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
+        before = copy_arrays(groups)
+        try:
+            assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
+            self._save_best()
+        except checkpoints.DamagedError:
+            pass  # the end of the run says what the file holds
+        finally:
+            assign_arrays(groups, before, paths[0])
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -155,40 +191,3 @@ def _unknown(config: Any) -> Iterator[str]:
     if isinstance(config, dict | list):
         for inner in config.values() if isinstance(config, dict) else config:
             yield from _unknown(inner)
-
-
-class ResultsFile(keras.callbacks.Callback):
-    """Writes results.csv; where that fails, warns, and the run goes on."""
-
-    def __init__(
-        self,
-        directory: Path,
-        train_state: TrainState,
-        columns: Sequence[str],
-        warn: Callable[[str], None],
-    ) -> None:
-        """
-        Args:
-            directory: of the run.
-            train_state: where the run stands.
-            columns: the names of its results' values.
-            warn: called with one line.
-        """
-        super().__init__()
-        self._path = directory / run_dir.RESULTS
-        self._train_state, self._columns, self._warn = train_state, columns, warn
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Drops the rows after the checkpoint: their epochs are computed again."""
-        self._write()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the epoch's row."""
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            with hang.within(f"writing {run_dir.RESULTS}"):
-                run_dir.write_results(self._path, self._columns, self._train_state.results)
-        except OSError as error:
-            self._warn(f"{self._path} cannot be written ({error.strerror}); training goes on.")

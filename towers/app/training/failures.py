@@ -1,0 +1,87 @@
+"""A step that a device cannot compute, in one line: too little memory, or `deterministic`."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tensorflow as tf
+
+from towers.app.config import TrainConfig
+from towers.machine.words import plural
+
+# How TensorFlow's kernels, XLA and Python functions say it; each in words of its own.
+_REFUSAL = re.compile(
+    r"determinism is (?:enabled|not yet supported)|deterministic (?:\w+ )?implementation"
+    r"|is not deterministic|run-to-run determinism",
+    re.IGNORECASE,
+)
+# The node of a graph: layers' names, then the operation's; a call of a tower says nothing.
+_NODE = re.compile(r"\{\{node ((?!\S*PartitionedCall)\S+?)\}\}")
+_OPERATION = re.compile(r"\[Op:(\w+)\]")  # outside a graph
+_LAYER = re.compile(r"Exception encountered when calling (\w+)")  # Keras' words
+_DECORATION = re.compile(  # of a reason: in TensorFlow's log, in a message, by Python
+    r"^[IWEF]\d{4} .*?[A-Z_]{5,}: |\{\{.*?\}\}|\[Op:.*|\x1b\[\d*m|^\s*\w+Error: "
+)
+
+
+@contextmanager
+def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator[None]:
+    """Turns a lack of memory, and an operation's refusal to be deterministic, into a ValueError.
+
+    Args:
+        config: the run, with its towers and its global batch once there are steps.
+        log: where TensorFlow's messages are. A failure on one of several devices may arrive as the
+            cancelled transfer to another, and stands there alone. None: there are no steps yet.
+    """
+    try:
+        yield
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, tf.errors.OpError) else error
+        is_cancelled = isinstance(error, tf.errors.CancelledError)
+        text = _read(log) if is_cancelled and log is not None else str(cause)
+        if config.deterministic and _REFUSAL.search(text):
+            raise ValueError(refusal(text)) from error
+        is_exhausted = isinstance(error, tf.errors.ResourceExhaustedError)
+        if log is not None and (is_exhausted or is_cancelled and "RESOURCE_EXHAUSTED" in text):
+            raise ValueError(_too_little_memory(config)) from error
+        raise
+
+
+def refusal(message: str) -> str:
+    """One line: the operation with its layer, TensorFlow's reason, and what to do.
+
+    Args:
+        message: of TensorFlow, that holds a refusal.
+    """
+    lines = message.splitlines()
+    index = next(i for i, line in enumerate(lines) if _REFUSAL.search(line))
+    reason = _DECORATION.sub("", lines[index]).strip().rstrip(".")
+    behind = "\n".join(lines[index:])
+    node, operation, layer = (
+        match and match[1]
+        for match in (_NODE.search(behind), _OPERATION.search(behind), _LAYER.search(message))
+    )
+    where = node or " in ".join(filter(None, [operation, layer]))
+    remedy = "Leave `deterministic` out, or replace that layer"
+    if not where:
+        where, remedy = "an operation", f"{remedy}, which num_gpus=1 may name"
+    return f"`deterministic`: {where} refuses: {reason}. {remedy}."
+
+
+def _too_little_memory(config: TrainConfig) -> str:
+    size, num_towers = config.batch_size or 0, config.num_towers or 1
+    per_tower = math.ceil(size / num_towers)
+    return (
+        f"a device has too little memory for {per_tower:,} {plural('example', per_tower)} a tower. "
+        f"Use a smaller `batch_size` than {size:,}, or more towers than devices, which take turns: "
+        f"num_towers={2 * num_towers}."
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
