@@ -132,6 +132,26 @@ def test_the_tutorial_on_a_custom_train_step_runs_and_its_fix_gives_the_losses_o
         assert (max(differences) < 2e-4) == is_equal
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "cluster").glob("*.*")),
+                         ids=lambda path: path.name)
+def test_a_page_shows_each_file_for_a_cluster(path):
+    shown = f"\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
+    assert any(shown in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+@pytest.mark.matrix
+def test_the_lesson_on_clusters_ends_with_the_same_weights_each_time(tmp_path):
+    script, written = "examples/cluster/digits.py", []
+    for words, devices in (([], 1), ([], 2), (["-m", "towers.launch", "--workers=2", "--"], 1)):
+        file = tmp_path / f"{len(written)}.npz"
+        done = subprocess.run([sys.executable, *words, script, str(devices), str(file)], cwd=ROOT,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                              text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        written.append(file.read_bytes())
+    assert written[0] == written[1] == written[2]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the site, built with --strict."""
