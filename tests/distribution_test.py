@@ -84,10 +84,7 @@ def test_an_installed_command_says_what_the_checkouts_says(name, script, tmp_pat
     theirs = subprocess.run([sys.executable, *script, "--help"], cwd=ROOT, capture_output=True,
                             text=True, timeout=100)
     assert (ours.returncode, ours.stderr) == (theirs.returncode, theirs.stderr) == (0, "")
-    (said, flags), (expected, their_flags) = (
-        re.split(r"\nflags:\n\n.*:\n", done.stdout) for done in (ours, theirs)
-    )
-    assert (said, flags) == (expected, their_flags) and name in said
+    assert ours.stdout == theirs.stdout and name in ours.stdout
 
 
 @pytest.mark.parametrize("name", ["wide_mlp", "experiments/wide_mlp.flags"])

@@ -1,7 +1,6 @@
 """The frame of a command: its flags, one `error:` line, its signals and its exit code."""
 
 import dataclasses
-import io
 import logging
 import os
 import re
@@ -9,14 +8,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
 
-from towers.app import fields
+from towers.app import fields, help
 from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
@@ -42,19 +41,16 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
     Raises:
         ValueError: a flag or its value makes no sense, or a flagfile cannot be read.
     """
-    app.define_help_flags()
-    sys.modules["__main__"].__doc__ = says or sys.modules["__main__"].__doc__  # absl prints that
-    help = io.StringIO()
+    group = help.asked_for(argv)
+    if group is not None:
+        show(help.help_text(says or sys.modules["__main__"].__doc__ or "", group))
+        return False
     try:
-        with redirect_stdout(help):
-            rest = flags.FLAGS(_with_experiments(argv))[1:]
+        rest = flags.FLAGS(_with_experiments(argv))[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"--flagfile: the file must be UTF-8 text: {error}.") from None
-    except SystemExit:  # absl's way to end a --help, with 1
-        show(help.getvalue().rstrip("\n"))
-        return False
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     return True
@@ -84,12 +80,12 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
         if names and field.name not in names:
             continue
         says, default = fields.declared(field), cast(Any, field.default)
-        help = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
+        text = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
         if says.kind == "choice":
-            flags.DEFINE_enum(field.name, default, says.words, help)
+            flags.DEFINE_enum(field.name, default, says.words, text)
             continue
         flags.DEFINE(
-            _OrWord(_PARSERS[says.kind](), says.words), field.name, default, help,
+            _OrWord(_PARSERS[says.kind](), says.words), field.name, default, text,
             serializer=_AsWritten(), boolean=says.kind == "switch",
         )
 
