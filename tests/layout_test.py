@@ -12,7 +12,8 @@ LIBRARY = ("workers", "machine", "graph", "step", "custom_step", "resume", "para
 BESIDE = {"workers": ("machine",), "resume": ("parallel",)}  # and these
 # The folders and modules of app/, likewise; they import the library, which imports none of them.
 APP = (
-    "named", "class_weight", "fields", "config", "command_line", "continued", "models", "reading",
+    "named", "class_weight", "fields", "config", "help", "command_line", "continued", "models",
+    "reading",
     "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
     "__main__", "child_process", "sweep", "launch",
 )
