@@ -62,8 +62,9 @@ def test_a_run_whose_towers_xla_is_to_compile_has_a_thread_for_each(flags, threa
     assert devices_and_threads(code) == (2, threads, 8)
 
 
-def test_a_device_without_a_tower_does_not_count():
-    assert devices_and_threads(f"towers.make_parallel({MODEL}, [0, 3])") == (4, 4, 8)
+@pytest.mark.parametrize("gpus, expected", [("[0, 3]", (4, 4, 8)), ("1, num_towers=8", (1, 1, 8))])
+def test_threads_follow_from_the_towers_not_from_the_devices(gpus, expected):
+    assert devices_and_threads(f"towers.make_parallel({MODEL}, {gpus})") == expected
 
 
 @pytest.mark.parametrize("code, expected", [
@@ -150,67 +151,55 @@ def test_counts_below_1_are_refused(arguments, name):
         towers.logical_cpus(**arguments)
 
 
-@pytest.mark.parametrize("count, num_gpus, expected", [
-    (8, 1, [8]), (8, 2, [4, 4]), (8, 3, [2, 3, 3]), (5, 4, [1, 1, 1, 2]), (2, 2, [1, 1]),
-])
-def test_gpus_share_the_logical_ones_evenly(count, num_gpus, expected):
-    assert logical.gpu_shares(count, num_gpus, "n") == expected
-
-
-def test_fewer_logical_gpus_than_gpus_are_refused():
-    message = r"logical_gpus \(2\) is less than .* GPUs: 4\. Ask for at least 4, or hide GPUs"
-    with pytest.raises(ValueError, match=message):
-        logical.gpu_shares(2, 4, "logical_gpus")
-
-
-@pytest.mark.parametrize("free, shares, expected", [
-    ([80_994], [8], (80_994 - 2048) // 8),
-    ([80_994, 80_994], [1, 2], (80_994 - 2048) // 2),
-    ([40_000, 10_000], [1, 2], (10_000 - 2048) // 2),
-    ([10_000, 40_000], [1, 2], (10_000 - 2048) // 2),  # nvidia-smi's order is not TensorFlow's
-    ([2048 + 512 * 8], [8], 512),
-])
-def test_every_logical_gpu_gets_as_much_memory(free, shares, expected):
-    assert logical.memory_of_each(free, shares, "n") == expected
-
-
-@pytest.mark.parametrize("free, shares, words", [
-    ([2047 + 512 * 8], [8], ["n (8) is too many", ": 511 MiB each", "; 7 would fit. Ask for 7,"]),
-    ([5000, 9000], [50, 50], ["n (100)", ": 59 MiB each", "; 10 would fit. Ask for 10,"]),
-    ([2000], [2], [": 0 MiB each", "; 0 would fit. End what else uses the GPU, or leave it out."]),
-])
-def test_too_many_for_the_memory_says_how_many_would_fit(free, shares, words):
-    with pytest.raises(ValueError) as error:
-        logical.memory_of_each(free, shares, "n")
-    assert all(word in str(error.value) for word in words)
-
-
-@pytest.fixture(name="driver")
-def _driver(monkeypatch):
-    """A driver that says what is free on GPUs 0 and 1."""
+def machine_with(free, monkeypatch):
+    """GPUs with so many MiB free."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus = [("T4", f"GPU-{i}", 15360, free) for i, free in enumerate([12_048, 8_048])]
+    gpus = [("A100", f"GPU-{i}", 81_920, mib) for i, mib in enumerate(free)]
     fake_nvml.use(monkeypatch, *gpus)
+    return FakeGpus(len(free), monkeypatch)
 
 
-def test_logical_gpus_divide_the_free_memory(driver, monkeypatch):
-    gpus = FakeGpus(2, monkeypatch)
-    towers.logical_gpus(5)
-    assert gpus.memory == [[2000] * 2, [2000] * 3]
-    assert logical.shared_gpus() == (
-        "5 logical GPUs on 2 GPUs, 2,000 MiB each: real kernels and copies, not the speed of 5"
-    )
+@pytest.mark.parametrize("free, count, expected", [
+    ([80_994], 8, [8 * [(80_994 - 2048) // 8]]),
+    ([12_048, 8_048], 5, [2 * [2000], 3 * [2000]]),
+    ([40_000, 10_000], 3, [[3976], 2 * [3976]]),
+    ([10_000, 40_000], 3, [[3976], 2 * [3976]]),  # nvidia-smi's order is not TensorFlow's
+    ([5000] * 4, 5, [[1476], [1476], [1476], 2 * [1476]]),
+    ([2048 + 512 * 8], 8, [8 * [512]]),
+])
+def test_gpus_share_logical_ones_evenly_and_each_gets_as_much_memory(
+    free, count, expected, monkeypatch
+):
+    gpus = machine_with(free, monkeypatch)
+    towers.logical_gpus(count)
+    assert gpus.memory == expected
+    num = f"{len(free)} GPU{'s' * (len(free) > 1)}, {expected[0][0]:,} MiB each"
+    assert logical.shared_gpus().startswith(f"{count} logical GPUs on {num}: real kernels")
 
 
-def test_only_the_visible_gpus_memory_counts(driver, monkeypatch):
+@pytest.mark.parametrize("free, count, words", [
+    ([9000] * 4, 2, ["(2) is less than", "GPUs: 4. Ask for at least 4, or hide GPUs"]),
+    ([2047 + 512 * 8], 8, ["(8) is too many", ": 511 MiB each", "; 7 would fit. Ask for 7,"]),
+    ([5000, 9000], 100, ["(100)", ": 59 MiB each", "; 10 would fit. Ask for 10,"]),
+    ([2000], 2, [": 0 MiB each", "; 0 would fit. End what else uses the GPU, or leave it out."]),
+])
+def test_too_few_or_too_many_logical_gpus_say_how_many_would_fit(free, count, words, monkeypatch):
+    machine_with(free, monkeypatch)
+    with pytest.raises(ValueError) as error:
+        towers.logical_gpus(count)
+    assert all(word in str(error.value) for word in ["logical_gpus: count", *words])
+
+
+def test_only_the_visible_gpus_memory_counts(monkeypatch):
+    machine_with([12_048, 8_048], monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     gpus = FakeGpus(1, monkeypatch)
     towers.logical_gpus(4)
     assert gpus.memory == [[1500] * 4]
 
 
-def test_train_py_divides_the_gpus_before_it_looks_for_them(driver, monkeypatch):
-    gpus = FakeGpus(2, monkeypatch)
+def test_train_py_divides_the_gpus_before_it_looks_for_them(monkeypatch):
+    gpus = machine_with([12_048, 8_048], monkeypatch)
     assert find_devices(TrainConfig(logical_gpus=3)) == ["/gpu:0", "/gpu:1", "/gpu:2"]
     assert gpus.memory == [[3000], [3000] * 2]
 

@@ -41,6 +41,14 @@ def start(
     )
 
 
+def outcome(code: int) -> str:
+    """"ended with exit code 1", or "was killed by SIGTERM": from `subprocess.Popen.returncode`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (is there too little memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
 def _end_with(parent: int) -> None:
     """Lets the system kill this process when its parent ends; it lasts beyond `exec`."""
     if _LIBC is not None:

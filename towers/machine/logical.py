@@ -6,6 +6,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 
 import tensorflow as tf
 
@@ -131,43 +132,36 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
         )
     if is_late or present == count and memory_mib is None:
         return
-    shares = gpu_shares(count, len(gpus), name)
-    if memory_mib is None:
-        memory_mib = memory_of_each(_free_mib(name), shares, name)
+    if count < len(gpus):
+        raise ValueError(
+            f"{name} ({count}) is less than this machine's GPUs: {len(gpus)}. Ask for at least "
+            f"{len(gpus)}, or hide GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    ends = [count * i // len(gpus) for i in range(len(gpus) + 1)]
+    shares = [end - begin for begin, end in pairwise(ends)]
+    memory_mib = memory_mib or _memory_of_each(shares, name)
     for gpu, share in zip(gpus, shares, strict=True):
         limits = [tf.config.LogicalDeviceConfiguration(memory_mib) for _ in range(share)]
         tf.config.set_logical_device_configuration(gpu, limits)
 
 
-def gpu_shares(count: int, num_gpus: int, name: str) -> list[int]:
-    """The number of logical GPUs of each GPU; they differ by at most 1.
-
-    Raises:
-        ValueError: a GPU would become none.
-    """
-    if count < num_gpus:
-        raise ValueError(
-            f"{name} ({count}) is less than this machine's GPUs: {num_gpus}. Ask for at least "
-            f"{num_gpus}, or hide GPUs with CUDA_VISIBLE_DEVICES."
-        )
-    return [count * (i + 1) // num_gpus - count * i // num_gpus for i in range(num_gpus)]
-
-
-def memory_of_each(free_mib: Sequence[int], shares: Sequence[int], name: str) -> int:
+def _memory_of_each(shares: Sequence[int], name: str) -> int:
     """MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
 
     nvidia-smi and TensorFlow may order GPUs differently, so that no share is known to be on the GPU
     with more memory.
 
-    Args:
-        free_mib: of each GPU.
-        shares: the logical GPUs of each.
-        name: what an error calls their number.
-
     Raises:
-        ValueError: that is too little to train with.
+        ValueError: that is not known, or too little to train with.
     """
-    usable = max(0, min(free_mib) - _RESERVED_MIB)
+    gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) or []
+    free = [gpu.free_memory for gpu in gpus if gpu.free_memory is not None]
+    if not free or len(free) < len(gpus):
+        raise ValueError(
+            f"{name}: nvidia-smi does not tell how much memory is free on the GPUs. Say in Python "
+            "how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
+        )
+    usable = max(0, min(free) - _RESERVED_MIB)
     memory = usable // max(shares)
     if memory < _LEAST_MIB:
         most = usable // _LEAST_MIB * len(shares)
@@ -194,18 +188,6 @@ def _limits_mib() -> list[list[int]]:
     gpus = tf.config.get_visible_devices("GPU")
     found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
     return [[logical.memory_limit for logical in limits] for limits in found]
-
-
-def _free_mib(name: str) -> list[int]:
-    """The free memory of each GPU that this process may use."""
-    gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    free = [gpu.free_memory for gpu in gpus or [] if gpu.free_memory is not None]
-    if not free or len(free) < len(gpus or []):
-        raise ValueError(
-            f"{name}: nvidia-smi does not tell how much memory is free on the GPUs. Say in Python "
-            "how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
-        )
-    return free
 
 
 def _set_cpu_threads(num_towers: int, compiled: bool) -> None:

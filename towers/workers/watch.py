@@ -159,8 +159,11 @@ class _Watch:
             time.sleep(min(1.0, self.timeout / 4))
             doing, now = self._doing, time.monotonic()
             seconds = now - doing.since
-            if self._has_stepped and now - max(doing.since, self._last_call) >= self.timeout:
-                self._call_the_roll()
+            is_time = now - max(doing.since, self._last_call) >= self.timeout
+            if is_time and self._has_stepped and not self._is_calling:
+                self._is_calling = True
+                roll = threading.Thread(target=self._call_the_roll, daemon=True, name="towers-roll")
+                roll.start()
             if doing.phase is None:
                 continue
             text = None
@@ -189,11 +192,6 @@ class _Watch:
     # for it, or for whom it waits. In a thread of its own, as the others may never come.
 
     def _call_the_roll(self) -> None:
-        if not self._is_calling:
-            self._is_calling = True
-            threading.Thread(target=self._meet_for_roll, daemon=True, name="towers-roll").start()
-
-    def _meet_for_roll(self) -> None:
         with suppress(tf.errors.OpError), tf.device(HOST):
             self._gather(tf.zeros([2], tf.float64))  # from here all are there, and tell the present
             doing = self._doing

@@ -9,7 +9,7 @@ from towers.app.datasets.batches import ordered_batches, shuffled_batches
 from towers.app.diagnosis import plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.machine.devices import has_gpus, is_gpu
-from towers.machine.logical import shared_gpus, undivided_cpu
+from towers.machine.logical import shared_gpus
 from towers.machine.policy import GPU, REHEARSAL, is_rehearsal
 from towers.machine.words import counted
 from towers.step.sharding import shard_sizes
@@ -68,12 +68,8 @@ def describe(run: Run, out: Report, what: str) -> None:
 
 
 def _warnings(run: Run) -> list[str]:
-    """What to warn of in the data, in sharing a CPU, and in an unusual split of the batch."""
-    config, size, num_towers = run.config, run.batch_size, run.step.num_towers
-    warnings = [*run.warnings]
-    is_placed = config.num_gpus is not None or config.accumulate is not None
-    if not is_placed and (shared := undivided_cpu(len(run.step.mine))) is not None:
-        warnings.append(shared)
+    """What to warn of in the data and devices, and in an unusual split of the batch."""
+    size, num_towers, warnings = run.batch_size, run.step.num_towers, [*run.warnings]
     if size < num_towers:
         warnings.append(
             f"the global batch ({size:,}) is smaller than the {num_towers} towers: "

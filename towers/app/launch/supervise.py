@@ -56,10 +56,7 @@ class End(NamedTuple):
 
     def __str__(self) -> str:
         """"worker 1 was killed by SIGKILL"."""
-        if self.code >= 0:
-            return f"worker {self.worker} ended with exit code {self.code}"
-        hint = " (is there too little memory?)" if self.code == -signal.SIGKILL else ""
-        return f"worker {self.worker} was killed by {signal.Signals(-self.code).name}{hint}"
+        return f"worker {self.worker} {child_process.outcome(self.code)}"
 
 
 class Worker:
@@ -160,41 +157,38 @@ def supervise(
         The ends in the order in which they came, and the run's directory if the chief named it.
     """
     workers: list[Worker] = []
+    ends: list[End] = []
+    lines: Lines = SimpleQueue()
+    ask_at = kill_at = math.inf
     try:
         for index, environment in enumerate(environments):
             workers.append(Worker(index, command, environment))
-        return _watch(workers, stops), workers[0].directory
+        for worker in workers:  # after all are started: threads make a fork unsafe
+            worker.send_lines(lines)
+        running = list(workers)
+        while running:
+            gone = [worker for worker in running if worker.has_ended()]
+            for _ in range(max(1, lines.qsize())):
+                with suppress(Empty):
+                    worker, line, is_error = lines.get(timeout=_PAUSE)
+                    worker.show(line, is_error)
+            now = time.monotonic()
+            for worker in gone:
+                running.remove(worker)
+                ends.append(worker.end())
+                if ends[-1].code and not stops:
+                    patience = _SAVE if any(end.is_stop for end in ends) else _SETTLE
+                    ask_at = min(ask_at, now + patience)
+            if now >= ask_at:
+                ask_at, kill_at = math.inf, min(kill_at, now + _OBEY)
+            for worker in running:
+                worker.show_held()
+                if stops or kill_at < math.inf:
+                    worker.ask_to_end(stops[0] if stops else signal.SIGTERM)
+                # The shell and the system may both send SIGHUP for one closed terminal.
+                if now >= kill_at or len(stops) > 1 and stops[-1] != signal.SIGHUP:
+                    worker.kill()
+        return ends, workers[0].directory
     finally:
         for worker in workers:
             worker.kill()
-
-
-def _watch(workers: Sequence[Worker], stops: Sequence[int]) -> list[End]:
-    running, ends = list(workers), list[End]()
-    ask_at = kill_at = math.inf
-    lines: Lines = SimpleQueue()
-    for worker in workers:  # after all are started: threads make a fork unsafe
-        worker.send_lines(lines)
-    while running:
-        gone = [worker for worker in running if worker.has_ended()]
-        for _ in range(max(1, lines.qsize())):
-            with suppress(Empty):
-                worker, line, is_error = lines.get(timeout=_PAUSE)
-                worker.show(line, is_error)
-        now = time.monotonic()
-        for worker in gone:
-            running.remove(worker)
-            ends.append(worker.end())
-            if ends[-1].code and not stops:
-                patience = _SAVE if any(end.is_stop for end in ends) else _SETTLE
-                ask_at = min(ask_at, now + patience)
-        if now >= ask_at:
-            ask_at, kill_at = math.inf, min(kill_at, now + _OBEY)
-        for worker in running:
-            worker.show_held()
-            if stops or kill_at < math.inf:
-                worker.ask_to_end(stops[0] if stops else signal.SIGTERM)
-            # The shell and the system may both send SIGHUP for one closed terminal.
-            if now >= kill_at or len(stops) > 1 and stops[-1] != signal.SIGHUP:
-                worker.kill()
-    return ends

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _EXAMPLES = 10_000  # whose training time is drawn: an epoch's order of size, for any --max_steps
-_WIDE = 4.0  # ratio of slowest to fastest from which the time's axis is logarithmic
 
 
 def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
@@ -41,8 +40,6 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
 
 
 def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     counts = sorted({row.num_gpus for row in rows})
     for index, count in enumerate(counts):
         own = sorted((row for row in rows if row.num_gpus == count), key=lambda r: r.batch_size)
@@ -65,8 +62,4 @@ def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row]) -> None:
         axes.set_xticks([], minor=True)
         axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
         axes.legend(frameon=False)
-    if time.dataLim.y1 > _WIDE * time.dataLim.y0 > 0:
-        time.set_yscale("log", base=2)
-        time.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    else:
-        time.set_ylim(0, 1.1 * time.dataLim.y1)
+    time.set_ylim(bottom=0)

@@ -13,13 +13,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def run_sweep(
         KeyboardInterrupt: with the cells that are done in sweep.csv; the one that ran is killed.
     """
     with _opened(out_dir, shared):
-        again = {cell.key for cell in cells} if retry_failed else set()
+        again = {cell.key for cell in cells if retry_failed}
         before = table.read_table(out_dir / TABLE)
         rows = {row.key: row for row in before if not (row.error and row.key in again)}
         left = [cell for cell in cells if cell.key not in rows]
@@ -90,12 +89,13 @@ def run_sweep(
 @contextmanager
 def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
     """Makes the directory of a new sweep, or continues in that of the same; holds its lock."""
-    path, descriptor = out_dir / SETTINGS, None
+    path = out_dir / SETTINGS
     now = {**dataclasses.asdict(shared), "machine": _machine()}
-    try:
+    with ExitStack() as stack:
         try:
             out_dir.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(out_dir, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() and not any(out_dir.iterdir()):
                 run_dir.write_text(path, json.dumps(now, indent=2) + "\n")
@@ -118,9 +118,6 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
                 "the same ones to go on with it, or name another directory."
             )
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
@@ -139,15 +136,12 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
     finally:
         process.kill()  # if Ctrl-C has come; its checkpoint would not be used
         process.wait()
-    code = process.returncode
-    if code < 0:
-        hint = "; is there too little memory?" if code == -signal.SIGKILL else ""
-        return row._replace(error=f"killed by {signal.Signals(-code).name}{hint}")
-    if code:
-        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("error: ")]
-        last = (errors or lines or [f"exit code {code}, without a word"])[-1]
-        return row._replace(error=last.removeprefix("error: "))
+    if process.returncode:
+        said = stderr.splitlines() if process.returncode > 0 else []
+        lines = [line.strip() for line in said if line.strip()]
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        what = f"the run {child_process.outcome(process.returncode)}"
+        return row._replace(error=(errors or lines or [what])[-1])
     shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # nothing goes on from here
     try:
         return table.filled_row(row, path / run_dir.RESULTS)

@@ -60,7 +60,7 @@ class Run(NamedTuple):
     own_task: the model was compiled, and brought its own loss, metrics and optimizer.
     first_iteration: what the optimizer had counted before: a saved model's goes on.
     notes: what to tell the user of the data, the model and its training, in lines.
-    warnings: what to warn of in the data, likewise.
+    warnings: what to warn of in the data and the devices, likewise.
     class_names: of the data, by label; () where they have none.
     divided: which parts of x are images that the model gets divided by 255.
     """
@@ -167,8 +167,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     columns = _columns(list(better), test)
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # their size stays from now
-    is_chosen = (config.num_towers, config.num_gpus, config.accumulate) != (None, None, None)
-    one_tower = undivided_cpu(1, is_chosen) if step.num_towers == 1 else None
+    is_placed = config.num_gpus is not None or config.accumulate is not None
+    shared = None if is_placed else undivided_cpu(len(step.mine), config.num_towers is not None)
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
@@ -196,7 +196,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes=notes,
         class_names=dataset.class_names,
         divided=dataset.divided_for_model,
-        warnings=[*dataset.warnings, *([] if one_tower is None else [one_tower])],
+        warnings=[*dataset.warnings, *([] if shared is None else [shared])],
     )
 
 
