@@ -17,15 +17,15 @@ from benchmarks.rounds import groups  # noqa: E402  (found through the line abov
 
 Comparison: TypeAlias = "list[Mapping[str, Any]]"  # the CSV's rows, one a round
 
-LABELS = {  # in the order of the bars; chart_style's colours, in this order
-    "fit": "Keras fit, 1 device",
-    "mirrored": "MirroredStrategy",
-    "parallel": "make_parallel's fit",
-    "central": "CentralStorageStrategy",
-    "limit": "the limit: no averaging, no update",
+LABELS = {  # peer: its name and its marker; the colors of chart_style, in this order
+    "fit": ("Keras fit, 1 device", "o"),
+    "mirrored": ("MirroredStrategy", "s"),
+    "towers": ("towers' own loop", "^"),
+    "central": ("CentralStorageStrategy", "D"),
+    "limit": ("the limit: no averaging, no update", "|"),
 }
-_BAR, _GAP = 0.24, 0.3  # inches: of a bar; between workloads
-_MARGIN = 2.0  # inches, for title, axis, legend and note
+_ROW = 0.36  # inches for each workload
+_MARGIN = 1.6  # inches for title, axis and note
 _WIDTH = 8.0
 
 
@@ -41,54 +41,46 @@ def draw(source: Path, target: Path) -> None:
 
     with source.open(newline="") as file:
         comparisons = groups(csv.DictReader(file))
-    blocks = split_by_workload(comparisons)
-    height = _MARGIN + sum(len(block) * _BAR + _GAP for block in blocks.values())
-    title, note = "Examples per second, towers / peer", _about(comparisons)
+    rows = split_by_workload(comparisons)
+    height = _MARGIN + _ROW * len(rows)
+    title, note = "Examples per second of towers, divided by each peer's", _about(comparisons)
     with drawn(target, _WIDTH, height, title, note) as figure:
         axes = figure.add_subplot()
-        style_axes(axes, "at the same global batch; right of 1.0 towers are faster", "", "")
-        bars(axes, blocks)
-        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+        style_axes(axes, "same global batch; right of 1.0, towers is faster", "", "")
+        dots(axes, rows)
 
 
-def bars(axes: Any, blocks: Mapping[str, Sequence[Comparison]]) -> None:
-    """One bar for each comparison, as long as its median ratio; those of a block side by side."""
+def dots(axes: Any, rows: Mapping[str, Sequence[Comparison]]) -> None:
+    """Draws one line for each workload, with a dot at the median ratio to each peer."""
     from towers.app.reporting.chart_style import COLORS
 
-    names, middles, shown, top = list(LABELS), [], set(), 0.0
-    for block in blocks.values():
-        for row, comparison in enumerate(block):
-            peer, ratio = comparison[0]["peer"], float(comparison[0]["median_ratio"])
-            color = COLORS[names.index(peer)] if peer in names else "#999999"
-            label = "_" if peer in shown else LABELS.get(peer, peer)  # once in the legend
-            bar = axes.barh(top + row * _BAR, ratio, _BAR * 0.9, color=color, label=label)
-            on_white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the line at 1
-            axes.bar_label(bar, [f"{ratio:.2f}"], padding=4, fontsize=8, bbox=on_white)
-            shown.add(peer)
-        middles.append(top + (len(block) - 1) * _BAR / 2)
-        top += len(block) * _BAR + _GAP
+    points: dict[str, list[tuple[float, int]]] = {}
+    for y, comparisons in enumerate(rows.values()):
+        for comparison in comparisons:
+            first = comparison[0]
+            points.setdefault(first["peer"], []).append((float(first["median_ratio"]), y))
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_yticks(middles, list(blocks))
-    axes.grid(visible=False, axis="y")
-    axes.invert_yaxis()
-    axes.margins(x=0.08)
-    axes.set_xlim(left=0)
+    for color, (peer, (label, marker)) in zip(COLORS, LABELS.items(), strict=False):
+        if peer in points:
+            axes.scatter(*zip(*points[peer], strict=True), s=60, color=color, marker=marker,
+                         label=label, zorder=3)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.05)
+    axes.legend(loc="best", fontsize=8)
 
 
 def split_by_workload(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """The comparisons of each workload and device count, peers in the order of LABELS."""
-    order = list(LABELS)
-    blocks: dict[str, list[Comparison]] = {}
+    """The comparisons of each workload and device count."""
+    rows: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
-        blocks.setdefault(_title(comparison[0]), []).append(comparison)
-    for block in blocks.values():
-        block.sort(key=lambda rows: (*order, rows[0]["peer"]).index(rows[0]["peer"]))
-    return blocks
+        rows.setdefault(_title(comparison[0]), []).append(comparison)
+    return rows
 
 
 def _title(row: Mapping[str, Any]) -> str:
-    contender = "" if row["contender"] == "towers" else f"\n{row['contender']}"
-    return f"{row['workload']}\n{row['num_devices']} devices{contender}"
+    call = " by fit" if row["contender"] == "parallel" else ""
+    return f"{row['workload']}{call}, {row['num_devices']} devices"
 
 
 def _about(comparisons: Sequence[Comparison]) -> str:
