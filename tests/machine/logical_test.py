@@ -30,7 +30,11 @@ print(
 )
 """
 MODEL = "keras.Sequential([keras.layers.Dense(3)])"
-TRAIN = "build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
+PARALLEL = f"towers.make_parallel({MODEL}, {{}})"
+TRAIN = "from towers.app.training import build; " \
+    "build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
+LOGICAL = "towers.logical_cpus({})"
+THREADING = "tf.config.threading.set_{}_op_parallelism_threads({})"
 
 
 def devices_and_threads(code):
@@ -40,47 +44,31 @@ def devices_and_threads(code):
     return tuple(map(int, done.stdout.split()))
 
 
-@pytest.mark.parametrize("ours, trains", [
-    ("towers.logical_cpus(2)", ""),
-    ("towers.logical_cpus(2, num_towers=8)", "num_towers=8"),
-    (f"towers.make_parallel({MODEL}, 2)", ""),
-    (f"towers.make_parallel({MODEL}, 2, num_towers=8)", "num_towers=8"),
-    (f"towers.make_parallel({MODEL}, [1, 0], num_towers=4)", "num_towers=4"),
-])
-def test_the_threads_are_those_of_train_py_for_as_many_towers(ours, trains):
-    expected = devices_and_threads(f"from towers.app.training import build; {TRAIN.format(trains)}")
-    assert expected == (2, 8 // int(trains[-1:] or 2), 8)
-    assert devices_and_threads(ours) == expected
-
-
-@pytest.mark.parametrize("flags, threads", [
-    ("num_towers=4, jit_compile=True", 4), ("num_towers=4, model='gru'", 4),
-    ("num_towers=4, jit_compile=True, cpu_threads=1", 1),
-])
-def test_a_run_whose_towers_xla_is_to_compile_has_a_thread_for_each(flags, threads):
-    code = f"from towers.app.training import build; {TRAIN.format(flags)}"
-    assert devices_and_threads(code) == (2, threads, 8)
-
-
-@pytest.mark.parametrize("gpus, expected", [("[0, 3]", (4, 4, 8)), ("1, num_towers=8", (1, 1, 8))])
-def test_threads_follow_from_the_towers_not_from_the_devices(gpus, expected):
-    assert devices_and_threads(f"towers.make_parallel({MODEL}, {gpus})") == expected
-
-
 @pytest.mark.parametrize("code, expected", [
-    ("towers.logical_cpus(4, set_threads=False)", (4, 0, 0)),
-    ("towers.logical_cpus(4, compiled=True)", (4, 4, 8)),
-    ("tf.config.threading.set_intra_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 3, 8)),
-    ("tf.config.threading.set_inter_op_parallelism_threads(3); towers.logical_cpus(4)", (4, 2, 3)),
-    ("towers.logical_cpus(4); tf.config.threading.set_intra_op_parallelism_threads(5); "
-     "towers.logical_cpus(2)", (2, 5, 8)),
-    ("towers.logical_cpus(1); towers.logical_cpus(4)", (4, 2, 8)),
-    ("tf.constant(1); towers.logical_cpus(1)", (1, 0, 0)),
-    ("from towers.app.training import build; towers.logical_cpus(4); "
-     f"{TRAIN.format('cpu_threads=7')}",
-     (4, 7, 8)),
+    (TRAIN.format(""), (2, 4, 8)),
+    (LOGICAL.format(2), (2, 4, 8)),
+    (PARALLEL.format(2), (2, 4, 8)),
+    (TRAIN.format("num_towers=8"), (2, 1, 8)),
+    (LOGICAL.format("2, num_towers=8"), (2, 1, 8)),
+    (PARALLEL.format("2, num_towers=8"), (2, 1, 8)),
+    (PARALLEL.format("1, num_towers=8"), (1, 1, 8)),
+    (PARALLEL.format("[1, 0], num_towers=4"), (2, 2, 8)),
+    (PARALLEL.format("[0, 3]"), (4, 4, 8)),  # a device without a tower does not count
+    # a thread for each tower that XLA is to compile
+    (TRAIN.format("num_towers=4, jit_compile=True"), (2, 4, 8)),
+    (TRAIN.format("num_towers=4, model='gru'"), (2, 4, 8)),
+    (LOGICAL.format("4, compiled=True"), (4, 4, 8)),
+    # what the caller has chosen stays
+    (TRAIN.format("num_towers=4, jit_compile=True, cpu_threads=1"), (2, 1, 8)),
+    (f"{LOGICAL.format(4)}; {TRAIN.format('cpu_threads=7')}", (4, 7, 8)),
+    (LOGICAL.format("4, set_threads=False"), (4, 0, 0)),
+    (f"{THREADING.format('intra', 3)}; {LOGICAL.format(4)}", (4, 3, 8)),
+    (f"{THREADING.format('inter', 3)}; {LOGICAL.format(4)}", (4, 2, 3)),
+    (f"{LOGICAL.format(4)}; {THREADING.format('intra', 5)}; {LOGICAL.format(2)}", (2, 5, 8)),
+    (f"{LOGICAL.format(1)}; {LOGICAL.format(4)}", (4, 2, 8)),
+    (f"tf.constant(1); {LOGICAL.format(1)}", (1, 0, 0)),
 ])
-def test_what_the_caller_has_chosen_stays(code, expected):
+def test_threads_follow_from_the_towers_unless_the_caller_has_chosen(code, expected):
     assert devices_and_threads(code) == expected
 
 

@@ -38,34 +38,25 @@ def test_who_is_named_alone_is_alone(environment):
     assert ALONE.num_workers == 1 and ALONE.is_chief
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "7", '{"cluster": {"worker": 3}}', '{"cluster": []'])
-def test_malformed_json_is_an_error_with_an_example(text):
-    with pytest.raises(ValueError, match='TF_CONFIG is not JSON of the form {"cluster": '):
-        find_cluster({"TF_CONFIG": text})
+WORKER_0 = {"type": "worker", "index": 0}
 
 
-@pytest.mark.parametrize("task, said", [
-    ({"type": "worker", "index": 3}, "this is worker 3, and names 3 of these: .* from 0 to 2"),
-    ({"type": "worker", "index": -1}, "this is worker -1"),
-    ({"type": "worker", "index": "x"}, "this is worker 'x'"),
-    ({"type": "evaluator", "index": 0}, "names the job 'evaluator'"),
+@pytest.mark.parametrize("environment, said", [
+    *(({"TF_CONFIG": text}, 'is not JSON of the form {"cluster": ')
+      for text in ("{", "[1]", "7", '{"cluster": {"worker": 3}}', '{"cluster": []')),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": 3}),
+     "this is worker 3, and names 3 of these: .* from 0 to 2"),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": -1}), "this is worker -1"),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": "x"}), "this is worker 'x'"),
+    (tf_config({"worker": HOSTS}, {"type": "evaluator", "index": 0}), "the job 'evaluator'"),
+    *((tf_config({"worker": [*HOSTS, address]}, WORKER_0), f"{address!r}, which is no host:port")
+      for address in ("10.0.0.9", ":2222", "host:x", "host:70000", "host:0", "::1:2222",
+                      "http://n:1", 7)),
+    (tf_config({"worker": HOSTS + HOSTS[:1]}, WORKER_0), "the address 10.0.0.1:2222 twice"),
 ])
-def test_a_task_that_is_not_among_them_is_an_error(task, said):
-    with pytest.raises(ValueError, match=f"TF_CONFIG .*{said}"):
-        find_cluster(tf_config({"worker": HOSTS}, task))
-
-
-@pytest.mark.parametrize("address", [
-    "10.0.0.9", ":2222", "host:x", "host:70000", "host:0", "::1:2222", "http://n:1", 7,
-])
-def test_an_address_needs_a_host_and_a_port(address):
-    with pytest.raises(ValueError, match=f"{address!r}, which is no host:port"):
-        find_cluster(tf_config({"worker": [*HOSTS, address]}, {"type": "worker", "index": 0}))
-
-
-def test_an_address_may_not_be_there_twice():
-    with pytest.raises(ValueError, match="the address 10.0.0.1:2222 twice"):
-        find_cluster(tf_config({"worker": HOSTS + HOSTS[:1]}, {"type": "worker", "index": 0}))
+def test_a_tf_config_that_makes_no_sense_is_an_error_that_says_why(environment, said):
+    with pytest.raises(ValueError, match=f"^TF_CONFIG .*{said}"):
+        find_cluster(environment)
 
 
 def test_slurms_variables_name_workers(monkeypatch):

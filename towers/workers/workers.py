@@ -122,10 +122,8 @@ class Workers:
             return [data]
         with watched(self.cluster, START), tf.device(HOST):
             sizes = self._collectives.all_gather(tf.constant(len(data), tf.int64)).numpy()
-            padded = np.zeros(max(1, *sizes), np.int32)  # TensorFlow dies of gathering nothing
-            padded[: len(data)] = np.frombuffer(data, np.uint8)
-            rows = self._collectives.all_gather(tf.constant(padded)).numpy().astype(np.uint8)
-        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+            rows = self._collectives.all_gather(_words(data, max(sizes))).numpy()
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
         """The chief's bytes, in every worker."""
@@ -133,10 +131,8 @@ class Workers:
             return data
         with watched(self.cluster, START), tf.device(HOST):
             size = int(self._collectives.broadcast(tf.constant(len(data), tf.int64)).numpy())
-            words = np.zeros(max(1, -(-size // 8)), np.int64)
-            if self.cluster.is_chief:
-                words.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
-            return self._collectives.broadcast(tf.constant(words)).numpy().tobytes()[:size]
+            words = _words(data if self.cluster.is_chief else b"", size)
+            return self._collectives.broadcast(words).numpy().tobytes()[:size]
 
     def barrier(self) -> None:
         """Returns when this worker may end, or go on: the others have had all that it told them.
@@ -158,3 +154,9 @@ class Workers:
         until = time.monotonic() + watch.timeout()
         while second.is_alive() and time.monotonic() < until and watch.gone(self.cluster) is None:
             second.join(_MOMENT)
+
+
+def _words(data: bytes, size: int) -> tf.Tensor:
+    """Bytes as int64, padded to so many; at least one: TensorFlow dies of gathering nothing."""
+    count = max(1, -(-size // 8))
+    return tf.constant(np.frombuffer(data.ljust(8 * count, b"\0"), np.int64))

@@ -26,12 +26,9 @@ def blocks(**values):
     return found
 
 
-def test_the_title_names_the_versions():
+def test_the_title_names_the_versions_and_the_towers_devices_are_those_of_a_run():
     title = device_report(TrainConfig())[0]
     assert title.startswith("towers ") and tf.__version__ in title
-
-
-def test_the_towers_devices_are_those_of_a_run():
     assert blocks(device="cpu", num_gpus=2, num_towers=4)["Devices"] == [
         "parameters on /cpu:0; towers 0-3 on /cpu:0, /cpu:1 (2 each)"
     ]
