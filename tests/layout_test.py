@@ -9,7 +9,7 @@ PACKAGE = ROOT / "towers"
 # The library's folders: each imports itself and those before it. `machine` joins the workers that
 # the environment names before it counts devices.
 LIBRARY = ("workers", "machine", "graph", "step", "custom_step", "resume", "parallel")
-BESIDE = {"workers": ("machine",), "resume": ("parallel",)}  # and these
+BESIDE = {"workers": ("machine",)}  # and these
 # The folders and modules of app/, likewise; they import the library, which imports none of them.
 APP = (
     "named", "class_weight", "fields", "config", "help", "command_line", "continued", "models",
@@ -112,7 +112,7 @@ CROSS_CUTTING = {
     "experiments_text_test": "experiments/text.py",
     "sweep_test": "sweep.py", "train_test": "train.py",
     "trackers_test": "examples/trackers/",
-    "continue_test": "loop and saving: a run that goes on where it was interrupted",
+    "interrupted_test": "train.py and fit with towers.Resume: what was interrupted goes on",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
     "isolation_test": "the tests' own: tests/isolation.py",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.resuming import FLAGS, NOTEBOOK, STEPS, resumed, start, train, uninterrupted
 from towers.app.after_training.model_files import file_config
-from towers.resume import checkpoints
+from towers.resume import checkpoints, run_dir
 from towers.app import fields
 from towers.app.continued import continued_config, identity
 from towers.app.config import TrainConfig
@@ -174,3 +174,20 @@ def test_resume_lets_change_what_its_help_names_and_nothing_else(tmp_path):
             help = set(re.findall(r"`(\w+)`", fields.help_of(TrainConfig, field)))
     assert free == help - {"run_dir"}
     assert not free & set(identity(TrainConfig()))
+
+
+def test_other_devices_have_other_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = TrainConfig(device="auto", num_gpus=4, logical_gpus=8).to_json()
+    run_dir.create("run", "n", text)
+    same = continued_config("run", {"checkpoint_every": 5})
+    assert (same.num_gpus, same.logical_gpus) == (4, 8)
+    moved = continued_config("run", {"device": "cpu"})
+    assert (moved.num_gpus, moved.logical_gpus) == (None, None)
+    assert continued_config("run", {"device": "gpu", "logical_gpus": 2}).logical_gpus == 2
+    assert continued_config("run", {"logical_gpus": 2}).num_gpus == 4
+
+
+def test_a_directory_without_a_run_is_refused():
+    with pytest.raises(ValueError, match=r"resume \(nowhere\) holds no run that can go on"):
+        continued_config("nowhere", {})

@@ -4,11 +4,6 @@ To begin as a fresh process would, all of its variables are given their first va
 resumed, other values than any process would have.
 """
 
-import os
-import signal
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 
@@ -123,21 +118,3 @@ class Fits:
         )
         values = [variable.numpy() for variable in variables(self.model)]
         return history.history, history.epoch, [value.tobytes() for value in values]
-
-
-def _main(directory, num_gpus, kill_after):
-    """python -m tests.parallel.fits DIRECTORY NUM_GPUS KILL_AFTER: the outcome, unless killed."""
-    towers.logical_cpus(8, num_towers=2)
-    model = classifier(int(num_gpus))
-    keras.utils.set_random_seed(1)
-    kill = Interrupt(int(kill_after), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    history = model.fit(
-        *rows(), batch_size=7, epochs=2, verbose=0, validation_data=rows(5),
-        callbacks=[towers.Resume(Path(directory), every=2), kill],
-    )
-    values = [variable.numpy().tobytes() for variable in variables(model)]
-    print(repr((history.history, history.epoch, values)))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -32,36 +32,79 @@ def assert_same_variables(ours, theirs):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-10, err_msg=a.path)
 
 
-@pytest.mark.parametrize("name, steps", [("gan", 3), ("distillation", 10)])
-def test_several_steps_per_execution_are_the_same_steps(name, steps, float64):
+def fit(model, data, **options):
+    return model.fit(*data, **{"batch_size": 4, "verbose": 0, "shuffle": False, **options}).history
+
+
+def evaluate(model, data):
+    return model.evaluate(*data, batch_size=4, verbose=0, return_dict=True)
+
+
+def fit_at_once(steps):
+    def call(model, data):
+        model.steps_per_execution = steps
+        return fit(model, data, epochs=2)
+
+    return call
+
+
+def train_on_batch(model, data):
+    weight = np.linspace(0.0, 2.0, len(data[0]))
+    logs = [model.train_on_batch(*data, w, return_dict=True) for w in (None, weight)]
+    return {f"{name} {i}": value for i, log in enumerate(logs) for name, value in log.items()}
+
+
+def fit_compile_and_fit(model, data):
+    fit(model, data)
+    fit(model, [part[:9] for part in data], batch_size=5)
+    model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
+    return fit(model, data)
+
+
+def freeze_and_fit(model, data):
+    fit(model, data)
+    model.encoder.trainable = False
+    model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
+    before = model.encoder.get_weights()
+    history = fit(model, data)
+    for a, b in zip(before, model.encoder.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    return history
+
+
+class Watches(keras.callbacks.Callback):
+    """Notes each batch's loss, halves the learning rate, and stops after three epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(logs["loss"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+        self.model.stop_training = epoch == 2
+
+
+def fit_watched(model, data):
+    watches = Watches()
+    history = fit(model, data, epochs=9, callbacks=[watches])
+    assert (len(history["loss"]), len(watches.seen)) == (3, 18)
+    return {**history, "seen": watches.seen}
+
+
+@pytest.mark.parametrize("name, call", [
+    ("gan", fit_at_once(3)), ("distillation", fit_at_once(10)), ("vae", evaluate),
+    ("distillation", evaluate), ("calls_super", evaluate), ("calls_super", train_on_batch),
+    ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
+    ("vae", fit_watched), ("vae", fit_compile_and_fit), ("vae", freeze_and_fit),
+])
+def test_calls_of_a_model_with_its_own_steps_are_kerass(name, call, float64):
+    """Of `calls_super` the train_step alone is its own: `evaluate` is the plain one."""
     theirs, ours = both(name)
-    ours.steps_per_execution = steps
-    histories = [
-        model.fit(*data(name), batch_size=4, epochs=2, verbose=0, shuffle=False).history
-        for model in (theirs, ours)
-    ]
-    assert_same_logs(histories[1], histories[0])
+    assert_same_logs(*(call(model, data(name)) for model in (ours, theirs)))
     assert_same_variables(ours.variables, theirs.variables)
-
-
-@pytest.mark.parametrize("name", ["vae", "distillation"])
-def test_evaluate_is_kerass(name, float64):
-    theirs, ours = both(name)
-    results = [
-        m.evaluate(*data(name), batch_size=4, verbose=0, return_dict=True) for m in (theirs, ours)
-    ]
-    assert_same_logs(results[1], results[0])
-
-
-def test_validation_data_goes_through_the_models_own_test_step(float64):
-    theirs, ours = both("vae")
-    histories = [
-        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False,
-                  validation_data=data("vae", 9)).history
-        for model in (theirs, ours)
-    ]
-    assert "val_kl_loss" in histories[0]
-    assert_same_logs(histories[1], histories[0])
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -73,74 +116,6 @@ def test_predict_joins_the_rows_of_a_predict_step(steps, float64):
     assert list(found) == list(expected) == ["code", "output"]
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-10)
-
-
-def test_steps_that_are_not_the_models_own_stay_towers_own(float64):
-    """A model with a train_step alone: evaluate and predict are the plain ones."""
-    theirs, ours = both("calls_super")
-    x, y = data("calls_super")
-    results = [m.evaluate(x, y, batch_size=4, verbose=0, return_dict=True) for m in (theirs, ours)]
-    assert_same_logs(results[1], results[0])
-    np.testing.assert_allclose(
-        ours.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-10)
-
-
-def test_train_on_batch_is_kerass(float64):
-    theirs, ours = both("calls_super")
-    x, y = data("calls_super")
-    weight = np.linspace(0.0, 2.0, len(x))
-    for weights in (None, weight):
-        results = [m.train_on_batch(x, y, weights, return_dict=True) for m in (theirs, ours)]
-        assert_same_logs(results[1], results[0])
-    assert_same_variables(ours.variables, theirs.variables)
-
-
-def test_callbacks_see_and_change_what_they_do_under_keras(float64):
-    class Watches(keras.callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.seen.append(logs["loss"])
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
-            self.model.stop_training = epoch == 2
-
-    seen = []
-    theirs, ours = both("vae")
-    for model in (theirs, ours):
-        watches = Watches()
-        history = model.fit(*data("vae"), batch_size=4, epochs=9, verbose=0, shuffle=False,
-                            callbacks=[watches]).history
-        assert len(history["loss"]) == 3
-        seen.append(watches.seen)
-    assert len(seen[0]) == 18
-    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-10)
-
-
-def test_training_goes_on_after_another_fit_and_another_compile(float64):
-    theirs, ours = both("vae")
-    for model in (theirs, ours):
-        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
-        model.fit(*data("vae", 9), batch_size=5, verbose=0, shuffle=False)
-        model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
-        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
-    assert_same_variables(ours.variables, theirs.variables)
-
-
-def test_weights_that_are_frozen_in_between_stay_as_they_are(float64):
-    theirs, ours = both("vae")
-    for model in (theirs, ours):
-        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
-        model.encoder.trainable = False
-        model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
-        before = model.encoder.get_weights()
-        model.fit(*data("vae"), batch_size=4, verbose=0, shuffle=False)
-        for a, b in zip(before, model.encoder.get_weights(), strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert_same_variables(ours.variables, theirs.variables)
 
 
 class Teaches(keras.Model):

@@ -97,18 +97,6 @@ def test_it_is_due_at_least_once_in_ten_minutes(directory, monkeypatch):
     assert due == [3, 6]
 
 
-def test_a_first_checkpoint_that_cannot_be_written_is_an_error_and_a_later_one_a_warning(directory):
-    (directory / run_dir.CHECKPOINTS).rmdir()
-    warnings = []
-    saver = checkpointer(directory, warn=warnings.append, argument="directory")
-    words = r"^directory \(.*\): no checkpoint can be written: .* \(No such file or directory\)"
-    with pytest.raises(ValueError, match=words):
-        saver.save_first(TrainState())
-    assert warnings == []
-    saver.save(TrainState())
-    assert not saver.wait() and len(warnings) == 1
-
-
 def test_a_run_is_finished_with_its_final_model_only(directory):
     saver = checkpointer(directory)
     saver.finish(TrainState(step=8))

@@ -332,15 +332,6 @@ def test_a_flipped_bit_anywhere_is_damage_or_changes_nothing(position, file, tmp
     (path / file).write_bytes(before)
 
 
-def test_a_lock_is_refused_to_a_second_holder_and_free_after_the_first(tmp_path):
-    with run_dir.locked(tmp_path):
-        with pytest.raises(ValueError, match=f"is in use: process {os.getpid()} trains there"):
-            with run_dir.locked(tmp_path):
-                pass
-    with run_dir.locked(tmp_path):
-        pass
-
-
 def test_nothing_in_towers_runs_what_a_file_holds():
     """No pickle in any dress, no eval, no Keras file with code in it.
 

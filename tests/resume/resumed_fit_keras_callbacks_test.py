@@ -133,20 +133,6 @@ def test_every_callback_is_in_a_case(tmp_path):
     assert tried == shipped
 
 
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_a_complete_fit_with_averages_goes_on_to_more_epochs(model, swap_on_epoch, tmp_path):
-    """Keras discards the weights themselves after the last epoch."""
-    fits = Fits(
-        model, *rows(), shuffle=False, validation_data=rows(5),
-        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=swap_on_epoch)],
-    )
-    short, long = fits.plain(epochs=2), fits.plain(epochs=3)
-    assert fits.fit(tmp_path, epochs=2) == short
-    assert fits.fit(tmp_path, epochs=2) == short  # at once
-    assert fits.fit(tmp_path, epochs=3) == long
-    assert fits.fit(tmp_path, epochs=3) == long
-
-
 @pytest.mark.parametrize("callbacks", [
     lambda: [], lambda: [C.SwapEMAWeights()],
     lambda: [C.CSVLogger("/dev/null"), C.EarlyStopping("loss")],
@@ -204,28 +190,6 @@ def test_callbacks_that_were_added_moved_or_removed_leave_the_others_what_they_k
     others = [C.TerminateOnNaN(), stopping(), C.ReduceLROnPlateau("loss")]
     fits = Fits(model, *rows(), callbacks=lambda: others)
     assert fits.fit(tmp_path / "run", epochs=5)[1] == [0, 1, 2]
-
-
-# The optimizer of a script that was edited.
-
-SCHEDULES = keras.optimizers.schedules
-
-
-@pytest.mark.parametrize("then, now, words", [
-    (0.1, 0.01, r"learning_rate \(0.1 then, 0.01 now\).*add a keras.callbacks.LearningRateSch"),
-    (SCHEDULES.CosineDecay(0.1, 8), SCHEDULES.CosineDecay(0.1, 12),
-     r"learning_rate.decay_steps \(8 then, 12 now\)\. Compile the model as then, or name another"),
-    (0.1, SCHEDULES.CosineDecay(0.1, 8), r"learning_rate \(0.1 then, CosineDecay now\)"),
-])
-def test_a_learning_rate_that_was_edited_is_refused(then, now, words, tmp_path):
-    def make(rate):
-        return Fits(classifier(optimizer=keras.optimizers.SGD(rate)), *rows())
-
-    with pytest.raises(InterruptedError):
-        make(then).fit(tmp_path, after=3)
-    other = make(now)
-    with pytest.raises(ValueError, match=f"belongs to another fit: optimizer.{words}"):
-        other.fit(tmp_path)
 
 
 def test_a_rate_that_callbacks_have_changed_is_no_edit(tmp_path):

@@ -1,9 +1,11 @@
-"""A fit that was interrupted ends with the bits of one that was not."""
+"""A fit with towers.Resume: every kind of data and step goes on; what it tells, saves and refuses.
+
+That a fit goes on to the same bits wherever it was interrupted is in interrupted_test.
+"""
 
 import inspect
 import os
 import signal
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,14 +15,10 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
-from tests.forked import Forked
-from tests.parallel.fits import STEPS, Fits, Interrupt, classifier, rows
+from tests.parallel.fits import Fits, Interrupt, classifier, rows
 from tests.step.assigned_test import keeps
-from towers.resume import checkpoints, run_dir
+from towers.resume import checkpointer, checkpoints
 from towers.resume import resumed_fit as resumed_fit
-
-C = keras.callbacks
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -33,73 +31,10 @@ def fits(model):
     return Fits(model, *rows(), validation_data=rows(5))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(fits, tmp_path_factory):
-    return fits.fit(tmp_path_factory.mktemp("uninterrupted"))
-
-
-@pytest.mark.telling("0", "3", "6")
-@pytest.mark.parametrize("after", range(STEPS))
-def test_a_fit_interrupted_at_any_step_goes_on_to_the_same_bits(
-    fits, uninterrupted, after, tmp_path
-):
-    """Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches."""
-    history, epochs, _ = outcome = fits.interrupted(tmp_path, [after])
-    assert outcome == uninterrupted
-    assert (epochs, len(history["loss"])) == ([0, 1], 2)
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_fit_interrupted_again_and_again_goes_on_to_the_same_bits(
-    fits, uninterrupted, every, tmp_path
-):
-    assert fits.interrupted(tmp_path, [2, 3, 2], every=every) == uninterrupted
-
-
 def test_without_shuffling_a_resume_changes_no_bit(fits, tmp_path):
     weights = {0: 1.0, 1: 0.5, 2: 3.0}
     plain = fits.plain(shuffle=False, class_weight=weights)
     assert fits.fit(tmp_path, shuffle=False, class_weight=weights) == plain
-
-
-def test_a_fresh_model_on_other_devices_goes_on_to_the_same_bits(fits, uninterrupted, tmp_path):
-    with pytest.raises(InterruptedError):
-        fits.fit(tmp_path, after=6)
-    fresh = classifier(num_gpus=1)
-    history = fresh.fit(
-        *rows(), batch_size=7, epochs=2, verbose=0, validation_data=rows(5),
-        callbacks=[towers.Resume(tmp_path)],
-    )
-    values = [*fresh.variables, *fresh.metrics_variables, *fresh.optimizer.variables]
-    seen = {id(v): v.numpy().tobytes() for v in values}
-    assert (history.history, history.epoch, list(seen.values())) == uninterrupted
-
-
-def test_a_complete_fit_returns_its_history_and_a_longer_one_goes_on(fits, tmp_path):
-    longer = fits.fit(tmp_path / "long", epochs=3)
-    first = fits.fit(tmp_path / "short")
-    assert fits.fit(tmp_path / "short", after=0) == first  # not one step
-    assert fits.fit(tmp_path / "short", epochs=3) == longer
-
-
-def test_what_callbacks_remember_goes_on_with_them(tmp_path):
-    """A rate that falls on plateaus and by a schedule, an early stop, the best weights."""
-
-    def callbacks():
-        return [
-            C.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-            C.ReduceLROnPlateau(monitor="accuracy", factor=0.5, patience=1, min_delta=1.0),
-            C.EarlyStopping(monitor="accuracy", patience=3, min_delta=1.0,
-                            restore_best_weights=True),
-        ]
-
-    model = classifier(optimizer=keras.optimizers.SGD(0.1))
-    fits = Fits(model, *rows(9), callbacks=callbacks, epochs=9)
-    whole = fits.fit(tmp_path / "whole")
-    assert len(whole[0]["loss"]) == 4
-    assert whole[0]["learning_rate"][-1] < 0.1 * 0.9**4
-    assert fits.interrupted(tmp_path / "cut", [1, 2, 0, 3]) == whole
-    assert fits.fit(tmp_path / "cut", after=0) == whole
 
 
 class Batches(keras.utils.PyDataset):
@@ -304,43 +239,6 @@ def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
     assert interrupted_fresh(make, tmp_path / "cut", 6) == whole
 
 
-def test_a_stop_in_mid_epoch_is_one_also_after_it_was_interrupted(fits, tmp_path):
-    """Within the validation: the steps that were left out are not made up for."""
-
-    class Stop(C.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = batch == 2
-
-    class InValidation(C.Callback):
-        def on_test_batch_begin(self, batch, logs=None):
-            raise InterruptedError
-
-    options = {"validation_data": rows(5), "callbacks": lambda: [Stop()]}
-    whole = Fits(fits.model, *rows(), **options).fit(tmp_path / "whole")
-    assert whole[1] == [0]
-    cut = Fits(fits.model, *rows(), **options)
-    with pytest.raises(InterruptedError):
-        Fits(fits.model, *rows(), **{**options, "callbacks": lambda: [Stop(), InValidation()]}).fit(
-            tmp_path / "cut"
-        )
-    assert cut.fit(tmp_path / "cut") == whole
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_fit_after_a_step_saved(fits, uninterrupted, number, tmp_path, capsys):
-    received, before = [], signal.getsignal(number)
-    if number != signal.SIGINT:
-        signal.signal(number, lambda *_: received.append(number))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            fits.fit(tmp_path, after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
-    finally:
-        signal.signal(number, before)
-    assert received == [number] * (number != signal.SIGINT)
-    assert f"saved at step 3: the same script goes on from {tmp_path}" in capsys.readouterr().out
-    assert fits.fit(tmp_path) == uninterrupted
-
-
 def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path):
     """Three epochs of 40 batches are done; reading them again takes as long as it takes."""
     read = []
@@ -366,24 +264,55 @@ def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp
         fit(batches(90), 4)
 
 
-def test_a_fit_that_was_killed_goes_on_to_the_same_bits(uninterrupted, tmp_path):
-    """Another process, SIGKILL, and a third one on other devices."""
+class Recorder(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.events = []
 
-    def run(*arguments):
-        process = Forked(
-            ["-m", "tests.parallel.fits", tmp_path, *arguments], ROOT, dict(os.environ)
-        )
-        stdout, stderr = process.communicate(timeout=300)
-        return process.returncode, stdout, stderr
+    def on_epoch_begin(self, epoch, logs=None):
+        self.events.append(f"epoch {epoch}")
 
-    code, _, stderr = run("1", "6")
-    assert code == -signal.SIGKILL, stderr[-3000:]
-    code, stdout, stderr = run("3", "9")
-    assert code == 0, stderr[-3000:]
-    assert stdout.splitlines()[-1] == repr(uninterrupted)
+    def on_train_batch_begin(self, batch, logs=None):
+        self.events.append(f"begin {batch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.events.append(f"end {batch}")
 
 
-# What is refused.
+def test_callbacks_hear_of_the_steps_that_are_left_alone(model, tmp_path):
+    recorders = []
+
+    def callbacks():
+        recorders.append(Recorder())
+        return recorders[-1:]
+
+    fits = Fits(model, *rows(), callbacks=callbacks)
+    fits.interrupted(tmp_path, [6])
+    left = ["begin 2", "end 2", "begin 3", "end 3"]
+    assert recorders[-1].events == ["epoch 1", *left]
+    assert recorders[-2].events[-2:] == ["end 1", "begin 2"]
+
+
+def names(directory):
+    return [path.name for path in reversed(checkpoints.find(directory / "checkpoints"))]
+
+
+@pytest.mark.parametrize("every, expected", [
+    (3, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
+    (None, ["epoch-0-step-0", "epoch-1-step-4"]),
+])
+def test_it_saves_after_so_many_steps_and_each_epoch(model, every, expected, tmp_path):
+    fits = Fits(model, *rows())
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=7, every=every)
+    assert names(tmp_path) == expected
+
+
+def test_without_a_number_it_saves_when_time_has_passed(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointer, "SECONDS_BETWEEN_SAVES", 0.0)
+    with pytest.raises(InterruptedError):
+        Fits(model, *rows()).fit(tmp_path, after=3, every=None)
+    assert names(tmp_path) == ["epoch-0-step-1", "epoch-0-step-2", "epoch-0-step-3"]
 
 
 def test_a_directory_of_another_fit_is_refused(fits, tmp_path):
@@ -398,24 +327,10 @@ def test_a_directory_of_another_fit_is_refused(fits, tmp_path):
         with pytest.raises(ValueError, match=words) as caught:
             Fits(fits.model, *data).fit(tmp_path, **options)
         assert "\n" not in str(caught.value)
-
-
-def test_another_model_optimizer_or_number_of_towers_is_refused(fits, tmp_path):
-    fits.fit(tmp_path, epochs=1)
-    plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
-    adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS))
-    for num_towers, optimizer, words in [
-        (2, "adam", "num_towers .3 then, 2 now."),
-        (3, "sgd", "optimizer .Adam then, SGD now."),
-        (3, adam, "holds another model: here .*float32 .6, 3., in the checkpoint .*6, 5"),
-    ]:
-        parallel = towers.make_parallel(plain, 1, num_towers=num_towers)
-        parallel.compile(optimizer, "sparse_categorical_crossentropy")
-        before = parallel.get_weights()
-        with pytest.raises(ValueError, match=words):
-            parallel.fit(*rows(), batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
-        for a, b in zip(before, parallel.get_weights(), strict=True):
-            np.testing.assert_array_equal(a, b)
+    other = towers.make_parallel(keras.Sequential(fits.model.layers), 2)
+    other.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="another fit: num_towers .3 then, 2 now."):
+        other.fit(x, y, batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
 
 
 @pytest.mark.parametrize("state, words", [
@@ -431,21 +346,7 @@ def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path)
         fits.fit(tmp_path)
 
 
-def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_it_is_said(
-    fits, uninterrupted, tmp_path
-):
-    with pytest.raises(InterruptedError):
-        fits.fit(tmp_path, after=6)
-    newest, *_ = checkpoints.find(tmp_path / "checkpoints")
-    (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
-    with pytest.warns(UserWarning, match=f"{newest.name} is damaged: .*bytes instead of"):
-        assert fits.fit(tmp_path) == uninterrupted
-
-
-def test_a_directory_in_use_or_of_no_use_is_refused(fits, tmp_path):
-    with run_dir.locked(tmp_path):
-        with pytest.raises(ValueError, match=f"{tmp_path} is in use: process {os.getpid()}"):
-            fits.fit(tmp_path)
+def test_a_directory_that_is_a_file_is_refused(fits, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
         fits.fit(tmp_path / "file")

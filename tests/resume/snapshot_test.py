@@ -39,16 +39,6 @@ def trained_step(**options):
     return step
 
 
-def test_a_step_goes_on_to_the_same_bits_from_the_arrays_of_another():
-    first, second = trained_step(), trained_step(seed=1)
-    snapshot.assign_arrays(snapshot.variables_of(second), arrays_of(first), PATH)
-    logs = [step.train_batch(*batch(1)) for step in (first, second)]
-    assert {k: float(v) for k, v in logs[0].items()} == {k: float(v) for k, v in logs[1].items()}
-    ours, theirs = (arrays_of(step) for step in (first, second))
-    for a, b in zip(ours.values(), theirs.values(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_later_steps_do_not_change_what_was_taken():
     step = trained_step()
     arrays = arrays_of(step)
@@ -73,34 +63,10 @@ def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(others, m
         np.testing.assert_array_equal(value, before[name])
 
 
-def fitted(callback, values):
-    """A callback of Keras' after epochs with these losses."""
-    model = keras.Sequential([keras.Input((1,)), L.Dense(1)])
-    model.compile("sgd", "mse")
-    callback.set_model(model)
-    callback.on_train_begin()
-    for epoch, value in enumerate(values):
-        model.layers[0].bias.assign([float(epoch)])
-        callback.on_epoch_end(epoch, {"loss": value})
-    return callback
-
-
 def saved(callbacks):
     """As a checkpoint brings it back: the state through JSON, the arrays by their names."""
     state = json.loads(json.dumps(snapshot.callbacks_state(callbacks, pytest.fail)))
     return state, snapshot.callbacks_arrays(callbacks), pytest.fail
-
-
-def test_early_stopping_goes_on_with_its_best_epoch_its_patience_and_its_weights():
-    def make():
-        return keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True)
-
-    first = fitted(make(), [3.0, 1.0, 2.0])  # the best is epoch 1, where the bias was 1
-    again = fitted(make(), [])
-    snapshot.restore_callbacks([again], *saved([first]))
-    assert (again.best, again.wait, again.best_epoch) == (1.0, 1, 1)
-    _, bias = again.best_weights
-    assert bias.tolist() == [1.0]
 
 
 class Remembers(keras.callbacks.Callback):

@@ -85,20 +85,11 @@ class _FreshCopies(keras.callbacks.Callback):
             self._are_trusted = are_trusted(self._others, strategy)
         strategy.trust(is_trusted and self._are_trusted)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def _begin_or_end(self, *moment: Any, logs: Any = None) -> None:
         self._trust(False)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def _end_batch(self, batch: int, logs: Any = None) -> None:
         self._trust(True)
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._trust(False)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._trust(True)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._trust(False)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._trust(False)
+    on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _begin_or_end
+    on_train_batch_end = on_test_batch_end = _end_batch

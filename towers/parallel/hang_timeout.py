@@ -1,20 +1,17 @@
 """HangTimeout: the callback with which a process that hangs in `make_parallel(...).fit` ends."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-
-import keras
 
 from towers.machine import hang
 from towers.machine.devices import place_towers, placement
 from towers.workers.workers import join_workers
-from towers.resume.resume import only_one
+from towers.resume.resume import FitOption
 
 _AUTO = "auto"
 
 
-class HangTimeout(keras.callbacks.Callback):
+class HangTimeout(FitOption):
     """Ends a fit that makes no progress, with the phase it hangs in and the stacks on stderr.
 
     ```python
@@ -46,37 +43,16 @@ class HangTimeout(keras.callbacks.Callback):
         self.seconds = seconds
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses any other `fit`, which nobody would watch.
-
-        Raises:
-            ValueError: no parallel model's fit is under way.
-        """
+        """Refuses a `fit` that nobody watches."""
         if not hang.is_watching():
-            raise ValueError(
-                "towers.HangTimeout works in the list of callbacks of a parallel model's fit: "
-                "parallel = towers.make_parallel(model, gpus); parallel.compile(...); "
-                "parallel.fit(..., callbacks=[towers.HangTimeout(...)])."
-            )
+            super().on_train_begin(logs)
 
-
-def watching(callbacks: Any, devices: Sequence[str], num_towers: int) -> AbstractContextManager:
-    """The watch over a fit, where a HangTimeout is among what it was given as its callbacks.
-
-    Args:
-        callbacks: as given.
-        devices: those that run the towers, in order.
-        num_towers: of all workers; several of them watch each other.
-
-    Raises:
-        ValueError: there are two.
-    """
-    found = only_one(HangTimeout, callbacks)
-    if found is None:
-        return nullcontext()
-    is_alone = join_workers().num_workers == 1
-    return hang.Watch(
-        placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
-        "Start the script again: with towers.Resume among its callbacks it goes on from its last "
-        "checkpoint. If it was at work, give towers.HangTimeout more seconds.",
-        0.0 if not is_alone else None if found.seconds == _AUTO else found.seconds,
-    )
+    def watch(self, devices: Sequence[str], num_towers: int) -> hang.Watch:
+        """Watches a fit of so many towers on these devices; several workers watch each other."""
+        is_alone = join_workers().num_workers == 1
+        return hang.Watch(
+            placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
+            "Start the script again: with towers.Resume among its callbacks it goes on from its "
+            "last checkpoint. If it was at work, give towers.HangTimeout more seconds.",
+            0.0 if not is_alone else None if self.seconds == _AUTO else float(self.seconds),
+        )

@@ -114,6 +114,30 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
         run_in_turn(step, name, *batch)
 
 
+def run_step(model: keras.Model, name: str, data: Any) -> Any:
+    """What Keras' loop has of one step: the logs, or the outputs of "predict"."""
+    own = own_step_of(model, name)
+    if own is not None:
+        with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
+            return own(data)
+    x, y, sample_weight = batch = _parts(name, data)
+    if name == "train":
+        return update(model, *batch)
+    with tf.control_dependencies(towers_of(model).newest[name].keep(*batch)):
+        loss, y_pred = step_of(model, name, x).infer(name, batch)
+    if name == "predict":
+        return y_pred
+    with tf.device(home_of(model)), tf.control_dependencies([loss]):
+        track_losses(model, x, y, y_pred, sample_weight, training=False)
+        return update_metrics(model, loss, x, y, y_pred, sample_weight)
+
+
+def _parts(name: str, data: Any) -> tuple[Any, Any, Any]:
+    """x, y and sample_weight of a batch or its specs; x alone for "predict"."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    return (x, None, None) if name == "predict" else (x, y, sample_weight)
+
+
 def update(
     model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
 ) -> dict[str, tf.Tensor]:
@@ -152,16 +176,12 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
     own = own_step_of(model, name)
     if own is None:
         try:
-            _trace_ahead(model, name, *keras.utils.unpack_x_y_sample_weight(batch))
+            _trace_ahead(model, name, *_parts(name, batch))
         except NeedsOtherTowers:  # Keras' own step, then, as if the model's class had written it
             own = _add_own_step(model, name)
     if own is not None:
         own.prepare(batch)
-        towers_of(model).newest[name].prepare(batch)
-    else:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        rest = (None, None) if name == "predict" else (y, sample_weight)
-        towers_of(model).newest[name].prepare(x, *rest)
+    towers_of(model).newest[name].prepare(*(_parts(name, batch) if own is None else [batch]))
     return data
 
 
@@ -187,9 +207,7 @@ def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
 
 def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: Any) -> None:
     """Traces the tower, for whose outputs the metrics are then made."""
-    if name == "predict":  # which has no metrics, and passes over labels
-        y = sample_weight = None
-    else:
+    if name != "predict":
         build_loss(model, towers_of(model).base, x, y, sample_weight)
     step = step_of(model, name, x)
     step.check_agreement()

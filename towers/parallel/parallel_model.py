@@ -12,6 +12,7 @@ import functools
 import types
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ from towers.machine.logical import undivided_cpu
 from towers.machine.policy import policy_of
 from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
-from towers.parallel.hang_timeout import watching
+from towers.parallel.hang_timeout import HangTimeout
 from towers.parallel.layers_ahead import Base, take_over
 from towers.parallel.model_steps import (
     STATE,
@@ -30,18 +31,16 @@ from towers.parallel.model_steps import (
     forget_functions,
     home_of,
     make_function,
-    own_step_of,
     prepare_training,
-    step_of,
+    run_step,
     towers_of,
-    update,
 )
 from towers.parallel.placed_batches import let_go
 from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
-from towers.step.compiled import losses, track_losses, update_metrics
+from towers.step.compiled import losses
 from towers.step.stages import check_groups, check_stages
 from towers.step.xla import small_loops
 from towers.workers.workers import Workers, join_workers
@@ -163,9 +162,10 @@ class ParallelModel(keras.Model):
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, lambda: getattr(towers_of(self).step, "strategy", None))
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # as of Keras' fit
-        resume = only_one(Resume, callbacks)
+        resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
+        watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:
-            with watching(callbacks, towers.devices, towers.num_towers):
+            with watch:
                 if resume is not None:
                     made = {
                         "num_towers": towers.num_towers,
@@ -198,34 +198,15 @@ class ParallelModel(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One synchronous update, or what the model's own does; called by Keras' loop."""
-        own = own_step_of(self, "train")
-        if own is not None:
-            with tf.control_dependencies(towers_of(self).newest["train"].keep(data)):
-                return own(data)
-        return update(self, *keras.utils.unpack_x_y_sample_weight(data))
+        return run_step(self, "train", data)  # type: ignore[no-any-return]
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Loss and metrics of one global batch; called by Keras' loop."""
-        own = own_step_of(self, "test")
-        if own is not None:
-            with tf.control_dependencies(towers_of(self).newest["test"].keep(data)):
-                return own(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.control_dependencies(towers_of(self).newest["test"].keep(x, y, sample_weight)):
-            loss, y_pred = step_of(self, "test", x).infer("test", (x, y, sample_weight))
-        with tf.device(home_of(self)), tf.control_dependencies([loss]):
-            track_losses(self, x, y, y_pred, sample_weight, training=False)
-            return update_metrics(self, loss, x, y, y_pred, sample_weight)
+        return run_step(self, "test", data)  # type: ignore[no-any-return]
 
     def predict_step(self, data: Any) -> Any:
         """The outputs for one global batch; called by Keras' loop."""
-        own = own_step_of(self, "predict")
-        if own is not None:
-            with tf.control_dependencies(towers_of(self).newest["predict"].keep(data)):
-                return own(data)
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.control_dependencies(towers_of(self).newest["predict"].keep(x, None, None)):
-            return step_of(self, "predict", x).infer("predict", (x, None, None))[1]
+        return run_step(self, "predict", data)
 
     def make_train_function(self, force: bool = False) -> None:
         """Keras' function, which first makes variables."""

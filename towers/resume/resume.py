@@ -8,7 +8,24 @@ from towers.resume.run_dir import is_remote
 from towers.machine import places
 
 
-class Resume(keras.callbacks.Callback):
+class FitOption(keras.callbacks.Callback):
+    """A callback that does nothing by itself: a parallel model's `fit` finds it in its list."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses any other `fit`, which would not do what the callback says.
+
+        Raises:
+            ValueError: always.
+        """
+        name = f"towers.{type(self).__name__}"
+        raise ValueError(
+            f"{name} works in the list of callbacks of a parallel model's fit: parallel = "
+            "towers.make_parallel(model, gpus); parallel.compile(...); parallel.fit(..., "
+            f"callbacks=[{name}(...)])."
+        )
+
+
+class Resume(FitOption):
     """A fit that goes on at the step where it was killed, when its script is started again.
 
     ```python
@@ -39,18 +56,6 @@ class Resume(keras.callbacks.Callback):
         except TypeError:
             raise ValueError(f"directory ({directory!r}) must be a path.") from None
         self.every = every
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses any other `fit`, which would not pass over finished steps.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            f"towers.Resume({str(self.directory)!r}) works in the list of callbacks of a parallel "
-            "model's fit: parallel = towers.make_parallel(model, gpus); parallel.compile(...); "
-            "parallel.fit(..., callbacks=[towers.Resume(...)])."
-        )
 
 
 def only_one(kind: type, callbacks: Any) -> Any:

@@ -24,8 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.resume.in_memory import InMemory
-from towers.resume.source import num_steps, prepare_ahead, sha256, shuffled
+from towers.resume.source import InMemory, num_steps, prepare_ahead, sha256, shuffled
 from towers.resume.stateful import Repeated, has_state
 from towers.step.structures import batch_specs, map_tensors
 from towers.step.tensor_rows import as_tensor, gather_rows, is_composite, is_scipy, take_rows

@@ -17,12 +17,11 @@ from typing import Any
 import keras
 
 from towers.machine import callback_internals, signals
-from towers.parallel.hang_timeout import HangTimeout
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.optimizer_options import OPTIONS, compared
 from towers.resume.read_through import Lines
-from towers.resume.resume import Resume
+from towers.resume.resume import FitOption, Resume
 from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split_arrays
 from towers.resume.train_state import TrainState, plain
 from towers.workers.workers import Workers, join_workers
@@ -90,8 +89,7 @@ def resumed_fit(
             "back to where it was, and steps would be left out between them. Leave "
             "BackupAndRestore out: towers.Resume saves all that it does, and more often."
         )
-    # A fit may go on with another timeout.
-    others = [c for c in given if not isinstance(c, Resume | HangTimeout)]
+    others = [callback for callback in given if not isinstance(callback, FitOption)]
     arguments = _with_split(arguments)
     steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
     with (
@@ -199,10 +197,12 @@ def _variables(
         "metrics": model.metrics_variables,
         "step": own,
     }
-    seen: set[int] = set()
-    # `add` returns None: a variable is taken when it is seen for the first time.
+    first: dict[int, str] = {}
+    for name, group in groups.items():
+        for variable in group:
+            first.setdefault(id(variable), name)
     return {
-        name: [v for v in group if id(v) not in seen and not seen.add(id(v))]  # type: ignore
+        name: [v for v in {id(v): v for v in group}.values() if first[id(v)] == name]
         for name, group in groups.items()
     }
 

@@ -67,19 +67,13 @@ def assign_arrays(
 
 def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
     """Copies of the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
-    return {
-        f"callbacks/{i}/{j}": np.array(value)
-        for i, callback in enumerate(callbacks)
-        for j, value in enumerate(_best_weights(callback))
-    }
-
-
-def _best_weights(callback: Any) -> Sequence[np.ndarray]:
-    """A callback's best weights; of another kind than Keras', the name means something else."""
-    values = getattr(callback, _BEST_WEIGHTS, None)
-    if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
-        return values
-    return []
+    arrays: dict[str, np.ndarray] = {}
+    for i, callback in enumerate(callbacks):
+        values = getattr(callback, _BEST_WEIGHTS, None)
+        # By a callback that is not Keras', the name may mean something else.
+        if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
+            arrays |= {f"callbacks/{i}/{j}": value.copy() for j, value in enumerate(values)}
+    return arrays
 
 
 def callbacks_state(

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from towers.machine.devices import count_cores
+from towers.step.tensor_rows import gather_rows
 
 _PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only take memory
 
@@ -125,6 +127,49 @@ class DataSource:
     def batches(self, epoch: Epoch) -> Batches:
         """(x [B, ...], y [B, ...]) for each step that is left; the last may be shorter."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory(DataSource):
+    """N examples in memory.
+
+    parts: (x [N, ...], y [N]), or structures of such arrays; tensors on the CPU once opened.
+    """
+
+    parts: tuple[Any, ...]
+
+    @property
+    def num_examples(self) -> int:  # type: ignore[override]
+        return int(tf.nest.flatten(self.parts)[-1].shape[0])
+
+    @property
+    def labels(self) -> Any:
+        return self.parts[1]
+
+    def opened(self, options: InputOptions) -> "InMemory":
+        with tf.device("/cpu:0"):
+            tensors = tf.nest.map_structure(
+                tf.convert_to_tensor, self.parts, expand_composites=True
+            )
+        return InMemory(tensors)
+
+    def identity(self) -> Iterator[Any]:
+        """All that they hold; None is nothing."""
+        for part in tf.nest.flatten(self.parts, expand_composites=True):
+            if part is not None:
+                values = part.numpy().reshape(-1)
+                yield f"{part.dtype.name} {part.shape}".encode()
+                yield b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
+
+    def batches(self, epoch: Epoch) -> tf.data.Dataset:
+        parts = self.parts
+
+        # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
+        @as_written
+        def rows(index: tf.Tensor) -> Any:
+            return index, tf.nest.map_structure(lambda part: gather_rows(part, index), parts)
+
+        return of_batches(epoch.indices(self.num_examples).map(rows), epoch)
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:

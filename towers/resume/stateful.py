@@ -7,11 +7,12 @@ Such are Grain's datasets and loaders, torchdata's StatefulDataLoader, and whate
 `get_state()` and `set_state(value)`, or `state_dict()` and `load_state_dict(value)`.
 """
 
+import base64
 import copy
 from collections.abc import Iterator
 from typing import Any
 
-from towers.resume.plain_state import decoded, encoded
+import numpy as np
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _STATES_KEPT = 256  # more than is read ahead of the steps
@@ -111,3 +112,53 @@ class Repeated:
         names = methods(owner)
         assert names is not None
         return owner, names
+
+
+def encoded(value: Any) -> Any:
+    """Numbers, text, bytes, lists, tuples, dicts, NumPy's and torch's arrays as JSON values.
+
+    There is no pickle, which could run anything:
+    {"at": 3, "order": array([2, 0])} -> {"dict": [["at", 3], ["order", {"array": ...}]]}
+
+    Raises:
+        ValueError: it is, or holds, anything else.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [encoded(part) for part in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encoded(part) for part in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encoded(key), encoded(part)] for key, part in value.items()]}
+    if type(value).__module__ == "torch" and hasattr(value, "numpy"):
+        return {"torch": encoded(value.numpy())}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcSU":
+        array = np.asarray(value)
+        return {"array": [array.dtype.str, list(array.shape), encoded(array.tobytes())]}
+    raise ValueError(
+        f"a {type(value).__name__} is none of numbers, text, bytes, arrays, lists, tuples and dicts"
+    )
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given; a NumPy number comes back as an array of no dimensions."""
+    if isinstance(value, list):
+        return [decoded(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "bytes":
+        return base64.b64decode(held)
+    if kind == "tuple":
+        return tuple(decoded(part) for part in held)
+    if kind == "dict":
+        return {decoded(key): decoded(part) for key, part in held}
+    if kind == "torch":
+        import torch
+
+        return torch.from_numpy(decoded(held))
+    dtype, shape, data = held
+    return np.frombuffer(decoded(data), np.dtype(dtype)).reshape(shape).copy()

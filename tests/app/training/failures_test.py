@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.continue_test import RUN, interrupted
 from tests.app.run_test import config
-from tests.resuming import FLAGS, outcome, resumed, train
+from tests.resuming import FLAGS, RUN, interrupted, outcome, resumed, train
 from towers.resume import run_dir
 from towers.app.continued import identity
 from towers.app.config import TrainConfig

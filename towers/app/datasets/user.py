@@ -12,8 +12,7 @@ import tensorflow as tf
 from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, stateful, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
-from towers.resume.in_memory import InMemory
-from towers.resume.source import DataSource
+from towers.resume.source import DataSource, InMemory
 from towers.resume.stateful import has_state
 
 _FORMS = (

@@ -1,4 +1,7 @@
-"""TrainConfig(resume=...): what goes on, what is refused, and what callbacks remember."""
+"""TrainConfig(resume=...): how far a run goes on, and what is refused.
+
+That it goes on to the same bits is in interrupted_test, and for the command in continued_test.
+"""
 
 import csv
 import json
@@ -12,37 +15,18 @@ import tensorflow as tf
 import towers
 from tests.app import run_test
 from tests.app.run_test import config
+from tests.resuming import RUN, interrupted
 from tests.results import COLUMNS
 from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
-RUN = run_dir.Path("run")
+STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Ctrl-C, at the end of one of all the run's batches."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self.step:
-            raise KeyboardInterrupt
-
-
-STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
-
-
-def interrupted(step=6, callbacks=(), **values):
-    with pytest.raises(KeyboardInterrupt):
-        towers.train(config(run_dir="run", **values), [*callbacks, Interrupt(step)])
 
 
 def files():
@@ -56,15 +40,6 @@ def refused(message, **values):
     with pytest.raises(ValueError, match=message):
         towers.train(TrainConfig(resume="run", **values))
     assert files() == before
-
-
-def test_the_history_and_the_final_model_are_those_of_an_uninterrupted_run():
-    whole = towers.train(config(run_dir="whole", epochs=3))
-    interrupted(epochs=3)
-    assert towers.train(TrainConfig(resume="run")) == whole
-    a, b = (keras.saving.load_model(f"{name}/final.keras") for name in ("run", "whole"))
-    for x, y in zip(a.weights, b.weights, strict=True):
-        np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
 def test_one_script_begins_a_run_and_goes_on_with_it():
@@ -162,29 +137,6 @@ def test_flags_that_ask_once_are_not_done_again(capsys):
     assert "Verify" not in capsys.readouterr().out
 
 
-def test_other_devices_have_other_numbers():
-    text = TrainConfig(device="auto", num_gpus=4, logical_gpus=8).to_json()
-    run_dir.create("run", "n", text)
-    same = continued_config("run", {"checkpoint_every": 5})
-    assert (same.num_gpus, same.logical_gpus) == (4, 8)
-    moved = continued_config("run", {"device": "cpu"})
-    assert (moved.num_gpus, moved.logical_gpus) == (None, None)
-    assert continued_config("run", {"device": "gpu", "logical_gpus": 2}).logical_gpus == 2
-    assert continued_config("run", {"logical_gpus": 2}).num_gpus == 4
-
-
-def test_a_directory_without_a_run_is_refused():
-    with pytest.raises(ValueError, match=r"resume \(nowhere\) holds no run that can go on"):
-        towers.train(TrainConfig(resume="nowhere"))
-
-
-def test_changed_data_are_refused(monkeypatch):
-    interrupted()
-    (x, y), test = run_test.small_data()
-    monkeypatch.setattr(run_test, "small_data", lambda: ((x + 1, y), test))
-    refused("the train data are not those that .*/run/checkpoints/epoch-1-step-6 was trained on")
-
-
 def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(tmp_path, monkeypatch):
     """The run has a relative data_dir, and goes on from another working directory."""
     (x, y), (x_test, y_test) = run_test.small_data()
@@ -204,42 +156,11 @@ def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(tmp
     assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
 
 
-def test_another_model_is_refused_with_the_first_variable_that_differs(monkeypatch):
-    interrupted()
-
-    def wider(input_shape, num_classes):
-        return keras.Sequential([
-            keras.Input(input_shape),
-            keras.layers.Dense(9, name="wide"),
-            keras.layers.Dense(num_classes, activation="softmax"),
-        ])
-
-    monkeypatch.setattr(run_test, "small_model", wider)
-    refused(r"another model: here .*wide/kernel is float32 \[3, 9\], in the .*kernel .*\[3, 8\]")
-
-
 def test_an_edited_configuration_is_refused():
     interrupted()
     path = RUN / run_dir.CONFIG
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
     refused(r"belongs to another run than config.json beside it: seed \(0 then, 5 now\)")
-
-
-def test_damage_falls_back_and_says_so_and_all_damaged_is_refused(capsys):
-    whole = towers.train(config(run_dir="whole"))
-    interrupted()
-    newest, *older = checkpoints.find(RUN / "checkpoints")
-    (newest / "arrays.bin").write_bytes(b"")
-    shutil.copytree(RUN, "copy")
-    assert towers.train(TrainConfig(resume="run")) == whole
-    out = capsys.readouterr().out
-    assert "step-6 is damaged: arrays.bin has 0 bytes instead of" in out
-    assert "from step 4: run/checkpoints/epoch-1-step-4" in out
-    shutil.rmtree(RUN)
-    shutil.move("copy", RUN)
-    for path in older:
-        (RUN / "checkpoints" / path.name / "manifest.json").unlink()
-    refused("no checkpoint is good: ")
 
 
 def test_lost_checkpoints_are_no_reason_to_start_again():
@@ -256,31 +177,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     assert "no checkpoint yet: from step 0" in capsys.readouterr().out
 
 
-def test_a_run_whose_first_checkpoint_cannot_be_written_does_not_begin(monkeypatch):
-    def refuse(path, checkpoint):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(checkpoints, "write", refuse)
-    monkeypatch.setattr(towers.TowerStep, "train_batch", lambda *a: pytest.fail("trained"))
-    with pytest.raises(ValueError, match=r"run_dir \(.*/run\): no checkpoint .*: .*Read-only"):
-        towers.train(config(run_dir="run"))
-    assert not RUN.exists()
-
-
-def test_a_full_disk_in_mid_run_does_not_end_it(monkeypatch, capsys):
-    write = checkpoints.write
-
-    def refuse(path, checkpoint):
-        if checkpoints.step_of(path):
-            raise OSError(28, "No space left on device")
-        write(path, checkpoint)
-
-    monkeypatch.setattr(checkpoints, "write", refuse)
-    assert len(towers.train(config(run_dir="run"))["loss"]) == 2
-    assert "epoch-1-step-4 cannot be written (No space left on device)" in capsys.readouterr().out
-    assert [p.name for p in checkpoints.find(RUN / "checkpoints")] == ["epoch-0-step-0"]
-
-
 def test_a_callbacks_error_leaves_the_state_saved_and_is_raised_as_it_is(capsys):
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -293,56 +189,8 @@ def test_a_callbacks_error_leaves_the_state_saved_and_is_raised_as_it_is(capsys)
     assert towers.train(TrainConfig(resume="run")) == whole
 
 
-class StopsIn(keras.callbacks.Callback):
-    """Ctrl-C in the second epoch: in its middle, in its validation or at its end."""
-
-    def __init__(self, moment):
-        super().__init__()
-        self.moment, self.epoch = moment, None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-        self.stop(epoch == 2, "end")
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.stop((self.epoch, batch) == (1, 1), "middle")
-
-    def on_test_batch_begin(self, batch, logs=None):
-        self.stop((self.epoch, batch) == (1, 1), "validation")
-
-    def stop(self, is_now, moment):
-        if is_now and moment == self.moment:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("moment", ["middle", "validation", "end"])
-def test_keras_callbacks_remember_what_they_have_seen(moment):
-    def callbacks():
-        return [
-            keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=9.0, factor=0.5),
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-            keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=9.0),
-            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
-            keras.callbacks.CSVLogger("log.csv"),
-        ]
-
-    def rows_and_weights(name):
-        model = keras.saving.load_model(f"{name}/final.keras")
-        return run_dir.Path("log.csv").read_text(), [w.numpy().tolist() for w in model.weights]
-
-    whole = towers.train(config(run_dir="whole", epochs=9, ema=0.6), callbacks())
-    expected = rows_and_weights("whole")
-    assert len(whole["loss"]) == 5
-    with pytest.raises(KeyboardInterrupt):
-        towers.train(
-            config(run_dir="run", epochs=9, ema=0.6), [*callbacks(), StopsIn(moment)]
-        )
-    assert towers.train(TrainConfig(resume="run"), callbacks()) == whole
-    assert rows_and_weights("run") == expected
-
-
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_swapped_averages_are_kerass_and_a_longer_run_goes_on_from_the_weights(swap_on_epoch):
+def test_swapped_averages_are_kerass(swap_on_epoch):
     """One batch an epoch, so that the order of examples does not matter."""
     def model():
         keras.utils.set_random_seed(1)
@@ -352,101 +200,18 @@ def test_swapped_averages_are_kerass_and_a_longer_run_goes_on_from_the_weights(s
         return made
 
     train, test = run_test.small_data()
-
-    def run(name, epochs):
-        given = TrainConfig(
-            run_dir=name, resume="auto", num_gpus=2, batch_size=50, epochs=epochs
-        )
-        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)
-        history = towers.train(given, [swap], model=model(), train=train, test=test)
-        return history, keras.saving.load_model(f"{name}/final.keras").get_weights()
-
-    plain = model()
+    plain, ours = model(), model()
+    callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)]
     theirs = plain.fit(
-        *train, batch_size=50, epochs=3, validation_data=test, verbose=0,
-        callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)],
+        *train, batch_size=50, epochs=3, validation_data=test, verbose=0, callbacks=callbacks
     ).history
-    ours, weights = run("whole", 3)
+    given = TrainConfig(run_dir="run", num_gpus=2, batch_size=50, epochs=3)
+    history = towers.train(given, callbacks, model=ours, train=train, test=test)
     for name, values in theirs.items():
-        np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    weights = keras.saving.load_model("run/final.keras").get_weights()
     for a, b in zip(weights, plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    run("run", 2)
-    longer, again = run("run", 3)
-    assert longer == ours
-    for a, b in zip(again, weights, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_an_optimizer_that_a_script_compiles_otherwise_is_refused():
-    def run(rate, **values):
-        model = run_test.small_model((3,), 3)
-        model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
-        train, test = run_test.small_data()
-        return towers.train(
-            TrainConfig(run_dir="run", num_gpus=2, epochs=1, **values), model=model, train=train,
-            test=test,
-        )
-
-    history = run(0.1)
-    assert run(0.1, resume="auto") == history
-    with pytest.raises(ValueError, match=r"another run: optimizer.learning_rate \(0.1 then, 0.2"):
-        run(0.2, resume="auto")
-
-
-def test_a_users_callback_takes_part_with_get_state_and_set_state():
-    class Count(keras.callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.count = 0
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.count += 1
-
-        def get_state(self):
-            return self.count
-
-        def set_state(self, state):
-            self.count = state
-
-    interrupted(6, [Count()])
-    again = Count()
-    towers.train(TrainConfig(resume="run"), [again])
-    assert again.count == 8
-
-
-@pytest.mark.matrix
-def test_the_best_weights_of_early_stopping_are_restored_at_the_end():
-    """By the monitored value the first epoch is the best, long before the interruption."""
-    def callbacks():
-        return [
-            keras.callbacks.EarlyStopping(
-                "val_loss", patience=3, min_delta=9.0, restore_best_weights=True
-            )
-        ]
-
-    towers.train(config(run_dir="first", epochs=1))
-    interrupted(10, callbacks(), epochs=9)
-    assert len(towers.train(TrainConfig(resume="run"), callbacks())["loss"]) == 4
-    run, first = (keras.saving.load_model(f"{name}/final.keras") for name in ("run", "first"))
-    for a, b in zip(run.weights, first.weights, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-
-
-@pytest.mark.matrix
-def test_a_callbacks_state_that_is_no_json_is_a_warning_and_the_run_is_saved_without_it(capsys):
-    class Odd(keras.callbacks.Callback):
-        def get_state(self):
-            return object() if int(self.model.optimizer.iterations) else None
-
-        def set_state(self, state):
-            raise AssertionError(state)
-
-    interrupted(6, [Odd()])
-    assert "callback Odd: get_state() returned what is no JSON" in capsys.readouterr().out
-    again = towers.train(TrainConfig(resume="run"), [Odd()])
-    assert "callback Odd begins anew" in capsys.readouterr().out
-    assert again == towers.train(config(run_dir="whole"))
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
@@ -499,7 +264,7 @@ def failing_model(input_shape, num_classes):
 
 
 def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
-    failing = {"model": "tests.continue_test:failing_model", "num_gpus": 1, "num_towers": 2}
+    failing = {"model": "tests.app.run_resumed_test:failing_model", "num_gpus": 1, "num_towers": 2}
     with pytest.raises(ValueError, match="^step [0-9]: .*too large.*labels and weights of this b"):
         towers.train(config(run_dir="run", checkpoint_every=1, **failing))
     (path, *_) = checkpoints.find(RUN / "checkpoints")
@@ -516,13 +281,6 @@ def test_the_best_epoch_is_the_monitored_ones():
     assert position["best"] == -history["val_loss"][best]
 
 
-def test_config_json_keeps_a_larger_limit():
-    interrupted()
-    towers.train(TrainConfig(resume="run", epochs=3))
-    saved = json.loads((RUN / "config.json").read_text())
-    assert (saved["epochs"], saved["resume"]) == (3, None)
-
-
 def test_a_callback_that_fails_before_the_first_step_leaves_no_half_checkpoint():
     class Fail(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -532,26 +290,6 @@ def test_a_callback_that_fails_before_the_first_step_leaves_no_half_checkpoint()
     with pytest.raises(LookupError, match="mine"):
         towers.train(config(run_dir="run"), [Fail()])
     assert checkpoints.find(RUN / "checkpoints") == []
-    assert towers.train(TrainConfig(resume="run")) == whole
-
-
-@pytest.mark.matrix
-def test_a_run_interrupted_in_its_validation_goes_on_with_it(monkeypatch):
-    whole = towers.train(config(run_dir="whole"))
-    test_batch = towers.TowerStep.test_batch
-    calls = []
-
-    def interrupt_the_second(self, x, y, **placed):
-        calls.append(x)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return test_batch(self, x, y, **placed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(towers.TowerStep, "test_batch", interrupt_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            towers.train(config(run_dir="run"))
-    assert [p.name for p in checkpoints.find(RUN / "checkpoints")][0] == "epoch-0-step-4"
     assert towers.train(TrainConfig(resume="run")) == whole
 
 

@@ -1,0 +1,400 @@
+"""A run of towers.train, or a fit with towers.Resume, that was interrupted: the same bits.
+
+Both are a script that is started again, here twice: as a function, and as a process that is killed.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import towers
+from tests.app.datasets import loaders
+from tests.forked import Forked
+from tests.parallel.fits import STEPS, Fits, Interrupt, rows
+from towers.resume import checkpoints, run_dir
+
+C, L = keras.callbacks, keras.layers
+ROOT = Path(__file__).parents[1]
+SCRIPT = {  # what an edited script has otherwise
+    "optimizer": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.05, STEPS)
+    ),
+    "units": 5, "x": 0.0, "y": False,
+}
+
+
+def compiled():
+    """Dropout, BatchNormalization and the script's optimizer."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([
+        keras.Input((6,)), L.Dense(SCRIPT["units"]), L.BatchNormalization(), L.Dropout(0.3),
+        L.Dense(3, activation="softmax"),
+    ])
+    model.compile(SCRIPT["optimizer"](), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def examples(count=25):
+    x, y = rows(count)
+    return x + SCRIPT["x"], y
+
+
+def digest(values):
+    return hashlib.sha256(b"".join(v.numpy().tobytes() for v in values)).hexdigest()
+
+
+class Train:
+    """towers.train on 3 towers; another seed in each process, as of a script that sets none."""
+
+    seed = 0
+
+    def run(self, directory, *, after=None, call=None, every=1, callbacks=lambda: [], epochs=2,
+            num_gpus=2, is_stateful=False):
+        """(history, digest) of a run that begins in a directory, or goes on there.
+
+        Args:
+            directory: of the run, or of the Resume.
+            after, call: see Interrupt.
+            every: steps from one checkpoint to the next.
+            callbacks: makes the user's.
+            epochs, num_gpus: as train and fit take them.
+            is_stateful: the data are an iterable with a state.
+        """
+        model = compiled()
+        Train.seed += 1
+        keras.utils.set_random_seed(Train.seed)
+        stop = [] if after is None else [Interrupt(after, call)]
+        config = towers.TrainConfig(
+            run_dir=str(directory), resume="auto", num_gpus=num_gpus, num_towers=3, batch_size=7,
+            epochs=epochs, checkpoint_every=every,
+        )
+        history = towers.train(
+            config, [*callbacks(), *stop], model=model, test=rows(5),
+            train=loaders.Sized(*examples()) if is_stateful else examples(),
+        )
+        final = keras.saving.load_model(directory / run_dir.FINAL)
+        return history, digest([*final.variables, *final.optimizer.variables])
+
+
+class Fit:
+    """A parallel model's fit; of the same script, the same model with other values in it."""
+
+    models: dict = {}
+
+    def run(self, directory, *, num_gpus=2, callbacks=lambda: [], is_stateful=False, **options):
+        key = repr((SCRIPT, num_gpus))
+        if key not in self.models:
+            parallel = towers.make_parallel(compiled(), num_gpus, num_towers=3)
+            self.models[key] = parallel
+        data, steps = examples(), {}
+        if is_stateful:  # of batches
+            x, y = examples(28)
+            data = [lambda: loaders.Loader(x.reshape(4, 7, 6), y.reshape(4, 7))]
+            steps = {"batch_size": None, "steps_per_epoch": 4}
+        fits = Fits(self.models[key], *data, callbacks=callbacks, validation_data=rows(5), **steps)
+        history, _, values = fits.fit(directory, **options)
+        return history, hashlib.sha256(b"".join(values)).hexdigest()
+
+
+DOORS = {"train": Train(), "fit": Fit()}
+
+
+@pytest.fixture(params=DOORS)
+def door(request):
+    return DOORS[request.param]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The outcome of a door's run that nobody has interrupted; computed once."""
+    outcomes = {}
+
+    def outcome(door):
+        if door not in outcomes:
+            outcomes[door] = door.run(tmp_path_factory.mktemp("whole") / "run")
+        return outcomes[door]
+
+    return outcome
+
+
+def interrupted(door, directory, after, **options):
+    """The outcome of a run that is interrupted after each of these numbers of steps."""
+    for steps in after:
+        with pytest.raises(InterruptedError):
+            door.run(directory, after=steps, **options)
+    return door.run(directory, **options)
+
+
+def said(capsys, recwarn):
+    return capsys.readouterr().out + "".join(str(w.message) for w in recwarn.list)
+
+
+@pytest.mark.telling("fit-0", "fit-3", "train-6")
+@pytest.mark.parametrize("after", range(STEPS))
+def test_interrupted_at_any_step_it_goes_on_to_the_same_bits(door, after, uninterrupted, tmp_path):
+    """Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches."""
+    history, _ = outcome = interrupted(door, tmp_path / "run", [after])
+    assert outcome == uninterrupted(door)
+    assert len(history["val_loss"]) == 2
+
+
+def test_interrupted_again_and_again_it_goes_on_to_the_same_bits(door, uninterrupted, tmp_path):
+    assert interrupted(door, tmp_path / "run", [2, 3, 2], every=3) == uninterrupted(door)
+
+
+@pytest.mark.telling("*-after0")
+@pytest.mark.parametrize("after", [[2, 3], [5]])
+def test_data_with_a_state_go_on_with_it(door, after, tmp_path):
+    whole = door.run(tmp_path / "whole", is_stateful=True)
+    assert interrupted(door, tmp_path / "run", after, is_stateful=True) == whole
+
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+KILLS = {
+    "after a step": kill,
+    "in the middle of a save": lambda: setattr(os, "rename", kill),  # the next one's last act
+}
+
+
+@pytest.mark.telling("*middle*")
+@pytest.mark.parametrize("moment", KILLS)
+def test_killed_processes_on_any_devices_go_on_to_the_same_bits(
+    door, moment, uninterrupted, tmp_path
+):
+    def run(num_gpus, *fault):
+        name = next(name for name, other in DOORS.items() if other is door)
+        process = Forked(
+            ["-m", "tests.interrupted_test", name, tmp_path / "run", num_gpus, *fault],
+            ROOT, dict(os.environ),
+        )
+        stdout, stderr = process.communicate(timeout=300)
+        return process.returncode, stdout, stderr
+
+    for num_gpus, step in ((2, "5"), (1, "1")):
+        code, _, stderr = run(num_gpus, moment, step)
+        assert code == -signal.SIGKILL, stderr[-3000:]
+    code, stdout, stderr = run(3)
+    assert code == 0, stderr[-3000:]
+    assert stdout.splitlines()[-1] == repr(uninterrupted(door))
+
+
+class InValidation(C.Callback):
+    def on_test_batch_begin(self, batch, logs=None):
+        raise InterruptedError
+
+
+class Stop(C.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 2
+
+
+def test_a_stop_in_mid_epoch_is_one_also_after_its_validation_was_interrupted(door, tmp_path):
+    """The steps that were left out are not made up for."""
+    whole = door.run(tmp_path / "whole", callbacks=lambda: [Stop()])
+    assert len(whole[0]["loss"]) == 1
+    with pytest.raises(InterruptedError):
+        door.run(tmp_path / "run", callbacks=lambda: [Stop(), InValidation()])
+    assert door.run(tmp_path / "run", callbacks=lambda: [Stop()]) == whole
+
+
+class Count(C.Callback):
+    """A user's, which remembers the steps it has seen."""
+
+    count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["seen"] = self.count
+
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        self.count = state
+
+
+def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
+    """A rate that falls on plateaus and by a schedule, averages, an early stop, best weights."""
+    monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_momentum=0.6
+    ))
+
+    def run(name, after):
+        def callbacks():
+            return [
+                Count(),
+                C.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+                C.ReduceLROnPlateau(
+                    "accuracy", factor=0.5, patience=1, min_delta=1.0, mode="max"
+                ),
+                C.SwapEMAWeights(swap_on_epoch=True),
+                C.CSVLogger(tmp_path / f"{name}.csv"),
+                C.EarlyStopping(
+                    "accuracy", patience=3, min_delta=1.0, mode="max", restore_best_weights=True
+                ),
+            ]
+
+        if after:
+            with pytest.raises(InterruptedError):
+                door.run(
+                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9
+                )
+        outcome = interrupted(door, tmp_path / name, after, callbacks=callbacks, epochs=9)
+        return outcome, (tmp_path / f"{name}.csv").read_text()
+
+    whole = run("whole", [])
+    assert len(whole[0][0]["loss"]) == 4
+    assert run("run", [1, 3, 4]) == whole
+
+
+@pytest.mark.telling("*-True")
+@pytest.mark.parametrize("swap_on_epoch", [None, False, True])
+def test_a_complete_one_returns_its_history_and_a_longer_one_goes_on(
+    door, swap_on_epoch, tmp_path, monkeypatch
+):
+    """From the weights, not from their averages: Keras discards these after the last epoch."""
+    monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
+        0.3, use_ema=True, ema_momentum=0.7
+    ))
+
+    def run(name, **options):
+        def callbacks():
+            return [] if swap_on_epoch is None else [C.SwapEMAWeights(swap_on_epoch)]
+
+        return door.run(tmp_path / name, callbacks=callbacks, **options)
+
+    longer = run("long", epochs=3)
+    first = run("run")
+    assert run("run", after=0) == first  # not one step
+    assert run("run", epochs=3) == longer
+    assert run("run", epochs=3) == longer
+
+
+@pytest.mark.telling("fit-*", "train-SIGHUP")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_it_after_a_step_saved(door, name, uninterrupted, tmp_path, capsys):
+    number = getattr(signal, name)
+    received, before = [], signal.getsignal(number)
+    if number != signal.SIGINT:
+        signal.signal(number, lambda *_: received.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            door.run(
+                tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000
+            )
+    finally:
+        signal.signal(number, before)
+    assert received == [number] * (number != signal.SIGINT)
+    assert "saved at step 3" in capsys.readouterr().out
+    assert door.run(tmp_path / "run") == uninterrupted(door)
+
+
+# Damage, and disks that take no more.
+
+
+def test_damage_falls_back_and_says_so_and_all_damaged_is_refused(
+    door, uninterrupted, tmp_path, capsys, recwarn
+):
+    with pytest.raises(InterruptedError):
+        door.run(tmp_path / "run", after=6)
+    newest, *older = checkpoints.find(tmp_path / "run" / "checkpoints")
+    (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
+    assert door.run(tmp_path / "run") == uninterrupted(door)
+    text = said(capsys, recwarn)
+    assert f"{newest.name} is damaged: arrays.bin has 4 bytes instead of" in text
+    for path in checkpoints.find(tmp_path / "run" / "checkpoints"):
+        (path / checkpoints.MANIFEST).unlink()
+    with pytest.raises(ValueError, match="no checkpoint is good: "):
+        door.run(tmp_path / "run", epochs=3)
+
+
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_of_checkpoints_that_cannot_be_written_the_first_ends_it_and_others_warn(
+    door, first_step, tmp_path, monkeypatch, capsys, recwarn
+):
+    write = checkpoints.write
+
+    def full(path, checkpoint):
+        if checkpoints.step_of(path) >= first_step:
+            raise OSError(28, "No space left on device")
+        write(path, checkpoint)
+
+    monkeypatch.setattr(checkpoints, "write", full)
+    if first_step == 0:
+        with pytest.raises(ValueError, match="no checkpoint can be written: .*No space left"):
+            door.run(tmp_path / "run")
+        assert not (tmp_path / "run" / run_dir.CONFIG).exists()
+        return
+    history, _ = door.run(tmp_path / "run")
+    assert len(history["loss"]) == 2
+    assert "epoch-1-step-4 cannot be written (No space left on device)" in said(capsys, recwarn)
+    found = checkpoints.find(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in found] == ["epoch-0-step-0"]
+
+
+# What is refused.
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The directory of a door's run that was interrupted."""
+    directories = {}
+
+    def directory(door):
+        if door not in directories:
+            directories[door] = tmp_path_factory.mktemp("begun") / "run"
+            with pytest.raises(InterruptedError):
+                door.run(directories[door], after=3)
+        return directories[door]
+
+    return directory
+
+
+def files(directory):
+    return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("units", 7, r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"),
+    ("x", 1.0, "another fit: data|the train data are not those that .*step-3 was trained on"),
+    ("optimizer", lambda: keras.optimizers.Adam(0.1),
+     r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"),
+    ("optimizer", lambda: "sgd", r"another \w+: optimizer"),
+])
+def test_an_edited_script_is_refused_with_what_differs(
+    door, name, value, words, begun, monkeypatch
+):
+    directory = begun(door)
+    before = files(directory)
+    monkeypatch.setitem(SCRIPT, name, value)
+    with pytest.raises(ValueError, match=words) as caught:
+        door.run(directory)
+    assert "\n" not in str(caught.value)
+    assert files(directory) == before
+
+
+def test_a_directory_in_use_is_refused(door, begun):
+    with run_dir.locked(begun(door)):
+        with pytest.raises(ValueError, match=f"is in use: process {os.getpid()}"):
+            door.run(begun(door))
+
+
+def _main(name, directory, num_gpus, moment=None, step=0):
+    """python -m tests.interrupted_test DOOR DIRECTORY NUM_GPUS [MOMENT STEP]: the outcome."""
+    towers.logical_cpus(8, num_towers=2)
+    fault = {} if moment is None else {"after": int(step), "call": KILLS[moment]}
+    print(repr(DOORS[name].run(Path(directory), num_gpus=int(num_gpus), every=2, **fault)))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
