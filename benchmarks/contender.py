@@ -20,6 +20,7 @@ import tensorflow as tf  # noqa: E402
 from absl import app, flags  # noqa: E402
 
 import towers  # noqa: E402
+from towers.step.step import Computed  # noqa: E402
 from benchmarks.clocks import Clock  # noqa: E402
 from benchmarks.machine import count_cores, is_rehearsal  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
@@ -68,11 +69,13 @@ class Trainer(NamedTuple):
 class LimitStep(towers.TowerStep):
     """Towers without averaging and without update, which no step can exceed."""
 
-    def _add_up(self, outputs: Any) -> Any:
-        return outputs
+    def _add_up(self, outputs: Any, shards: Any) -> Computed:
+        with tf.device(self.parameter_device):
+            predictions = None if shards is None else self._predictions(outputs, shards)
+        return Computed(outputs, [], {}, predictions, None)
 
     def update(self, computed: Any) -> tf.Tensor:
-        touched, outputs = [], computed.sums
+        touched, outputs = [], computed.tree
         for output, device in zip(outputs, self.tower_devices, strict=True):
             with tf.device(device):  # else the graph drops the gradients, too
                 touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))

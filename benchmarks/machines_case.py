@@ -67,7 +67,7 @@ def measure_size(step: towers.TowerStep, megabytes: float) -> dict[str, Any]:
     # The way that a step's gradients take, without the rest of the step.
     @tf.function(autograph=False)
     def exchanged(*values: tf.Tensor) -> list[tf.Tensor]:
-        return tf.nest.flatten(step.reduce([list(values)]))
+        return tf.nest.flatten(step.strategy.reduce([list(values)], step.tower_devices))
 
     instance_key = _KEY + each
 
@@ -105,7 +105,7 @@ def agreed_calls(step: towers.TowerStep, seconds: float) -> int:
 
     @tf.function(autograph=False)
     def total(value: tf.Tensor) -> list[tf.Tensor]:
-        return tf.nest.flatten(step.reduce([[value]]))
+        return tf.nest.flatten(step.strategy.reduce([[value]], step.tower_devices))
 
     (estimates,) = total(tf.constant([seconds]))
     return max(1, round(_SECONDS.value * step.cluster.num_workers / float(estimates[0])))

@@ -25,7 +25,7 @@ def measure_trip(step: towers.TowerStep, seconds: float) -> dict[str, Any]:
         {"down_mb", "up_mb", "down_ms", "up_ms", "down_gb_per_second", "up_gb_per_second"} of one
         step, all devices together; megabytes of 10**6 bytes.
     """
-    others = [device for device in step.devices if device != step.home]
+    others = [device for device in step.devices if device != step.parameter_device]
     count = len(others) * sum(v.value.dtype.size * v.value.shape.num_elements()
                               for v in step.model.variables)
     result: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def parameters_down(step: towers.TowerStep) -> Callable[[], Any]:
 
     @tf.function(autograph=False)
     def down() -> list:
-        with tf.device(step.home):
+        with tf.device(step.parameter_device):
             values = [tf.convert_to_tensor(v.value) for v in step.model.variables]
         return [_on(device, values) for device in step.devices]
 
@@ -62,7 +62,7 @@ def gradients_up(step: towers.TowerStep) -> Callable[[], Any]:
 
     @tf.function(autograph=False)
     def up(values: list) -> list:
-        return [_on(step.home, of_device) for of_device in values]
+        return [_on(step.parameter_device, of_device) for of_device in values]
 
     return lambda: up(gradients)
 

@@ -73,7 +73,7 @@ def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devic
 
 def test_towers_run_on_their_gpus_and_the_parameters_stay_on_the_cpu():
     step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES, num_towers=6)
-    assert step.policy is GPU and step.home == "/cpu:0"
+    assert step.policy is GPU and step.parameter_device == "/cpu:0"
     step(*image_batch(16))
     placed = [call.device for call in tower_calls(step.traces[-1].graph)]
     wanted = [f"{KIND.upper()}:{t * 8 // 6}" for t in range(6)]

@@ -103,7 +103,6 @@ CROSS_CUTTING = {
     "custom_step/refusals_test": "every module of custom_step",
     "workers_run_test": "train.py on several workers",
     "step/policy_test": "what each policy makes of a step; machine/policy_test: which it is",
-    "step/switches_test": "a step's switches against each other",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
     "machines_benchmark_test": "benchmarks/",
     "docs_test": "docs/",

@@ -28,12 +28,10 @@ PUBLIC = {  # by documentation
 }
 # Tests may look into towers, and into these.
 OF_TESTS = {
-    ("tests/step/bias_gradients_test.py", "tensorflow.tsl.profiler.protobuf"):
+    ("tests/step/tower_biases_test.py", "tensorflow.tsl.profiler.protobuf"):
         "the kernels that ran: TensorFlow's profiler writes them in this format alone",
     ("tests/step/partitions.py", "tensorflow.python.eager"):
         "the graphs after all optimizations, which no part of towers needs",
-    ("tests/parallel/parallel_model_test.py", "_jit_compile"):
-        "Keras' property sets what it is asked for",
 }
 
 _PRIVATE = re.compile(r"_[^\W_]\w*")

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from towers.step import compiled
-from towers.step.compiled import CompiledMetrics
+from towers.step.metrics import BatchMetrics
 
 L = keras.layers
 
@@ -25,7 +25,7 @@ def batch(*sizes):
 
 
 def built(model, x, y, y_pred, sample_weight=None):
-    metrics = CompiledMetrics(model)
+    metrics = BatchMetrics(model, "/cpu:0")
     metrics.build(y, y_pred, x, sample_weight)
     return metrics
 
@@ -38,10 +38,14 @@ def test_another_optimizer_leaves_all_else_as_it_was():
     assert float(model.optimizer.learning_rate) == 0.25
 
 
-def test_a_metric_of_several_numbers_is_refused_by_its_name():
-    scores = keras.metrics.F1Score(name="scores")
+def test_a_metric_of_several_numbers_is_refused_by_its_name(tmp_path):
+    """In a run, whose results.csv has a column for it; a step returns them all."""
+    model = model_of(("a", 2), loss="mse", metrics=[keras.metrics.F1Score(name="scores")])
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+    assert towers.TowerStep(model, num_towers=1)(x, y)["scores"].shape == [2]
+    config = towers.TrainConfig(num_gpus=1, device="cpu", run_dir=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"metric 'scores' is of shape \(2,\), but a column"):
-        built(model_of(("a", 2), loss="mse", metrics=[scores]), *batch(2))
+        towers.train(config, model=model, train=(x, y))
 
 
 def test_directions_are_those_of_the_metrics():

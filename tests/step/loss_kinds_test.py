@@ -1,5 +1,6 @@
 """Losses by what they are to the rows of a batch: values of rows, means, sums, or neither.
 
+Operations are in graph/rows_test.py; here are what losses make of them, and what Keras adds.
 Each verdict is compared with numbers: the loss of a batch, beside the weighted losses of its parts.
 Labels have missing values (-1), of which the first part has more than the second.
 """
@@ -12,7 +13,7 @@ import tensorflow as tf
 from towers.machine.loss_internals import function_loss
 from towers.step.loss_kinds import NeitherMeanNorSum, check_loss, loss_fault
 from towers.step.losses import shard_weight
-from towers.step.outputs import is_sum, loss_mask, overrides_call
+from towers.step.outputs import loss_mask, loss_reduction, overrides_call
 
 losses = keras.losses
 ROWS = tf.TensorSpec([None, 3], tf.float64)
@@ -45,14 +46,11 @@ def as_matrix(y):
 MEANS = {
     "rows": lambda y, p: tf.reduce_mean((y - p) ** 2, -1),
     "a mean": lambda y, p: tf.reduce_mean((y - p) ** 2),
-    "flat": lambda y, p: tf.reshape(y - p, [-1]) ** 2,
     "a sum by n": lambda y, p: tf.reduce_sum((y - p) ** 2) / count(y),
     "a mean in each row": lambda y, p: (
         tf.reduce_sum(known(y) * (y - p) ** 2, -1) / (tf.reduce_sum(known(y), -1) + 1e-8)),
     "chosen, by n": lambda y, p: tf.reduce_sum(tf.boolean_mask(p, y[:, 0] != -1.0)) / count(y),
     "a triplet's": lambda y, p: tf.nn.relu(tf.reduce_sum((p[:, :1] - p[:, 1:]) ** 2, 1) - y[:, 0]),
-    "two views": lambda y, p: tf.reduce_mean(
-        (tf.concat([y, p], 0)[:tf.shape(y)[0]] - tf.concat([y, p], 0)[tf.shape(y)[0]:]) ** 2),
 }
 OF_CLASSES = {
     "entropies": entropies,
@@ -64,26 +62,12 @@ OF_IMAGES = {
     "Dice of each": losses.Dice(axis=(1, 2)),
     "Dice of each, flat": lambda y, p: 1 - (2 * tf.reduce_sum(as_matrix(y * p), 1) + 1) / (
         tf.reduce_sum(as_matrix(y + p), 1) + 9),
-    "hard pixels": lambda y, p: tf.reduce_mean(
-        tf.sort(as_matrix((y - p) ** 2), axis=1)[:, -4:]),
 }
 OTHERS = {
     "masked": lambda y, p: tf.reduce_sum(known(y) * (y - p) ** 2) / tf.reduce_sum(known(y)),
-    "boolean_mask": lambda y, p: tf.reduce_mean(tf.boolean_mask(y - p, y[:, 0] != -1.0) ** 2),
-    "by ones": lambda y, p: tf.reduce_sum(tf.boolean_mask(p[:, 0], y[:, 0] != -1.0)) / (
-        tf.reduce_sum(tf.ones(tf.shape(tf.boolean_mask(y[:, 0], y[:, 0] != -1.0)), p.dtype))),
-    "weights": lambda y, p: tf.reduce_mean(known(y) / tf.reduce_mean(known(y)) * (y - p) ** 2),
-    "a root": lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)),
     "rows by n": lambda y, p: tf.reduce_sum((y - p) ** 2, -1) / count(y),
     "Dice": losses.Dice(),
     "Tversky": losses.Tversky(),
-    "the hardest": lambda y, p: tf.reduce_mean(
-        tf.sort(tf.reduce_sum((y - p) ** 2, -1))[tf.shape(y)[0] // 2:]),
-    "contrastive": lambda y, p: tf.nn.log_softmax(tf.matmul(p, y, transpose_b=True)),
-}
-MASKED_TOKENS = {
-    "tokens": lambda y, p: tf.reduce_sum(entropies(y, p) * tf.cast(y != 0.0, p.dtype)) / (
-        tf.reduce_sum(tf.cast(y != 0.0, p.dtype))),
 }
 OF_RAGGED = {
     "sums of rows": lambda y, p: tf.reduce_sum((y - p) ** 2, axis=[1, 2]),
@@ -142,7 +126,7 @@ def difference(loss, y, y_pred):
         return float(shard_weight(loss, None, tf.shape(y_pred[rows])[0], mask))
 
     parts = [slice(0, 4), slice(4, 10)]
-    total = 1.0 if is_sum(loss) else sum(map(weight, parts))
+    total = 1.0 if loss_reduction(loss) == "sum" else sum(map(weight, parts))
     towers_loss = sum(value(part) * weight(part) for part in parts) / total
     return abs(towers_loss - value(slice(0, 10))) / abs(value(slice(0, 10)))
 
@@ -160,9 +144,7 @@ def test_towers_make_the_batchs_value_of_a_mean(loss, y, y_pred, float64):
     assert difference(loss, y, y_pred) < rounding[loss.dtype]
 
 
-@pytest.mark.parametrize("loss, y, y_pred", [
-    *cases(OTHERS, ROWS, ROWS), *cases(MASKED_TOKENS, *STEPS),
-])
+@pytest.mark.parametrize("loss, y, y_pred", cases(OTHERS, ROWS, ROWS))
 def test_a_loss_that_is_neither_mean_nor_sum_is_found(loss, y, y_pred, float64):
     with pytest.raises(NeitherMeanNorSum, match="neither a mean nor a sum over the examples"):
         check_loss(resolved(loss), y, y_pred)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.step.metrics import BatchMetrics
+from towers.step.metrics import make_metrics
 
 
 def batch(size, seed=0):
@@ -20,7 +20,8 @@ def numbers(logs):
 
 
 def test_metrics_that_no_shard_could_give_are_those_of_keras_over_all_batches():
-    metrics = BatchMetrics(["accuracy", keras.metrics.AUC(name="auc")], None, "/cpu:0")
+    metrics = make_metrics(["accuracy", keras.metrics.AUC(name="auc")], None, "/cpu:0")
+    metrics.build(*batch(4)[1:])
     accuracy, auc = keras.metrics.BinaryAccuracy(), keras.metrics.AUC()
     for seed, size in enumerate((5, 16, 1)):
         x, y, y_pred = batch(size, seed)
@@ -35,7 +36,7 @@ def test_metrics_that_no_shard_could_give_are_those_of_keras_over_all_batches():
 
 
 def test_the_loss_is_the_mean_over_examples_not_over_batches():
-    metrics = BatchMetrics((), None, "/cpu:0")
+    metrics = make_metrics((), None, "/cpu:0")
     for loss, size in ((2.0, 8), (6.0, 2), (1.0, 6)):
         logs = metrics.update(tf.constant(loss), *batch(size))
     assert numbers(logs) == {"loss": (2 * 8 + 6 * 2 + 1 * 6) / 16}
@@ -43,6 +44,6 @@ def test_the_loss_is_the_mean_over_examples_not_over_batches():
 
 def test_steps_that_a_mask_leaves_out_do_not_count():
     y_pred = keras.layers.Masking()(np.array([[[1.0], [3.0], [0.0]]], "float32"))
-    metrics = BatchMetrics([keras.metrics.MeanAbsoluteError(name="mae")], None, "/cpu:0")
+    metrics = make_metrics([keras.metrics.MeanAbsoluteError(name="mae")], None, "/cpu:0")
     logs = metrics.update(tf.constant(0.0), tf.zeros([1, 3]), tf.zeros([1, 3, 1]), y_pred)
     assert float(logs["mae"]) == 2  # of 1 and 3; of three it would be 4/3

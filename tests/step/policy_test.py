@@ -136,16 +136,6 @@ def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(pol
     assert options["disable_meta_optimizer"] is not policy.optimize_graphs
 
 
-def test_one_policy_gives_the_same_values_as_the_other_to_float_rounding():
-    """Not the same bits: sums are compiled with the update there, and made before it here."""
-    steps = [make_step(policy) for policy in (CPU, GPU)]
-    for count in (24, 7, 3):
-        first, second = (step.train_batch(*batch(count)) for step in steps)
-        np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-5)
-    for a, b in zip(*(step.model.variables for step in steps), strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
-
-
 SPANS = {}  # of the pauses: {first number of the tower's shard: (begin, end)}
 
 

@@ -69,10 +69,10 @@ def test_lists_of_numbers_are_refused_in_words(call):
 def test_placed_shards_of_another_number_of_examples_are_refused():
     step, (x, y), (others, labels) = make_step(), batch(8), batch(3)
     step.train_batch(x, y, placed=place(step, (x, y, None)))
-    with pytest.raises(ValueError, match="the shards have 1, 1, 1, 1 rows, and those of the 8 ex"):
+    with pytest.raises(ValueError, match="the shard of tower 0 has 1 rows; of 8 examples it has 2"):
         step.train_batch(x, y, placed=place(step, (others, labels, None)))
     torn = [(shard, y_shard[:1], None) for shard, y_shard, _ in place(step, (x, y, None))]
-    with pytest.raises(ValueError, match="the shards have 1/2, 1/2, 1/2, 1/2 rows, "):
+    with pytest.raises(ValueError, match="the shard of tower 0 has 1/2 rows; "):
         step.train_batch(x, y, placed=torn)
 
 

@@ -32,16 +32,6 @@ def u_net():
     return keras.Model(x, L.Dense(3)(L.Dropout(0.2)(L.GlobalAveragePooling2D()(up))))
 
 
-def dense_net():
-    """Every layer reads all before it: gradients are sums over stages."""
-    x = keras.Input((12, 12, 2))
-    y = x
-    for _ in range(5):
-        new = L.Conv2D(3, 3, padding="same")(L.Activation("relu")(L.BatchNormalization()(y)))
-        y = L.Concatenate()([y, new])
-    return keras.Model(x, L.Dense(3)(L.GlobalMaxPooling2D()(y)))
-
-
 def attention():
     """Post-norm; silu has a gradient of its own; a mask of the first layer reaches the loss."""
     x = keras.Input((7,))
@@ -113,7 +103,6 @@ def added_losses():
 
 MODELS = {
     "u_net": (u_net, image_batch),
-    "dense_net": (dense_net, image_batch),
     "attention": (attention, token_batch),
     "pools": (pools, image_batch),
     "shared": (shared, row_batch),

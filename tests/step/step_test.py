@@ -130,22 +130,15 @@ def test_an_optimizer_that_is_built_stays_as_it_is():
     assert list(map(id, optimizer.variables)) == before
 
 
-def test_batch_norm_statistics_are_updated_once_a_step():
+@pytest.mark.parametrize("batch_norm, mean", [
+    ("average", [2 / 3 * 1 + 1 / 3 * 4, 2 / 3 * 1 + 1 / 3 * 8]), ("tower0", [1, 1]),
+])
+def test_batch_norm_statistics_are_updated_once_a_step(batch_norm, mean):
     model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
-    step = make_step(model, loss="mse", num_towers=2)
+    step = make_step(model, loss="mse", num_towers=2, batch_norm=batch_norm)
     x = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 8.0]], "float32")  # shards: rows 0 and 1; row 2
     step(x, np.zeros((3, 1), "float32"))
-    moving_mean = model.layers[0].moving_mean.numpy()
-    np.testing.assert_allclose(moving_mean, 0.5 * (2 / 3 * np.array([1, 1])
-                                                   + 1 / 3 * np.array([4, 8])), rtol=1e-6)
-
-
-def test_tower0_takes_tower_0s_statistics():
-    model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
-    step = make_step(model, loss="mse", num_towers=2, batch_norm="tower0")
-    x = np.array([[0.0, 0.0], [2.0, 2.0], [4.0, 8.0]], "float32")
-    step(x, np.zeros((3, 1), "float32"))
-    np.testing.assert_allclose(model.layers[0].moving_mean, [0.5, 0.5])
+    np.testing.assert_allclose(model.layers[0].moving_mean, 0.5 * np.array(mean), rtol=1e-6)
 
 
 @pytest.mark.parametrize("act, message", [

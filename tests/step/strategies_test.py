@@ -97,7 +97,7 @@ def test_each_device_adds_a_slice_and_updates_its_own_copy():
     """The graph: 8 updates, one on each device, and no sum of all gradients travels whole."""
     step = make_step(num_devices=8, layers=lambda: [keras.Input((6,)), L.Dense(800)])
     step.train_batch(*batch(8))
-    nodes = step.update_graph().node
+    nodes = step.traces[-1].graph.as_graph_def().node
     updates = [n for n in nodes if "update_program" in n.attr["f"].func.name]
     devices = [f"/device:CPU:{i}" for i in range(8)]
     assert [n.device[-13:].lower() for n in updates] == [d.lower() for d in devices]
@@ -200,7 +200,8 @@ def test_a_model_that_builds_itself_is_built_on_the_first_device(monkeypatch):
     assert parallel.trainable_variables[0].value.device.endswith("CPU:1")
 
 
-def test_a_train_step_of_its_own_is_refused(monkeypatch):
+@pytest.mark.parametrize("options", [{"strategy": "mirrored"}, {"gpus_per_tower": 2}], ids=str)
+def test_a_train_step_of_its_own_is_refused(options, monkeypatch):
     monkeypatch.setenv(REHEARSAL, "1")
 
     class Own(keras.Sequential):
@@ -208,8 +209,9 @@ def test_a_train_step_of_its_own_is_refused(monkeypatch):
             return super().train_step(data)
 
     with tf.device("/cpu:0"):
-        parallel = make_parallel("mirrored", Own(dense()))
-    with pytest.raises(ValueError, match="has a custom train_step, .*'parameter_server'"):
+        parallel = towers.make_parallel(Own(dense()), 4, **options)
+    parallel.compile("adam", LOSS)
+    with pytest.raises(ValueError, match="custom train_step, .*'parameter_server'.*per_tower=1"):
         parallel.fit(*batch(16), verbose=0)
 
 

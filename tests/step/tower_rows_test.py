@@ -58,7 +58,6 @@ def test_what_computes_across_rows_is_warned_of_with_its_line(function):
     lambda x: tf.reduce_mean(x, axis=1, keepdims=True), tf.square,
     lambda x: x + tf.random.normal(tf.shape(x)), lambda x: x + keras.random.normal((6,), seed=3),
     lambda x: tf.map_fn(lambda row: row / tf.reduce_max(row), x),
-    lambda x: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x),
     lambda x: tf.reshape(tf.image.resize(tf.reshape(x, [-1, 2, 3, 1]), [4, 4]), [-1, 16]),
     lambda x: tf.abs(tf.signal.rfft(x)),
 ])
@@ -76,10 +75,6 @@ def of_texts(*layers, **options):
 PADDED = {
     "mean": lambda mask: [L.Embedding(4, 3, mask_zero=mask), L.GlobalAveragePooling1D()],
     "lstm": lambda mask: [L.Embedding(4, 3, mask_zero=mask), L.LSTM(3)],
-    "attention": lambda mask: [
-        L.Embedding(4, 3, mask_zero=mask),
-        Of(lambda x: L.MultiHeadAttention(1, 2)(x, x)), L.GlobalAveragePooling1D(),
-    ],
 }
 
 

@@ -52,16 +52,6 @@ def test_the_update_is_one_compiled_program_with_what_is_left_to_add(tree, is_ad
     assert call.get_attr("_XlaMustCompile")
 
 
-def test_the_tree_decides_the_order_of_additions():
-    values = [[tf.constant(v)] for v in (1e8, 1.0, -1e8, 1.0)]  # float32: 1e8 + 1 is 1e8
-    devices = ["/cpu:0"] * 4
-    tree = averaging.partial_sums(values, devices, add_on_devices=False)
-    optimizer = keras.optimizers.SGD(1.0)
-    optimizer.build([])
-    loss, _ = update(tree, optimizer, [])
-    assert float(loss) == 0  # (1e8 + 1) + (-1e8 + 1); one after the other it would be 1
-
-
 def test_a_variable_on_another_device_is_read_where_it_is(tree):
     """TensorFlow's own, such as a rate that a callback assigns."""
     with tf.device("/cpu:3"):

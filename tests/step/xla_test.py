@@ -6,8 +6,10 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.step import xla
+from tests.conformance.cases import noisy
+from tests.step.small_step import batch
 from towers.app.training.build import build
+from towers.step import xla
 
 L = keras.layers
 
@@ -79,10 +81,10 @@ def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays
 
 
 def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, monkeypatch):
-    assert xla.small_loops(recurrent(), 8, "mse", "average")
+    assert xla.small_loops(recurrent(), 8, "mse")
     monkeypatch.setattr(xla, "intra_op_threads", lambda: 1)
-    assert not xla.small_loops(recurrent(), 8, "mse", "average")
-    assert xla.small_loops(recurrent(), 1, "mse", "average")
+    assert not xla.small_loops(recurrent(), 8, "mse")
+    assert xla.small_loops(recurrent(), 1, "mse")
 
 
 def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(two_threads):
@@ -136,8 +138,8 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_th
                 devices=[f"/cpu:{i}" for i in range(num_devices)],
             )
             assert step.compiles
-            for batch in zip(x, y, strict=True):
-                step(*batch)
+            for rows, labels in zip(x, y, strict=True):
+                step(rows, labels)
         found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))
     assert found[0].tobytes() == found[1].tobytes()
     np.testing.assert_allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
@@ -149,3 +151,45 @@ def test_a_run_of_small_loops_has_a_thread_for_each_tower_and_goes_on_as_it_bega
     assert build(towers.TrainConfig(**values)).config.jit_compile is True
     assert build(towers.TrainConfig(**values, jit_compile=False)).config.jit_compile is False
     assert build(towers.TrainConfig(**{**values, "model": "mlp"})).config.jit_compile == "auto"
+
+
+@pytest.mark.parametrize("count", [40, 3])
+def test_compiled_towers_give_the_large_batch_gradient(count, float64):
+    """Without dropout, whose random numbers XLA draws by another generator."""
+    x, y = batch(count)
+    found = []
+    for num_towers in (4, 1):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([
+            keras.Input((6,)), L.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            L.Dense(3, activation="softmax"),
+        ])
+        step = towers.TowerStep(
+            model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
+            num_towers=num_towers, jit_compile=num_towers > 1,
+        )
+        loss, gradients = step.gradients(x.astype("float64"), y)
+        found.append([loss, *gradients])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
+
+
+def test_a_layer_that_xla_cannot_compile_is_named():
+    """As GRU and LSTM are where a GPU's cuDNN computes them."""
+    model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])
+    with pytest.raises(ValueError, match="XLA cannot compile layer 'turned', a RandomRotation"):
+        towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)
+
+
+def test_xla_does_not_compile_noise_that_it_would_draw_without_a_seed(recwarn):
+    x, y = np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32")
+    found = []
+    for jit_compile in (True, False):
+        keras.utils.set_random_seed(0)
+        step = towers.TowerStep(
+            noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"], jit_compile=jit_compile
+        )
+        found.append([step(x, y)["loss"], step(x, y)["loss"]])
+    assert found[0] == found[1]
+    (told,) = [str(w.message) for w in recwarn if "XLA does not compile" in str(w.message)]
+    assert "tf.random, whose seeds" in told

@@ -247,7 +247,7 @@ def _watch(run: Run, directory: Path, resume_words: str, out: Report) -> hang.Wa
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     return hang.Watch(
-        placement(run.step.tower_devices, run.step.mine.start),
+        placement(run.step.tower_devices, run.step.local_towers.start),
         f"Resume from the last checkpoint: {resume_words}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),

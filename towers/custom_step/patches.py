@@ -28,7 +28,7 @@ from towers.custom_step.step_collectives import StepCollectives, Update, check_r
 from towers.custom_step.variables import VariableScope
 from towers.graph.facts import Fact
 from towers.step.gathering import gathered_by, gatherer
-from towers.step.lookups import apart, are_shared, whole
+from towers.step.lookups import join_lookups, separate_lookups
 from towers.step.loss_kinds import NeitherMeanNorSum, check_loss
 from towers.step.outputs import overrides_call
 
@@ -188,9 +188,9 @@ class Patches:
                 return tf.IndexedSlices(*to.sum([part.values]), indices)
             return tf.IndexedSlices(*to.add("join", [part.values, part.indices]), part.dense_shape)
 
-        (parts,) = apart([gradient], lambda i: are_shared(i, self._rows, self._dependence))
+        parts = separate_lookups(gradient, self._facts)
         added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
-        return whole(added, source.shape)
+        return join_lookups(added, source.shape)
 
     def _jacobian(
         self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any

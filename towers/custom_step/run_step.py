@@ -22,9 +22,9 @@ from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
 from towers.step import structures
 from towers.step.averaging import add_tree, partial_sums
+from towers.step.calls import run_levels
 from towers.step.row_counts import checked_rows, gathered_rows_text
-from towers.step.traced_tower import run_levels
-from towers.step.transfers import move, spread
+from towers.step.transfers import spread
 
 
 class OwnStep:
@@ -205,8 +205,7 @@ class _Run:
         if collective.how == "sum":
             tree = partial_sums(
                 values, self._devices, add_on_devices=self._policy.add_on_devices,
-                home=self._device, move=functools.partial(
-                    move, packed=self._policy.pack_transfers),
+                home=self._device, packed=self._policy.pack_transfers,
             )
             with tf.device(self._device):
                 return add_tree(tree)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine import keras_internals, loss_internals
-from towers.step.compiled import overrides, own_loss, tracks_outputs
+from towers.step.metrics import overrides, own_loss, tracks_outputs
 from towers.step.structures import one_row
 
 _ABSENT = object()  # stands for an attribute that is not there, as None may be a value

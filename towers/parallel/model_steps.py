@@ -18,12 +18,12 @@ from towers.parallel.placed_batches import PlacedBatches, has_use
 from towers.parallel.requirements import explained
 from towers.step import TowerStep
 from towers.step import state as state_lib
-from towers.step.compiled import losses, overrides, track_losses, update_metrics
+from towers.step.compiled import COMPILED, losses
 from towers.step.first_error import NewestBatch, first_error, run_in_turn
 from towers.step.gathering import NeedsOtherTowers
+from towers.step.metrics import overrides, track_losses, update_metrics
 from towers.step.row_counts import check_arrays, readable
 from towers.step.structures import batch_specs
-from towers.step.xla import follows_keras
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
@@ -36,7 +36,7 @@ class Towers:
 
     base: the model that was given; it is the one that builds itself.
     wants_eager: whether it was compiled with run_eagerly=True.
-    jit_compile: whether XLA compiles the towers, as Keras read `compile(jit_compile=)`.
+    jit_compile: as for `TowerStep`.
     workers: the processes that call its fit, evaluate and predict together.
     step: made on the first batch after each `compile`.
     own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
@@ -52,7 +52,7 @@ class Towers:
     stages: Sequence[str] | None
     workers: Workers
     wants_eager: bool = False
-    jit_compile: bool = False
+    jit_compile: str = COMPILED
     step: TowerStep | None = None
     own_steps: dict[str, OwnStep] = field(default_factory=dict)
     newest: dict[str, NewestBatch] = field(
@@ -71,7 +71,9 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
     before = getattr(model, attribute)
     if force:  # by whoever has changed the model, or its optimizer, since `compile`
         towers_of(model).step, towers_of(model).own_steps = None, {}
-    make(force)
+    told, model.jit_compile = model.jit_compile, False
+    make(force)  # with XLA around the whole step, all towers would be on one device
+    model.jit_compile = told
     function = getattr(model, attribute)
     if function is before:
         return
@@ -201,7 +203,7 @@ def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
     step = step_of(model, "train", x)
     y_pred = step.trace_tower("train", x, y, sample_weight)
-    track_outputs(model, step.home, y, y_pred)
+    track_outputs(model, step.parameter_device, y, y_pred)
     return step
 
 
@@ -214,7 +216,7 @@ def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: A
     y_pred = step.trace_tower(name, x, y, sample_weight)
     metrics = None if name == "predict" else loss_internals.compiled_metrics(model)
     if metrics is not None and not metrics.built:
-        with tf.device(step.home):
+        with tf.device(step.parameter_device):
             metrics.build(y, y_pred)
 
 
@@ -253,6 +255,9 @@ def _add_own_step(model: keras.Model, name: str) -> OwnStep:
 
 def _make_step(model: keras.Model, name: str) -> TowerStep:
     loss, loss_weights = losses(model)
+    jit_compile: bool | str = towers_of(model).jit_compile
+    if not model.compiled:  # as Keras' own predict
+        jit_compile = bool(model.jit_compile) and towers_of(model).gpus_per_tower == 1
     return TowerStep(
         model,
         model.optimizer if name == "train" else "sgd",  # which is never called
@@ -264,7 +269,7 @@ def _make_step(model: keras.Model, name: str) -> TowerStep:
         strategy=towers_of(model).strategy,
         gpus_per_tower=towers_of(model).gpus_per_tower,
         stages=towers_of(model).stages,
-        jit_compile=towers_of(model).jit_compile and towers_of(model).gpus_per_tower == 1,
+        jit_compile=jit_compile,
     )
 
 
@@ -285,8 +290,5 @@ def forget_functions(model: keras.Model) -> None:
             stacklevel=3,
         )
     model.run_eagerly = False
-    towers = towers_of(model)
-    towers.jit_compile = follows_keras(model, towers.devices, towers.num_towers, towers.batch_norm)
-    model.jit_compile = False  # around the whole step, XLA would put all towers on one device
     model.train_function = model.test_function = model.predict_function = None
     towers_of(model).step, towers_of(model).own_steps = None, {}

@@ -40,9 +40,8 @@ from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
-from towers.step.compiled import losses
+from towers.step.compiled import COMPILED
 from towers.step.stages import check_groups, check_stages
-from towers.step.xla import small_loops
 from towers.workers.workers import Workers, join_workers
 
 
@@ -130,7 +129,7 @@ def parallel_on(
     if not is_mirrored:
         hint_gpu_variables(home_of(parallel))
     if isinstance(model, ParallelModel):
-        parallel.jit_compile = towers_of(model).jit_compile
+        towers_of(parallel).jit_compile = towers_of(model).jit_compile
     forget_functions(parallel)
     return parallel
 
@@ -150,11 +149,8 @@ class ParallelModel(keras.Model):
         with tf.device(home_of(self)):
             super().compile(*args, **kwargs)
         forget_functions(self)
-        if kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8:  # it is the eighth
-            towers, (loss, _) = towers_of(self), losses(self)
-            towers.jit_compile |= small_loops(
-                towers.base.model, towers.num_towers, loss, towers.batch_norm
-            )
+        is_auto = kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8  # it is the eighth
+        towers_of(self).jit_compile = "auto" if is_auto else COMPILED
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""

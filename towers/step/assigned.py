@@ -22,13 +22,13 @@ Weighted: by the towers' examples, n_t / N. What depends on what stands in the t
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.user_lines import current_line, is_of_keras
+from towers.machine.user_lines import current_line, is_of_keras, line_of
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.shard_facts import ShardFacts, part_of
 from towers.step.state import is_seed
@@ -48,16 +48,6 @@ class Assigned(NamedTuple):
 
 
 NOTHING = Assigned({}, {})
-
-
-class Averaged(NamedTuple):
-    """The ids of the variables whose values become one in another way than their aggregation says.
-
-    means: BatchNormalization statistics that are averaged. first: statistics of tower 0.
-    """
-
-    means: set[int]
-    first: set[int]
 
 
 @tf.custom_gradient
@@ -92,18 +82,15 @@ class TowerScope(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
         """The value that the tower reads; None of a variable that is made in the trace."""
         if id(variable) not in self.state_mapping:
-            self._read(variable)
-        return self.state_mapping.get(id(variable))
-
-    def _read(self, variable: Any) -> None:
-        stored = variable_behind(variable)
-        if stored is None:
-            self._made.append((variable, current_line()))
-            return
-        self.unknown[id(variable)] = variable
-        with self._graph.as_default(), read_as_they_are():
-            value = tf.convert_to_tensor(stored)
-        self.state_mapping[id(variable)] = self._before[id(variable)] = value
+            stored = variable_behind(variable)
+            if stored is None:
+                self._made.append((variable, current_line()))
+                return None
+            self.unknown[id(variable)] = variable
+            with self._graph.as_default(), read_as_they_are():
+                value = tf.convert_to_tensor(stored)
+            self.state_mapping[id(variable)] = self._before[id(variable)] = value
+        return self.state_mapping[id(variable)]
 
     def as_now(self) -> "TowerScope":
         """Another scope, whose variables begin with the values that they have now in this one."""
@@ -163,7 +150,7 @@ class TowerScope(keras.StatelessScope):
         return self._lines[id(variable)]
 
 
-def leave(
+def assign_merged(
     variables: Sequence[Any],
     same: Mapping[int, tf.Tensor],
     sums: Mapping[int, tf.Tensor],
@@ -184,7 +171,8 @@ def what_becomes_of(
     changed: Sequence[tuple[int, Any, tf.Tensor, tf.Tensor]],
     scope: TowerScope,
     shard: ShardFacts,
-    averaged: Averaged,
+    statistics: Collection[int],
+    takes_first: bool,
 ) -> Assigned:
     """Sorts the values that a forward pass assigns by how the towers' values become one.
 
@@ -192,7 +180,8 @@ def what_becomes_of(
         changed: what `scope.changed()` returned.
         scope: the scope of the forward pass.
         shard: the facts of the trace.
-        averaged: the variables with a rule of their own.
+        statistics: the ids of BatchNormalization's statistics, which are averaged.
+        takes_first: take tower 0's statistics instead.
 
     Raises:
         ValueError: each tower would assign another value to a parameter, or to a metric's variable.
@@ -203,12 +192,13 @@ def what_becomes_of(
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
-        is_first = variable.aggregation == "only_first_replica" or id(variable) in averaged.first
+        is_statistic = id(variable) in statistics
+        is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"
         if not shard.dependence.local(after) or is_seed(variable) or is_first:
             assigned.same[i] = after
         elif scope.is_parameter(variable):
             raise _refused(variable, scope, "Assign parameters what no row has a part in.")
-        elif id(variable) in averaged.means:
+        elif is_statistic:
             assigned.parts[i] = shard.weighted(after)
         else:
             same, parts = _split(variable, before, after, scope, shard)
@@ -217,6 +207,42 @@ def what_becomes_of(
             if parts:
                 assigned.parts[i] = functools.reduce(tf.add, parts)
     return assigned
+
+
+def without_rows(
+    predictions: Sequence[tf.Tensor], facts: ShardFacts, *, is_alone: bool
+) -> Assigned:
+    """Finds the outputs that have no batch axis: tower 0's values, or each tower's parts.
+
+    Args:
+        predictions: the flattened outputs.
+        facts: the facts of the trace.
+        is_alone: whether there is one tower.
+
+    Raises:
+        ValueError: an output is neither a mean nor a sum over the batch's rows.
+    """
+    whole = Assigned({}, {})
+    for i, value in enumerate(predictions):
+        if facts.has_rows(value):
+            if not is_alone:
+                facts.rows.check(value, "an output of the model")
+        elif is_alone or not facts.dependence.local(value):
+            whole.same[i] = value
+        else:
+            part = part_of(value, facts)
+            if part is None:
+                fault = facts.rows.kind(value).fault
+                reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
+                raise ValueError(
+                    f"an output of the model, of shape {value.shape}, is neither a value for each "
+                    f"example nor a mean or a sum over the examples: {reason}. Each tower has only "
+                    "its own rows of the batch. Compute the output from towers.gather(rows), the "
+                    "rows of all towers, with towers.make_parallel(model, gpus); or from each "
+                    "example."
+                )
+            whole.parts[i] = part
+    return whole
 
 
 def _split(
@@ -262,28 +288,21 @@ def terms_of(
     value: tf.Tensor, is_local: Callable[[tf.Tensor], bool]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """(terms that depend on no shard, terms that do) of a sum, or of a multiple of one."""
-    same: list[tf.Tensor] = []
-    own: list[tf.Tensor] = []
-    waiting: list[tuple[tf.Tensor, Callable]] = [(value, lambda term: term)]
-    while waiting:
-        term, times = waiting.pop()
-        operation, is_own = term.op, is_local(term)
-        if operation.type in _PASSED_ON:
-            waiting.append((operation.inputs[term.value_index], times))
-        elif is_own and operation.type in ("AddV2", "Sub"):
-            left, right = operation.inputs
-            minus = _after(times, tf.negative)
-            waiting += [(right, minus if operation.type == "Sub" else times), (left, times)]
-        elif is_own and operation.type == "Mul" and not all(map(is_local, operation.inputs)):
-            factor, product = sorted(operation.inputs, key=is_local)
-            waiting.append((product, _after(times, functools.partial(tf.multiply, factor))))
-        else:
-            (own if is_own else same).append(times(term))
-    return same, own
-
-
-def _after(last: Callable, first: Callable) -> Callable:
-    return lambda term: last(first(term))
+    operation = value.op
+    if operation.type in _PASSED_ON:
+        return terms_of(operation.inputs[value.value_index], is_local)
+    if not is_local(value):
+        return [value], []
+    if operation.type in ("AddV2", "Sub"):
+        (same, own), (same_too, own_too) = (terms_of(v, is_local) for v in operation.inputs)
+        if operation.type == "Sub":
+            same_too, own_too = ([tf.negative(v) for v in terms] for terms in (same_too, own_too))
+        return same + same_too, own + own_too
+    if operation.type == "Mul" and not all(map(is_local, operation.inputs)):
+        factor, product = sorted(operation.inputs, key=is_local)
+        same, own = terms_of(product, is_local)
+        return [factor * term for term in same], [factor * term for term in own]
+    return [], [value]
 
 
 def warn_of_first(variable: Any, line: str) -> None:

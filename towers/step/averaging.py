@@ -13,12 +13,13 @@ device each tower ran on. Towers multiply their losses by w_i / sum(w_i) before 
 makes the weighted average, sum(w_i * g_i) / sum(w_i), a plain sum.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, Union
 
 import tensorflow as tf
 
 from towers.step.lookups import add_slices
+from towers.step.transfers import transfer
 
 Values: TypeAlias = list[Any]  # V of one tower or a sum: tensors, slices as of `lookups`, or None
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
@@ -30,7 +31,7 @@ def partial_sums(
     *,
     add_on_devices: bool,
     home: str | None = None,
-    move: Callable[[Values, str, str | None], Values] = lambda sums, source, target: sums,
+    packed: bool = False,
 ) -> Tree:
     """Makes the additions that devices make; returns the tree of all that is still to be added.
 
@@ -38,14 +39,15 @@ def partial_sums(
         values: T towers x V values.
         devices: the device of each tower.
         add_on_devices: make all of them, each on the device of its left child; else none.
-        home: the device that what is left of the tree is sent to.
-        move: (V sums, their device, another) -> these sums there.
+        home: the device that what is left of the tree is sent to; None: it stays where it is.
+        packed: whether small values travel as one vector a dtype.
     """
     if add_on_devices or len(values) == 1:
-        return move(_sum_on_devices(values, devices, move), devices[0], home)
-    half_way = middle(len(values))
+        sums = _sum_on_devices(values, devices, packed)
+        return sums if home is None else transfer(sums, devices[0], home, packed=packed)
+    half_way = _middle(len(values))
     left, right = (
-        partial_sums(values[half], devices[half], add_on_devices=False, home=home, move=move)
+        partial_sums(values[half], devices[half], add_on_devices=False, home=home, packed=packed)
         for half in (slice(half_way), slice(half_way, None))
     )
     return left, right
@@ -68,18 +70,54 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
-def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], move: Callable) -> Values:
+def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], packed: bool) -> Values:
     """V sums, on the first tower's device."""
     if len(values) == 1:
         return values[0]
-    half_way = middle(len(values))
-    left = _sum_on_devices(values[:half_way], devices[:half_way], move)
-    right = _sum_on_devices(values[half_way:], devices[half_way:], move)
-    right = move(right, devices[half_way], devices[0])
+    half_way = _middle(len(values))
+    left = _sum_on_devices(values[:half_way], devices[:half_way], packed)
+    right = _sum_on_devices(values[half_way:], devices[half_way:], packed)
+    right = transfer(right, devices[half_way], devices[0], packed=packed)
     with tf.device(devices[0]):
         return add_tree((left, right))
 
 
-def middle(num_towers: int) -> int:
+def _middle(num_towers: int) -> int:
     """The number of a tree's towers in its left half."""
     return (num_towers + 1) // 2
+
+
+class Subtree(NamedTuple):
+    """A largest subtree of the tree of additions whose towers all have one owner.
+
+    owner: a worker's or device's index. slot: the subtree's among its owner's. towers: the indices.
+    """
+
+    owner: int
+    slot: int
+    towers: range
+
+
+def subtrees(owners: Sequence[int]) -> list[Subtree]:
+    """The subtrees of one owner, in the order of their towers; `owners`: of T towers, ascending."""
+    found: list[Subtree] = []
+    waiting = [range(len(owners))]
+    while waiting:
+        towers = waiting.pop()
+        owner = owners[towers[0]]
+        if owners[towers[-1]] == owner:
+            slot = sum(subtree.owner == owner for subtree in found)
+            found.append(Subtree(owner, slot, towers))
+        else:
+            half_way = _middle(len(towers))
+            waiting += [towers[half_way:], towers[:half_way]]
+    return found
+
+
+def add_subtrees(sums: Mapping[range, tf.Tensor], towers: range) -> tf.Tensor:
+    """The sum over these towers, by the sums of subtrees."""
+    if towers in sums:
+        return sums[towers]
+    half_way = _middle(len(towers))
+    left, right = towers[:half_way], towers[half_way:]
+    return add_subtrees(sums, left) + add_subtrees(sums, right)

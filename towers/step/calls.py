@@ -1,97 +1,73 @@
 """Calls what was traced once for each tower, on the tower's device: side by side, or in turn."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from towers.graph.repeatable import has_unsaved_noise
+from towers.graph.cut import Segment
 from towers.step import scopes
 
-
-class WholeTower:
-    """A traced function of a tower that exchanges nothing with other towers while it runs.
-
-    function: the concrete function. structured_outputs: the function's.
-    has_unsaved_noise: whether it draws noise by tf.random.
-    """
-
-    def __init__(self, function: Any) -> None:
-        """Args: function: a concrete function."""
-        self.structured_outputs = function.structured_outputs
-        self.function = function
-        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
-
-    def run(
-        self,
-        arguments: Sequence[Any],
-        devices: Sequence[str],
-        sum_towers: Callable | None = None,
-        *,
-        take_turns: bool,
-        first: int = 0,
-    ) -> list[Any]:
-        """Calls the function for each tower; returns its results.
-
-        Args:
-            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
-            devices: of each.
-            sum_towers: V values of each -> V sums over all towers; for a tower that is cut.
-            take_turns: as for `call_on_devices`.
-            first: the index of the first of them among the towers of all workers; as sum_towers.
-        """
-        del sum_towers, first
-        return call_on_devices(
-            lambda parameters, fed, *others: self.function(
-                fed._replace(parameters=parameters), *others
-            ),
-            [fed.parameters for fed, *_ in arguments], arguments, devices, take_turns=take_turns,
-        )
+Values: TypeAlias = dict[str, tf.Tensor]  # of one tower, by their names in the trace
 
 
-def call_on_devices(
-    function: Callable,
-    held: Sequence[Sequence[tf.Tensor]],
-    others: Sequence[Sequence[Any]],
-    devices: Sequence[str],
-    *,
-    take_turns: bool,
-) -> list[Any]:
-    """Calls `function(held[t], *others[t])` on each tower's device.
+def call_in_order(
+    calls: Iterable[tuple[int, Segment, str]], towers: Sequence[Values], *, take_turns: bool,
+    first: int = 0,
+) -> None:
+    """Calls segments for towers; adds the results to the towers' values.
 
     Args:
-        function: traced without a device.
-        held: for each of T towers, the arguments without which it cannot begin.
-        others: for each tower, its other arguments.
-        devices: the device of each tower, in contiguous ranges.
-        take_turns: let a tower wait for the one before it on the same device. Never for one on
+        calls: (tower, segment, device), each after those whose results it needs.
+        towers: the values of T towers so far.
+        take_turns: let a call wait for the one before it on the same device. Never for one on
             another device: their towers would wait for each other in a row.
-
-    Returns:
-        The T results.
+        first: the index of the first tower among the towers of all workers.
     """
-    results: list[Any] = []
-    ends: dict[str, tf.Operation] = {}  # by device: of its last tower
-    for device, first, rest in zip(devices, held, others, strict=True):
-        with tf.name_scope(scopes.tower(len(results))), tf.device(device):
+    ends: dict[str, tf.Operation] = {}  # by device: of its last call
+    for t, segment, device in calls:
+        with tf.name_scope(scopes.tower(t)), tf.device(device):
+            values = [towers[t][name] for name in segment.inputs]
             if device in ends:
-                first = held_back(ends[device], first)
-            results.append(function(first, *rest))
+                values = _held_back(ends[device], values)
+            results = segment.call(values, first + t)
             if take_turns:
-                ends[device] = end_of(results[-1])
-    return results
+                # An operation: inlining forgets who waits for a call.
+                floats = [tf.identity(v) for v in results if v.dtype.is_floating]
+                ends[device] = tf.group(floats)
+        towers[t].update(zip(segment.outputs, results, strict=True))
 
 
-def held_back(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def run_levels(
+    segments: Mapping[int, Segment],
+    num_levels: int,
+    towers: Sequence[Values],
+    devices: Sequence[str],
+    between: Callable[[int], None],
+    *,
+    take_turns: bool,
+    first: int = 0,
+) -> None:
+    """Runs a function that is cut into levels, each on every tower before the next one.
+
+    Args:
+        segments: of the levels that towers have a part in.
+        num_levels: L, levels without a segment included.
+        towers, take_turns, first: as for `call_in_order`.
+        devices: of each of the T towers, in contiguous ranges.
+        between: called with 0 ... L - 1 at the end of each level, to run its collectives.
+    """
+    for level in range(num_levels):
+        if level in segments:
+            calls = [(t, segments[level], device) for t, device in enumerate(devices)]
+            call_in_order(calls, towers, take_turns=take_turns, first=first)
+        between(level)
+
+
+def _held_back(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The values, held back until another tower has ended.
 
     The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
     """
     with tf.control_dependencies([end]):
         return [tf.identity(value) for value in values]
-
-
-def end_of(result: Any) -> tf.Operation:
-    """Ends after all floats of a result, as an operation: inlining forgets who waits for a call."""
-    tensors = [v for v in tf.nest.flatten(result, expand_composites=True) if v is not None]
-    return tf.group([tf.identity(tensor) for tensor in tensors if tensor.dtype.is_floating])

@@ -1,16 +1,11 @@
 """Refuses, in one line, what towers cannot compute, before anything is traced."""
 
+from collections.abc import Sequence
+
 import keras
 
 from towers.machine import choices
 from towers.machine.keras_internals import all_layers
-
-
-def check_step(model: keras.Model, batch_norm: str | None, nonfinite: str) -> None:
-    """Raises ValueError where a step cannot be made of these."""
-    check_model(model)
-    check_batch_norm(batch_norm)
-    check_nonfinite(nonfinite)
 
 
 def check_model(model: keras.Model) -> None:
@@ -46,23 +41,18 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
 
 def check_batch_norm(batch_norm: str | None) -> None:
     """Raises ValueError for an unknown way to merge BatchNormalization statistics."""
-    if batch_norm is not None and batch_norm not in choices.BATCH_NORM:
-        raise ValueError(
-            f"batch_norm ({batch_norm!r}) must be one of {', '.join(choices.BATCH_NORM)}."
-        )
+    if batch_norm is not None:
+        check_choice("batch_norm", batch_norm, choices.BATCH_NORM)
 
 
 def check_strategy(strategy: str) -> None:
     """Raises ValueError for an unknown place of the parameters, and for asynchronous updates."""
     if strategy == choices.ASYNC:
         raise ValueError(choices.ASYNC_REFUSED)
-    if strategy not in choices.STRATEGIES:
-        raise ValueError(f"strategy ({strategy!r}) must be one of {', '.join(choices.STRATEGIES)}.")
+    check_choice("strategy", strategy, choices.STRATEGIES)
 
 
-def check_nonfinite(nonfinite: str) -> None:
-    """Raises ValueError for what is none of `choices.NONFINITE`."""
-    if nonfinite not in choices.NONFINITE:
-        raise ValueError(
-            f"nonfinite ({nonfinite!r}) must be one of {', '.join(choices.NONFINITE)}."
-        )
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises ValueError where an argument is none of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} ({value!r}) must be one of {', '.join(allowed)}.")

@@ -62,16 +62,13 @@ def values_explained(where: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
+        # An operation's message and name, without TensorFlow's stack.
+        lines = [line for line in error.message.splitlines() if not _AROUND.match(line)]
+        node = _NODE.search(error.message)
+        cause = " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
         raise ValueError(
-            f"{where}: {_cause(error.message)}. Check the inputs, labels and weights of this batch."
+            f"{where}: {cause}. Check the inputs, labels and weights of this batch."
         ) from error
-
-
-def _cause(message: str) -> str:
-    """Returns an operation's message and name, without TensorFlow's stack."""
-    lines = [line for line in message.splitlines() if not _AROUND.match(line)]
-    node = _NODE.search(message)
-    return " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
 
 
 class NewestBatch:

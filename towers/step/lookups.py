@@ -9,35 +9,29 @@ The dense_shape tells the three kinds apart: it crosses a function's boundary. I
 second kind. For the third kind its dtype is `_BY_INDEX`, which TensorFlow itself never uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.graph.dependence import Dependence
 from towers.machine.devices import HOST
-from towers.graph.rows import Rows
 
 
-def apart(gradients: Sequence[Any], is_shared: Callable[[tf.Tensor], bool]) -> list[Any]:
-    """Tells the kinds of slices apart by their dense_shape, for `add_slices` and `whole`.
+def separate_lookups(gradient: Any, facts: Any) -> Any:
+    """Tells the kinds of slices apart by their dense_shape, for `add_slices` and `join_lookups`.
 
     A table that is looked up in both ways gives a tuple of two; what is no IndexedSlices stays.
 
     Args:
-        gradients: a tower's gradients.
-        is_shared: whether all towers have equal values of these indices.
+        gradient: a tower's gradient of one variable.
+        facts: of the trace: ShardFacts, or a custom step's collectives.
     """
-    return [_apart(gradient, is_shared) for gradient in gradients]
-
-
-def _apart(gradient: Any, is_shared: Callable[[tf.Tensor], bool]) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     found = _parts(gradient.values, gradient.indices)
     shape = gradient.dense_shape
     shapes = [
-        None if is_shared(indices)
+        None if _are_shared(indices, facts)
         else tf.cast(shape, _BY_INDEX) if _are_distinct(indices) else shape
         for _, indices in found
     ]
@@ -75,8 +69,8 @@ def add_slices(left: Any, right: Any) -> Any:
     )
 
 
-def whole(gradient: Any, shape: Sequence[int]) -> Any:
-    """Joins what `apart` returned, and towers have added up, to one IndexedSlices again.
+def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
+    """Joins what `separate_lookups` returned, and towers have added up, to one IndexedSlices again.
 
     Args:
         gradient: any gradient.
@@ -108,16 +102,11 @@ def _added_by_index(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices
 
 
-def are_shared(indices: tf.Tensor, rows: Rows, dependence: Dependence) -> bool:
-    """Whether all towers look up equal indices: no row of the batch has a part in them.
-
-    Args:
-        indices: the indices of a table's rows.
-        rows, dependence: the facts of the trace.
-    """
-    fact = rows.fact(indices)
+def _are_shared(indices: tf.Tensor, facts: Any) -> bool:
+    """Whether all towers look up equal indices: no row of the batch has a part in them."""
+    fact = facts.rows.fact(indices)
     counts_rows = fact.has_rows or fact.degree != 0
-    return not counts_rows and not dependence.local(indices, but_sizes=True)
+    return not counts_rows and not facts.dependence.local(indices, but_sizes=True)
 
 
 def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:

@@ -50,7 +50,8 @@ def check_loss(
     except (WeightShapeError, BatchInCode):
         raise
     except Exception as error:  # whatever a loss of the user's raises
-        why = f"it cannot be traced alone ({type(error).__name__}: {_first_line(error)})"
+        first_line = f"{error}".strip().partition("\n")[0]
+        why = f"it cannot be traced alone ({type(error).__name__}: {first_line})"
     if why:
         raise NeitherMeanNorSum(
             f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Each tower has "
@@ -116,10 +117,6 @@ def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any
             f"shape {tuple(shape)}, where None is the number of examples. Give one weight for "
             "each example, or for each value."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def _fault(value: tf.Tensor, fact: Fact, reduction: str) -> Fault | None:

@@ -20,7 +20,6 @@ from towers.step.loss_kinds import check_loss
 from towers.step.outputs import (
     ModelLoss,
     check_reduction,
-    is_sum,
     loss_mask,
     loss_reduction,
     makes_mask,
@@ -106,7 +105,7 @@ class Losses:
         sample_weight: Structure,
         added: Sequence[tf.Tensor],
         shares: Shares,
-        facts: ShardFacts | None = None,
+        facts: ShardFacts,
     ) -> tf.Tensor:
         """A shard's part of the global batch's loss: the sum of share * factor * loss.
 
@@ -117,7 +116,7 @@ class Losses:
             predictions: the flattened outputs.
             added: the shard's parts of losses that layers, or a `compute_loss`, have added.
             shares: the tower's share of each term.
-            facts: tells which outputs have a batch axis; None means all of them.
+            facts: of the trace.
 
         Raises:
             ValueError: there is no loss at all.
@@ -125,16 +124,15 @@ class Losses:
         """
         values = []
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):
-            flat = tf.nest.flatten(term.y_pred)
-            without_rows = None if facts is None or all(map(facts.has_rows, flat)) else facts
-            if without_rows is None and not self._is_alone:
+            has_rows = all(map(facts.has_rows, tf.nest.flatten(term.y_pred)))
+            if has_rows and not self._is_alone:
                 check_loss(term.loss, term.y, term.y_pred, term.sample_weight)
             loss = with_reduction(term.loss, "sum") if divides_by_weights(term) else term.loss
             value = loss(term.y, term.y_pred, term.sample_weight)
-            if without_rows is None:
+            if has_rows:
                 values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
             else:
-                values.append(without_rows.added_loss(value * tf.cast(term.factor, value.dtype)))
+                values.append(facts.added_loss(value * tf.cast(term.factor, value.dtype)))
         values += added
         if not values:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")
@@ -145,27 +143,20 @@ class Losses:
         y: Structure,
         sample_weight: Structure,
         size: tf.Tensor,
-        masks: Sequence[tf.Tensor | None] | None = None,
+        predictions: Sequence[tf.Tensor] | None = None,
     ) -> tf.Tensor:
         """w_t of each term of the loss on a shard: [K] float64.
 
         Args:
             y, sample_weight: the shard's.
             size: scalar int32, its examples that count.
-            masks: what `masks` returned, where masks take part.
+            predictions: the flattened outputs, where masks take part.
         """
-        terms = self.terms(y, sample_weight)
-        weights = [
-            shard_weight(term.loss, term.sample_weight, size, mask)
-            for term, mask in zip(terms, masks or [None] * len(terms), strict=True)
-        ]
+        weights = []
+        for term in self.terms(y, sample_weight, predictions):
+            mask = None if predictions is None else loss_mask(term.loss, term.y, term.y_pred)
+            weights.append(shard_weight(term.loss, term.sample_weight, size, mask))
         return tf.stack(weights) if weights else tf.zeros([0], tf.float64)
-
-    def masks(self, y: Structure, predictions: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """The masks of each term of the loss on a shard; None where nothing is masked."""
-        return [
-            loss_mask(term.loss, term.y, term.y_pred) for term in self.terms(y, None, predictions)
-        ]
 
     def have_masks(
         self, y: Structure, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
@@ -199,7 +190,7 @@ def tower_shares(
         shards: the towers' shards.
     """
     stacked = tf.stack(list(weights))
-    sums = tf.constant([is_sum(term.loss) for term in terms], tf.bool)
+    sums = tf.constant([loss_reduction(term.loss) == "sum" for term in terms], tf.bool)
     by_weights = tf.constant([divides_by_weights(term) for term in terms], tf.bool)
     is_real = tf.stack([[tf.cast(shard.size > 0, tf.float64)] for shard in shards])
     divided = tf.math.divide_no_nan(

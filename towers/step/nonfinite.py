@@ -35,13 +35,15 @@ def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
         gradients: tensors, IndexedSlices, or None where a variable has no part in the loss.
     """
     dtype = _at_least_float32(loss.dtype)
-    squares = [tf.zeros([], dtype) if g is None else _sum_of_squares(g) for g in gradients]
-    return tf.math.is_finite(tf.stack([tf.cast(value, dtype) for value in [loss, *squares]]))
-
-
-def _sum_of_squares(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.nn.l2_loss(tf.cast(values, _at_least_float32(values.dtype)))  # half of it
+    squares = []
+    for gradient in gradients:
+        if gradient is None:
+            squares.append(tf.zeros([], dtype))
+            continue
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        values = tf.cast(values, _at_least_float32(values.dtype))
+        squares.append(tf.cast(tf.nn.l2_loss(values), dtype))  # half of the sum
+    return tf.math.is_finite(tf.stack([tf.cast(loss, dtype), *squares]))
 
 
 def _at_least_float32(dtype: tf.DType) -> tf.DType:
@@ -51,24 +53,14 @@ def _at_least_float32(dtype: tf.DType) -> tf.DType:
 def nonfinite_error(
     finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> NonFiniteError:
-    """The NonFiniteError of a step; Args: as for `culprit`."""
-    return NonFiniteError(f"{culprit(finite, places, variables)} is NaN or infinite.")
-
-
-def culprit(
-    finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
-) -> str:
-    """"the loss of tower 3 on /gpu:3", or "the gradient of dense/kernel in tower 3 on worker 1".
+    """The error of a step, such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
 
     Args:
         finite: [T, 1 + V], not all true: see `are_finite`.
         places: the device, or the worker, of each tower.
         variables: the V trainable variables.
     """
-    for tower, (row, where) in enumerate(zip(finite, places, strict=True)):
-        if not all(row):
-            index = list(row).index(False)
-            what = f"the gradient of {variables[index - 1].path}" if index else "the loss"
-            place = f"tower {tower} on {where}"
-            return f"{what} in {place}" if index else f"{what} of {place}"
-    raise AssertionError("everything is finite")
+    tower = next(t for t, row in enumerate(finite) if not all(row))
+    index = list(finite[tower]).index(False)
+    what = f"the gradient of {variables[index - 1].path} in" if index else "the loss of"
+    return NonFiniteError(f"{what} tower {tower} on {places[tower]} is NaN or infinite.")

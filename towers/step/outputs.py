@@ -33,11 +33,6 @@ def overrides_call(loss: keras.losses.Loss) -> bool:
     return type(loss).__call__ is not keras.losses.Loss.__call__
 
 
-def is_sum(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is a plain sum over examples, which nobody divides."""
-    return loss_reduction(loss) == "sum"
-
-
 def loss_reduction(loss: keras.losses.Loss) -> str:
     """A loss's reduction: "mean" where a `__call__` of its own replaces Keras' reduction."""
     return "mean" if overrides_call(loss) else loss.reduction

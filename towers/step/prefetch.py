@@ -56,11 +56,11 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     check_rows(*tensors)
     specs = map_tensors(any_rows, tensors)
     groups = step.stages and step.stages.groups
-    key = f"{specs} {step.num_towers} {step.mine} {step.tower_devices} {groups}"
+    key = f"{specs} {step.num_towers} {step.local_towers} {step.tower_devices} {groups}"
     if key not in _placing:
         _placing[key] = _traced_placing(step, specs)
     placed = iter(_placing[key](*components(tensors)))
-    return [packed(specs, placed) for _ in step.mine]
+    return [packed(specs, placed) for _ in step.local_towers]
 
 
 _placing: dict[str, Callable] = {}  # by structure and devices: no step needs one of its own
@@ -72,7 +72,7 @@ def _traced_placing(step: TowerStep, specs: BatchValues) -> Callable[..., list[t
     Outside of a graph TensorFlow's copies block, one after another. A `tf.function` would bring
     what it returns back to the CPU first: it adds an operation without a device to each result.
     """
-    num_towers, towers, devices = step.num_towers, step.mine, list(step.tower_devices)
+    num_towers, towers, devices = step.num_towers, step.local_towers, list(step.tower_devices)
     last = {first: group[-1] for first, group in step.stages.groups.items()} if step.stages else {}
 
     def place_all(*tensors: tf.Tensor) -> list[tf.Tensor]:

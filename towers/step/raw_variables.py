@@ -121,18 +121,6 @@ def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
     return scope.get_current_value(_raw(variable))
 
 
-def _gather(
-    scope: keras.StatelessScope, variable: tf.Variable, indices: Any, name: Any = None
-) -> tf.Tensor:
-    return tf.gather(_read(scope, variable), indices, name=name)
-
-
-def _gather_nd(
-    scope: keras.StatelessScope, variable: tf.Variable, indices: Any, name: Any = None
-) -> tf.Tensor:
-    return tf.gather_nd(_read(scope, variable), indices, name=name)
-
-
 def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable:
     """An assignment in a scope; `new_value`: (function that reads the old, argument) -> the new."""
 
@@ -151,8 +139,8 @@ def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable
 _REPLACEMENTS: dict[str, Callable] = {
     "value": _read,
     "read_value": _read,
-    "sparse_read": _gather,
-    "gather_nd": _gather_nd,
+    "sparse_read": lambda scope, v, indices, name=None: tf.gather(_read(scope, v), indices),
+    "gather_nd": lambda scope, v, indices, name=None: tf.gather_nd(_read(scope, v), indices),
     "assign": _assigned(lambda old, given: given),
     "assign_add": _assigned(lambda old, given: old() + given),
     "assign_sub": _assigned(lambda old, given: old() - given),

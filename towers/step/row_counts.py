@@ -71,7 +71,17 @@ def checked_rows(*batch: Any) -> Iterator[None]:
         ValueError: parts are known to differ while the graph is traced. Where they differ later,
             the graph fails: see `readable`.
     """
-    with tf.control_dependencies(_assertions(batch)):
+    check_rows(*batch)
+    named, assertions = _named_parts(batch), []
+    said: list[Any] = []
+    if len(named) > 1 and any(_rows(part) is None for _, part in named):
+        with tf.device(HOST):
+            counts = [tf.cast(tf.shape(part)[0], tf.int32) for _, part in named]
+            for (name, _), count in zip(named, counts, strict=True):
+                said += [f"{', ' if said else _BEGIN}{name} ", count]
+            same = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+            assertions = [tf.debugging.Assert(same, [*said, _WAY_OUT])]
+    with tf.control_dependencies(assertions):
         yield
 
 
@@ -97,11 +107,11 @@ def gathered_rows_text(line: str) -> str:
     return f"towers.gather, {line}:{_GATHERED}"
 
 
-def check_placed(placed: Placed, batch: Any, num_towers: int, mine: range) -> None:
+def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: range) -> None:
     """Raises ValueError where shards cannot be those of a batch, by their number of rows.
 
     Args:
-        placed: the shards of the towers `mine` of all; None where the step splits the batch.
+        placed: the shards of this worker's towers; None where the step splits the batch.
         batch: a structure of tensors or arrays [N, ...].
     """
     if placed is None:
@@ -109,32 +119,14 @@ def check_placed(placed: Placed, batch: Any, num_towers: int, mine: range) -> No
     check_rows(batch)
     num_examples = next(_rows(part) for part in tf.nest.flatten(batch) if part is not None)
     sizes = shard_sizes(num_examples or 0, num_towers)
-    expected = [{max(sizes[tower], 1)} for tower in mine]
-    found = [{_rows(v) for v in tf.nest.flatten(shard) if v is not None} for shard in placed]
-    if found != expected:
-        raise ValueError(
-            f"placed: the shards have {_listed(found)} rows, and those of the {num_examples} "
-            f"examples have {_listed(expected)}. Pass the shards that towers.prefetched makes."
-        )
-
-
-def _listed(rows: Sequence[set]) -> str:
-    return ", ".join("/".join(map(str, of_shard)) for of_shard in rows)
-
-
-def _assertions(batch: Sequence[Any]) -> list[tf.Operation]:
-    """Assertions that compare the rows in the graph; none where all are known to be equal."""
-    check_rows(*batch)
-    named = _named_parts(batch)
-    if len(named) < 2 or all(_rows(part) is not None for _, part in named):
-        return []
-    said: list[Any] = []
-    with tf.device(HOST):
-        counts = [tf.cast(tf.shape(part)[0], tf.int32) for _, part in named]
-        for (name, _), count in zip(named, counts, strict=True):
-            said += [f"{', ' if said else _BEGIN}{name} ", count]
-        same = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
-        return [tf.debugging.Assert(same, [*said, _WAY_OUT])]
+    for tower, shard in zip(local_towers, placed, strict=True):
+        expected = max(sizes[tower], 1)
+        found = {_rows(v) for v in tf.nest.flatten(shard) if v is not None}
+        if found != {expected}:
+            raise ValueError(
+                f"placed: the shard of tower {tower} has {'/'.join(map(str, found))} rows; of "
+                f"{num_examples} examples it has {expected}. Pass what towers.prefetched makes."
+            )
 
 
 def _rows(part: Any) -> int | None:

@@ -1,15 +1,12 @@
 """Facts on the tensors of a tower's trace: which depend on its shard, and how."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from towers.graph.dependence import Dependence
-from towers.machine.user_lines import line_of
 from towers.graph.rows import Rows
-from towers.step.lookups import are_shared
-from towers.step.structures import Structure
 from towers.step.synchronized import Sum
 from towers.step.tensor_rows import is_composite
 
@@ -24,23 +21,6 @@ class ShardFacts(NamedTuple):
     dependence: Dependence
     rows: Rows
     weight: tf.Tensor
-
-    @classmethod
-    def of_trace(
-        cls, shard: Structure, others: Iterable[tf.Tensor], weight: tf.Tensor
-    ) -> "ShardFacts":
-        """The facts of a trace that begins.
-
-        Args:
-            shard: its symbolic x, y and sample_weight.
-            others: other tensors that differ from tower to tower.
-            weight: n_t / N.
-        """
-        dependence, rows = Dependence(), tf.nest.flatten(shard)
-        for tensor in tf.nest.flatten([rows, *others], expand_composites=True):
-            if tensor is not None:
-                dependence.feed(tensor, local=True, level=0)
-        return cls(dependence, Rows.of_shard(rows), weight)
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """value * n_t / N."""
@@ -67,24 +47,6 @@ class ShardFacts(NamedTuple):
         """The shard's part of a loss that a layer, or a `compute_loss`, has added: scalar."""
         return self.part(value, "a loss that a layer, compute_loss or an output adds")
 
-    def part_of_output(self, value: tf.Tensor) -> tf.Tensor:
-        """A tower's part of an output that is a sum or a mean over the batch's rows.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        part = part_of(value, self)
-        if part is None:
-            fault = self.rows.kind(value).fault
-            reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
-            raise ValueError(
-                f"an output of the model, of shape {value.shape}, is neither a value for each "
-                f"example nor a mean or a sum over the examples: {reason}. Each tower has only its "
-                "own rows of the batch. Compute the output from towers.gather(rows), the rows of "
-                "all towers, with towers.make_parallel(model, gpus); or from each example."
-            )
-        return part
-
     def has_rows(self, value: Any) -> bool:
         """Whether an output of the model has a row for each example of the shard."""
         if value is None or is_composite(value) or value.shape.rank is None:
@@ -92,10 +54,6 @@ class ShardFacts(NamedTuple):
         if value.shape.rank == 0:
             return False
         return value.shape[0] is None or self.rows.fact(value).has_rows
-
-    def are_shared(self, indices: tf.Tensor) -> bool:
-        """Whether all towers look up these rows of a table, see `lookups`."""
-        return are_shared(indices, self.rows, self.dependence)
 
     def declared(self, sum_towers: Sum) -> Sum:
         """A `sum_towers` that records that its sums are equal in all towers."""

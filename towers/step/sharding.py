@@ -3,6 +3,7 @@
     global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -46,35 +47,18 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     Returns:
         T shards, in order.
     """
-    bounds = _bounds(batch_size(batch), num_towers)
-    return [_shard(batch, *of_one) for of_one in zip(*map(tf.unstack, bounds), strict=True)]
-
-
-class _Bounds(NamedTuple):
-    """The bounds of the T shards: [T] each, or [T, 1] as `tf.strided_slice` takes them."""
-
-    begins: tf.Tensor
-    ends: tf.Tensor
-    sizes: tf.Tensor
-    shares: tf.Tensor
-
-
-def _bounds(num_examples: tf.Tensor, num_towers: int) -> _Bounds:
-    """The bounds of all shards in few operations: each takes a millisecond to be traced."""
+    num_examples, tower = batch_size(batch), tf.range(num_towers)
+    # The bounds of all shards in few operations: each takes a millisecond to be traced.
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
-    tower = tf.range(num_towers)
     sizes = quotient + tf.cast(tower < remainder, tf.int32)
     begins = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
     ends = begins + tf.maximum(sizes, 1)
     shares = tf.cast(sizes, tf.float64) / tf.cast(num_examples, tf.float64)
-    return _Bounds(begins[:, tf.newaxis], ends[:, tf.newaxis], sizes, shares)
-
-
-def _shard(
-    batch: BatchValues, begin: tf.Tensor, end: tf.Tensor, size: tf.Tensor, share: tf.Tensor
-) -> Shard:
-    """The shard of rows begin to end, [1] each; size, share: scalars."""
-    return Shard(map_tensors(lambda value: take_rows(value, begin, end), batch), size, share)
+    columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes, shares  # bounds are [1] each
+    return [
+        Shard(map_tensors(functools.partial(take_rows, begin=begin, end=end), batch), size, share)
+        for begin, end, size, share in zip(*map(tf.unstack, columns), strict=True)
+    ]
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
@@ -97,8 +81,5 @@ def rows_of(value: Any, shard: Shard) -> Any:
 
 def batch_size(batch: Structure) -> tf.Tensor:
     """The number of a batch's examples N, a scalar int32."""
-    return tf.cast(tf.shape(_first(batch))[0], tf.int32)  # of a composite one int64
-
-
-def _first(batch: Structure) -> tf.Tensor:
-    return next(v for v in tf.nest.flatten(batch) if v is not None)
+    first = next(v for v in tf.nest.flatten(batch) if v is not None)
+    return tf.cast(tf.shape(first)[0], tf.int32)  # of a composite one int64

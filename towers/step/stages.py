@@ -12,8 +12,8 @@ import bisect
 import difflib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ import tensorflow as tf
 from towers.graph.stage_levels import stage_scope
 from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
+from towers.machine.tensorflow_internals import custom_gradients_in_scope
 
 _ROWS = 32  # that an axis of unknown size counts as
 
@@ -82,13 +83,16 @@ class Stages:
         """The stage of each variable: the first that uses it; the last for one of no layer."""
         return [self._of_variables.get(id(v), self.num_stages - 1) for v in variables]
 
-    def scopes(self) -> AbstractContextManager:
-        """Within, what a layer traces is in the scope of its stage."""
-        return calls_wrapped(self._operations, self._scope)
+    @contextmanager
+    def scopes(self) -> Iterator[None]:
+        """Within, what a layer traces is in the scope of its stage, and so are its gradients."""
 
-    def _scope(self, operation: Any, index: int) -> AbstractContextManager:
-        stages = self._of_calls[id(operation)]
-        return tf.name_scope(stage_scope(stages[index % len(stages)]))
+        def scope(operation: Any, index: int) -> AbstractContextManager:
+            stages = self._of_calls[id(operation)]
+            return tf.name_scope(stage_scope(stages[index % len(stages)]))
+
+        with calls_wrapped(self._operations, scope), custom_gradients_in_scope():
+            yield
 
 
 def make_stages(
@@ -137,6 +141,18 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
                 f"gpus_per_tower ({gpus_per_tower}) does not go with {name}={others[name]}: "
                 f"{refused[others[name]]}"
             )
+
+
+def check_unsynchronized(
+    stages: Stages | None, synchronized_layers: Sequence[keras.layers.Layer]
+) -> None:
+    """Raises ValueError where towers would meet within a stage."""
+    if stages is not None and synchronized_layers:
+        raise ValueError(
+            f"gpus_per_tower ({stages.num_stages}) does not go with layer "
+            f"{synchronized_layers[0].name!r}, a BatchNormalization with synchronized=True: towers "
+            "would wait for each other within a stage. Use synchronized=False, or gpus_per_tower=1."
+        )
 
 
 _COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
@@ -195,9 +211,8 @@ def _sizes(calls: Sequence[Call]) -> list[int]:
         variables = {id(v): v for v in getattr(call.operation, "variables", ())}
         new = [v for key, v in variables.items() if key not in known]
         known |= set(variables)
-        sizes.append(sum(map(_num_bytes, [*call.outputs, *new])))
+        sizes.append(sum(
+            tf.as_dtype(v.dtype).size * math.prod(n or _ROWS for n in v.shape)
+            for v in [*call.outputs, *new]
+        ))
     return sizes
-
-
-def _num_bytes(tensor: Any) -> int:
-    return tf.as_dtype(tensor.dtype).size * math.prod(n or _ROWS for n in tensor.shape)

@@ -7,6 +7,7 @@
 | the rest              | as it is                               | see `assigned`              |
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,3 +66,9 @@ def variables_device(model: keras.Model) -> str:
     """
     variables = [*model.trainable_variables, *model.weights, *model.variables]
     return short_name(variables[0].value.device) if variables else HOST
+
+
+def digest(variable: keras.Variable) -> str:
+    """A digest of a variable's bits and shape: 16 hexadecimal digits of their SHA-256."""
+    value = variable.value.numpy()
+    return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]

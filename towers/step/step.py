@@ -12,63 +12,54 @@
 """
 
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from towers import __version__
+from towers.machine import choices
 from towers.machine import devices as devices_lib
+from towers.machine.loss_internals import marked
 from towers.workers import workers
 from towers.workers.cluster import Cluster
 from towers.machine.logical import undivided_cpu
 from towers.machine.policy import Policy, policy_of
 from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
-from towers.step.agreement import check_agreement
-from towers.step.assigned import leave
+from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.exchange import make_exchange
-from towers.step.joined_outputs import join_outputs
-from towers.step.lookups import whole
+from towers.step.lookups import join_lookups
 from towers.step.compiled import COMPILED, recipe_of
 from towers.step.losses import Shares, tower_shares
 from towers.step.nonfinite import checked
 from towers.step.row_counts import checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
-from towers.step.staged import TowerInStages
-from towers.step.stages import make_stages
+from towers.step.stages import check_unsynchronized, make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced_tower import TracedTower
-from towers.step.transfers import move
+from towers.step.transfers import transfer
 from towers.step.xla import compiles
-
-
-class _Sums(NamedTuple):
-    """The sums of the towers' outputs.
-
-    tree: of [loss, gradients ..., what the towers assign and is added up ...].
-    added: the indices of the variables that these last are assigned to.
-    same: values of `Assigned.same` in tower 0, by the variable's index.
-    """
-
-    tree: Tree
-    added: list[int]
-    same: dict[int, tf.Tensor]
 
 
 class Computed(NamedTuple):
     """What towers have computed of a global batch, before the update.
 
+    tree: what is left of the additions over the towers, of [loss, gradients ..., parts ...].
+    added: the indices of the variables that the sums of these parts are assigned to.
+    same: values of `Assigned.same` in tower 0, by the variable's index.
     predictions: the model's outputs for all rows, before the update; None where nobody asks.
     finite: [T, 1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
 
-    sums: _Sums
+    tree: Tree
+    added: list[int]
+    same: dict[int, tf.Tensor]
     predictions: Structure
     finite: tf.Tensor | None
 
@@ -88,7 +79,7 @@ class Step:
         num_towers: int | None = None,
         batch_norm: str | None = None,
         nonfinite: str = "apply",
-        jit_compile: bool | str = "auto",
+        jit_compile: bool | str = COMPILED,
         strategy: str = "parameter_server",
         gpus_per_tower: int = 1,
         stages: Sequence[str] | None = None,
@@ -113,7 +104,8 @@ class Step:
                 Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
                 last two changes anything but counts no update in `optimizer.iterations` either.
                 With `LossScaleOptimizer` gradients are its own to check.
-            jit_compile: compile each tower with XLA; "auto": see `towers.step.xla.compiles`.
+            jit_compile: compile each tower with XLA; "auto": where it pays; "compiled": as the
+                model's `compile` was told, or else "auto"; see `towers.step.xla.compiles`.
             strategy: the parameters are on their device alone, "parameter_server", or on every
                 one, "mirrored", see `strategies`: same bits.
             gpus_per_tower: S: the layers are in stages on S devices, see `stages`: same bits.
@@ -125,7 +117,9 @@ class Step:
         Raises:
             ValueError: an argument makes no sense, a device is absent, the model is not built.
         """
-        checks.check_step(model, batch_norm, nonfinite)
+        checks.check_model(model)
+        checks.check_batch_norm(batch_norm)
+        checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
         self.stages = make_stages(
@@ -140,33 +134,32 @@ class Step:
         checks.check_shared(model, num_towers)
         self.num_towers = num_towers
         self.exchange = make_exchange(self.cluster, num_towers)
-        self.mine = self.exchange.mine
-        self.tower_devices = devices_lib.place_towers(len(self.mine), firsts)
-        if devices is None and (shared := undivided_cpu(len(self.mine), is_chosen)):
+        self.local_towers = self.exchange.local_towers
+        self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
+        if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
             warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.model = model
         self.batch_norm = batch_norm or "average"
-        self.home = state_lib.variables_device(model)
+        self.parameter_device = state_lib.variables_device(model)
         self.optimizer, loss, loss_weights, self.metrics = recipe_of(
-            model, optimizer, loss, loss_weights, metrics, self.home
+            model, optimizer, loss, loss_weights, metrics, self.parameter_device
         )
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
+        check_unsynchronized(self.stages, synchronized)
         self.compiles = not self.stages and compiles(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
         self.nonfinite = nonfinite
-        self._move = partial(move, packed=self.policy.pack_transfers and not self.stages)
         self.strategy = make_strategy(
-            strategy, self.optimizer, model.trainable_variables, self.home, self.tower_devices,
-            self.policy, self.stages, is_alone=self.cluster.num_workers == 1,
+            strategy, self.optimizer, model.trainable_variables, self.parameter_device,
+            self.tower_devices, self.policy, self.exchange, self.stages,
         )
-        make_tower = partial(TowerInStages, self.stages) if self.stages else Tower
-        self.tower = make_tower(
+        self.tower = Tower(
             model, loss, loss_weights, synchronized_layers=synchronized, batch_norm=batch_norm,
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
-            jit_compile=self.compiles,
+            jit_compile=self.compiles, stages=self.stages,
         )
 
     # The diagram.
@@ -183,25 +176,21 @@ class Step:
         """
         with checked_rows(*batch):
             shards = self.split(batch, placed)                                  # 1
-            outputs = self.run_towers("train", shards, self._loss_scale())      # 2 and 3
-            sums = self._add_up(outputs)                                        # 4
-            predictions = self._predictions(outputs, shards) if with_predictions else None
-            if outputs[0].finite is None:
-                return Computed(sums, predictions, None)
-            with tf.device(self.home):
-                finite = self.exchange.one_a_tower([o.finite for o in outputs])
-                return Computed(sums, predictions, tf.stack(finite))
+            with tf.device(self.parameter_device):  # 1 for all but a LossScaleOptimizer
+                loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
+            outputs = self.run_towers("train", shards, loss_scale)              # 2 and 3
+            return self._add_up(outputs, shards if with_predictions else None)  # 4
 
     def update(self, computed: Computed) -> tf.Tensor:
         """5. Updates parameters, optimizer and state with the towers' results; returns the loss."""
         variables = self.trainable_variables
-        with tf.name_scope(scopes.UPDATE), tf.device(self.home):
-            parameters = {i: v for i, v in computed.sums.same.items() if i < len(variables)}
-            leave(variables, parameters, {})  # the update is of what was assigned
+        with tf.name_scope(scopes.UPDATE), tf.device(self.parameter_device):
+            parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
+            assign_merged(variables, parameters, {})  # the update is of what was assigned
             if parameters:
                 self.strategy.refresh()
-            loss, added = self.strategy.update(computed.sums.tree)
-            self._leave(computed.sums, added)
+            loss, added = self.strategy.update(computed.tree)
+            self._assign_state(computed, added)
         return loss
 
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
@@ -209,50 +198,47 @@ class Step:
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
             self.exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
-        for tower, values in zip(self.mine, placed or []):
+        for tower, values in zip(self.local_towers, placed or []):
             shards[tower] = shards[tower]._replace(values=values)
         return shards
 
     def run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
-        tower, weigh = self.tower.trace(name, shards[self.mine.start].values)
+        tower, weigh = self.tower.trace(name, shards[self.local_towers.start].values)
         inputs = self._inputs(shards)
         if name == "predict":
             shares = [Shares(tf.zeros([0], tf.float64), shard.share) for shard in shards]
         else:
-            shares = self._shares(weigh, inputs, shards)
-        return self._on_devices(tower, inputs, [(shares[t], *options) for t in self.mine])
+            losses = self.tower.losses
+            with tf.name_scope(scopes.WEIGHTS), tf.device(self.parameter_device):
+                if weigh is None:
+                    weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
+                else:
+                    sizes = [(shards[t].size,) for t in self.local_towers]
+                    weights = self.exchange.all_gather(self._on_devices(weigh, inputs, sizes))
+                shares = tower_shares(losses.terms(*shards[0].values[1:]), weights, shards)
+        own_shares = [(shares[t], *options) for t in self.local_towers]
+        return self._on_devices(tower, inputs, own_shares)
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """3. The inputs of each tower of this worker.
 
         TensorFlow sends a value once to each device, however many of its towers need it.
         """
-        with tf.name_scope(scopes.PARAMETERS), tf.device(self.home):
-            arrived = self.strategy.spread(self.tower.state, [self.home, *self.tower_devices])
+        home = self.parameter_device
+        with tf.name_scope(scopes.PARAMETERS), tf.device(home):
+            arrived = self.strategy.spread(self.tower.state, [home, *self.tower_devices])
             first = len(self.trainable_variables)
-            seeds = {i: arrived[self.home][first + i] for i in self.tower.seeds}
+            seeds = {i: arrived[home][first + i] for i in self.tower.seeds}
             inputs = []
-            for tower, device in zip(self.mine, self.tower_devices, strict=True):
-                of_model, own = arrived[device][:first], arrived[device][first:]
+            for tower, device in zip(self.local_towers, self.tower_devices, strict=True):
+                parameters, state = arrived[device][:first], arrived[device][first:]
                 folded = state_lib.tower_seeds(list(seeds.values()), tower)
-                for i, seed in zip(seeds, self._move(folded, self.home, device), strict=True):
-                    own[i] = seed
-                inputs.append(TowerInput(of_model, own, *shards[tower].values))
+                moved = transfer(folded, home, device, packed=self.strategy.packed)
+                for i, seed in zip(seeds, moved, strict=True):
+                    state[i] = seed
+                inputs.append(TowerInput(parameters, state, *shards[tower].values))
             return inputs
-
-    def _shares(
-        self, weigh: TracedTower | None, inputs: list[TowerInput], shards: list[Shard]
-    ) -> list[Shares]:
-        """3. The shares of the T towers' losses; `weigh`: traced `Tower.weigh_masked`, or None."""
-        losses = self.tower.losses
-        with tf.name_scope(scopes.WEIGHTS), tf.device(self.home):
-            if weigh is not None:
-                own = self._on_devices(weigh, inputs, [(shards[t].size,) for t in self.mine])
-                weights = self.exchange.one_a_tower(own)
-            else:
-                weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
-            return tower_shares(losses.terms(*shards[0].values[1:]), weights, shards)
 
     def _on_devices(
         self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
@@ -260,26 +246,42 @@ class Step:
         arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
         return tower.run(
             arguments, self.tower_devices, self._sum_towers,
-            take_turns=self.policy.take_turns, first=self.mine.start,
+            take_turns=self.policy.take_turns, first=self.local_towers.start,
         )
 
-    def reduce(self, values: list[Values], devices: Sequence[str] | None = None) -> Tree:
-        """4. The tree of additions over all towers that are left; `values`: this worker's x V."""
-        with tf.device(self.home):
-            return self.exchange.reduce(
-                values, devices or self.tower_devices, add_on_devices=self.policy.add_on_devices,
-                home=self.home, move=self._move,
-            )
-
-    def _add_up(self, outputs: list[TowerOutput]) -> _Sums:
-        """4. The sums of loss, gradients and state."""
-        assigned = outputs[0].assigned
-        with tf.name_scope(scopes.SUM), tf.device(self.home):
-            kept = self._move(list(assigned.same.values()), self.tower_devices[0], self.home)
-            same = self.exchange.of_tower_0(kept)
+    def _add_up(self, outputs: list[TowerOutput], shards: list[Shard] | None) -> Computed:
+        """4. The sums of loss, gradients and state; all rows' outputs, if shards are given."""
+        assigned, finite = outputs[0].assigned, None
+        with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
+            same = dict(zip(assigned.same, self._broadcast(assigned.same.values()), strict=True))
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
-            tree = self.strategy.add_up(values, self.tower_devices, self.reduce)
-        return _Sums(tree, list(assigned.parts), dict(zip(assigned.same, same, strict=True)))
+            tree = self.strategy.add_up(values, self.tower_devices)
+        with tf.device(self.parameter_device):
+            predictions = None if shards is None else self._predictions(outputs, shards)
+            if outputs[0].finite is not None:
+                finite = tf.stack(self.exchange.all_gather([o.finite for o in outputs]))
+        return Computed(tree, list(assigned.parts), same, predictions, finite)
+
+    def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
+        """The model's outputs for the global batch, with their masks and logits.
+
+        Rows are joined in order; an output without rows is tower 0's, or a sum over the towers.
+        """
+        first = outputs[0]
+        same, parts = first.without_rows
+        found: dict[int, tf.Tensor] = dict(zip(same, self._broadcast(same.values()), strict=True))
+        if parts:
+            added = self._sum_towers([list(o.without_rows.parts.values()) for o in outputs])
+            found |= zip(parts, added, strict=True)
+        for i, value in enumerate(first.predictions):
+            if value is not None and i not in found:
+                rows = self.exchange.rows([o.predictions[i] for o in outputs], shards)
+                found[i] = marked(rows, {
+                    name: self.exchange.rows([o.marks[i][name] for o in outputs], shards)
+                    for name in first.marks[i]
+                })
+        flat = [found.get(i) for i in range(len(first.predictions))]
+        return tf.nest.pack_sequence_as(self.tower.losses.outputs, flat)
 
     def infer(
         self, name: str, batch: BatchValues, placed: Placed = None
@@ -288,55 +290,41 @@ class Step:
 
         What the model assigns is kept, as in Keras.
         """
-        with checked_rows(*batch):
-            outputs = self.run_towers(name, shards := self.split(batch, placed))
-            sums = self._add_up(outputs)
-            loss, *added = self._added(sums.tree)
-            self._leave(sums, added)
-            return loss, self._predictions(outputs, shards)
+        with checked_rows(*batch), tf.device(self.parameter_device):
+            shards = self.split(batch, placed)
+            computed = self._add_up(self.run_towers(name, shards), shards)
+            loss, *added = add_tree(computed.tree)
+            self._assign_state(computed, added)
+            return loss, computed.predictions
 
     def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
         """(loss, [gradient]) of a global batch, averaged; nothing is assigned."""
-        shards = self.split(batch)
-        sums = self._add_up(self.run_towers("train", shards, tf.ones([])))
-        loss, *added = self._added(sums.tree)
-        return loss, [whole(g, v.shape) for g, v in zip(added, self.trainable_variables)]
+        with tf.device(self.parameter_device):
+            outputs = self.run_towers("train", self.split(batch), tf.ones([]))
+            loss, *added = add_tree(self._add_up(outputs, None).tree)
+        variables = self.trainable_variables
+        return loss, [join_lookups(g, v.shape) for g, v in zip(added, variables)]
 
     # What the arrows need.
 
-    def _loss_scale(self) -> tf.Tensor:
-        """The factor by which a LossScaleOptimizer scales the loss; 1 for any other optimizer."""
-        with tf.device(self.home):
-            return tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
-
-    def _added(self, tree: Tree) -> Values:
-        """The sums of a tree, where no update follows."""
-        with tf.device(self.home):
-            return add_tree(tree)
+    def _broadcast(self, values: Iterable[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Tower 0's values on the parameters' device, given those of this worker's first tower."""
+        moved = transfer(
+            list(values), self.tower_devices[0], self.parameter_device, packed=self.strategy.packed
+        )
+        return self.exchange.broadcast(moved)
 
     def _sum_towers(self, values: list[Values]) -> Values:
-        """Sums values over all towers, in the midst of their run."""
-        with tf.name_scope(scopes.SUM):
-            return self._added(self.reduce(values))
+        """Sums V values of each of this worker's towers over all towers, in the midst of a run."""
+        with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
+            return add_tree(self.strategy.reduce(values, self.tower_devices))
 
-    def _leave(self, sums: _Sums, added: Values) -> None:
-        """Assigns to state what towers give it; `added`: sums for `sums.added`."""
+    def _assign_state(self, computed: Computed, added: Values) -> None:
+        """Assigns to state what towers give it; `added`: sums for `computed.added`."""
         variables = [*self.trainable_variables, *self.tower.state]
         first = len(self.trainable_variables)
-        same = {i: value for i, value in sums.same.items() if i >= first}
-        with tf.device(self.home):
-            leave(variables, same, dict(zip(sums.added, added, strict=True)))
-
-    def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
-        """The model's outputs for the global batch, in order, with their masks and logits."""
-        first = self.tower_devices[0]
-        with tf.device(self.home):
-            flat = join_outputs(
-                outputs, lambda values: self.exchange.rows(values, shards),
-                lambda values: self.exchange.of_tower_0(self._move(values, first, self.home)),
-                lambda values: self._added(self.reduce(values)),
-            )
-        return tf.nest.pack_sequence_as(self.tower.losses.outputs, flat)
+        same = {i: value for i, value in computed.same.items() if i >= first}
+        assign_merged(variables, same, dict(zip(computed.added, added, strict=True)))
 
     # What is known of it.
 
@@ -357,11 +345,23 @@ class Step:
 
     def check_agreement(self) -> None:
         """Raises ValueError where workers differ in what they train; so does the first batch."""
-        check_agreement(
-            self.cluster, self.model, self.optimizer,
-            num_towers=self.num_towers, batch_norm=self.batch_norm, nonfinite=self.nonfinite,
-            stages=self.stages.names if self.stages else None,
-        )
+        if self.exchange.is_alone:
+            return
+        variables = [*self.model.variables, *self.optimizer.variables]
+        workers.Workers(self.cluster).check_same({
+            "towers' version": __version__,
+            "TensorFlow's version": tf.__version__,
+            "Keras' version": keras.__version__,
+            "num_towers": self.num_towers,
+            "batch_norm": self.batch_norm,
+            "nonfinite": self.nonfinite,
+            "stages": self.stages.names if self.stages else None,
+            "the optimizer": type(self.optimizer).__name__,
+            **{
+                f"variable {i} {variable.path.rpartition('/')[2]}": state_lib.digest(variable)
+                for i, variable in enumerate(variables)
+            },
+        })
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
         """Traces the tower ahead of `compute` or `infer`; returns symbolic predictions.

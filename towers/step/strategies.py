@@ -13,11 +13,10 @@ Both add in the order of the one tree and make the one update, traced once: same
 layers are in stages, the parameter server sends each device its own stage's parameters.
 """
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,116 +25,21 @@ from towers.graph.merged import once
 from towers.machine.devices import HOST, short_name
 from towers.machine.policy import Policy
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.step.averaging import Tree, Values, add_tree, partial_sums
+from towers.step.averaging import (
+    Tree,
+    Values,
+    add_subtrees,
+    add_tree,
+    partial_sums,
+    subtrees,
+)
 from towers.step.checks import check_strategy
-from towers.step.copies import Copies
-from towers.step.exchange import Plan, Subtree, add_plan, make_plan, subtrees
-from towers.step.lookups import whole
+from towers.step.exchange import Exchange
+from towers.step.lookups import join_lookups
 from towers.step.stages import Stages
+from towers.step.parameter_server import ParameterServer, StageServer
+from towers.step.structures import components, packed
 from towers.step.transfers import pack, packages, spread, unpack
-from towers.step.update import update
-
-
-Reduce: TypeAlias = Callable[[list[Values], Sequence[str]], Tree]
-
-
-class ParameterServer:
-    """The parameters and the optimizer on their device alone, the home.
-
-    home: its name.
-    num_bytes, num_copies: what a refresh sends to each copy, and to how many.
-    """
-
-    num_bytes, num_copies = 0, 0
-
-    def __init__(
-        self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
-        home: str, *, packed: bool,
-    ) -> None:
-        """
-        Args:
-            optimizer: built for the parameters. parameters: the V that it updates.
-            home: their device.
-            packed: whether small values travel as one vector a dtype.
-        """
-        self.home = home
-        self._optimizer, self._parameters, self._packed = optimizer, list(parameters), packed
-        self._at_home = Copies(home)
-
-    def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """The values of the V parameters and of further variables, on each device.
-
-        Every variable is read once, here.
-        """
-        values = [tf.convert_to_tensor(v.value) for v in [*self._parameters, *state]]
-        return spread(values, self.home, devices, packed=self._packed)
-
-    def add_up(
-        self, values: list[Values], devices: Sequence[str], reduce: Reduce
-    ) -> Tree:
-        """What is left of the tree of additions over all towers.
-
-        Args:
-            values: this worker's towers x [loss, V gradients ..., S statistics ...].
-            devices: of each of these.
-            reduce: of values and devices, over all workers, see `TowerStep.reduce`.
-        """
-        return reduce(values, devices)
-
-    def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
-        """Calls the optimizer on what `add_up` has returned; returns (loss, S statistics)."""
-        with self._at_home.used(self._optimizer, self._parameters):
-            return update(tree, self._optimizer, self._parameters)
-
-    def refresh(self) -> None:
-        """Lets every device know what others than `update` have assigned."""
-
-    def trust(self, is_trusted: bool) -> None:
-        """Whether, until told otherwise, only `update` assigns to parameters and optimizer."""
-
-
-class StageServer(ParameterServer):
-    """The parameters on the home, for towers whose layers are in stages.
-
-    A device receives, and adds up, what its own stage has.
-    """
-
-    def __init__(self, *args: Any, stages: Stages, packed: bool) -> None:
-        """
-        Args:
-            args, packed: as of `ParameterServer`.
-            stages: of the model.
-        """
-        super().__init__(*args, packed=packed)
-        self._stages, self._groups = stages, stages.groups
-
-    def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """The values by the first device of each group, each on its stage's device; and at home."""
-        variables = [*self._parameters, *state]
-        values = [tf.convert_to_tensor(v.value) for v in variables]
-        arrived = {first: list(values) for first in [*self._groups, self.home]}
-        of_variables = self._stages.of(variables)
-        for stage in range(self._stages.num_stages):
-            own = [i for i, other in enumerate(of_variables) if other == stage]
-            places = [group[stage] for group in self._groups.values()]
-            found = spread([values[i] for i in own], self.home, places, packed=self._packed)
-            for first, group in self._groups.items():
-                for i, value in zip(own, found[group[stage]], strict=True):
-                    arrived[first][i] = value
-        return arrived
-
-    def add_up(
-        self, values: list[Values], devices: Sequence[str], reduce: Reduce
-    ) -> Tree:
-        groups = [list(self._groups[first]) for first in devices]
-        chosen: list[list[int]] = [[] for _ in groups[0]]
-        for i, value in enumerate(values[0]):
-            chosen[groups[0].index(_device_of(value)) if value is not None else 0].append(i)
-        trees = [
-            reduce([[of[i] for i in own] for of in values], [group[stage] for group in groups])
-            for stage, own in enumerate(chosen)
-        ]
-        return _joined(trees, [i for own in chosen for i in own])
 
 
 class Sums(list):
@@ -158,16 +62,15 @@ class Mirrored(ParameterServer):
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
-        devices: Sequence[str], *, packed: bool, is_alone: bool,
+        devices: Sequence[str], policy: Policy, exchange: Exchange,
     ) -> None:
         """
         Args:
-            optimizer, parameters, packed: as of `ParameterServer`.
+            optimizer, parameters, policy, exchange: as of `ParameterServer`.
             devices: the first is the parameters'.
-            is_alone: whether there are no other workers.
         """
-        super().__init__(optimizer, parameters, devices[0], packed=packed)
-        self._devices, self._is_alone = list(devices), is_alone
+        super().__init__(optimizer, parameters, devices[0], policy, exchange)
+        self._devices = list(devices)
         self._own = list({id(v): v for v in [*parameters, *optimizer.variables]}.values())
         self._copies: dict[str, list[tf.Variable]] = {}
         for device in self._devices[1:]:
@@ -189,7 +92,7 @@ class Mirrored(ParameterServer):
 
     def refresh(self) -> None:
         values = [tf.convert_to_tensor(v.value) for v in self._own]
-        arrived = spread(values, self.home, self._copies, packed=self._packed)
+        arrived = spread(values, self.home, self._copies, packed=self.packed)
         for device, copies in self._copies.items():
             with tf.device(device):
                 for copy, value in zip(copies, arrived[device], strict=True):
@@ -203,29 +106,25 @@ class Mirrored(ParameterServer):
 
         tf.cond(self._is_stale, refreshed, lambda: tf.zeros([]))
         values = [tf.convert_to_tensor(v.value) for v in state]
-        found = spread(values, self.home, devices, packed=self._packed)
-        own = {self.home: [v.value for v in self._parameters], **self._copies}
+        found = spread(values, self.home, devices, packed=self.packed)
+        own = {self.home: [v.value for v in self.parameters], **self._copies}
         for device in found:
             with tf.device(device):
-                held = own[device][:len(self._parameters)]
+                held = own[device][:len(self.parameters)]
                 found[device] = [*map(tf.convert_to_tensor, held), *found[device]]
         return found
 
-    def add_up(
-        self, values: list[Values], devices: Sequence[str], reduce: Reduce
-    ) -> Sums:
-        if not self._is_alone:  # workers have added in slices already
-            added = add_tree(reduce(values, devices))
-            everywhere = spread(added, self.home, self._devices, packed=self._packed)
-            return Sums(self.home, everywhere)
-        plan = make_plan([self._devices.index(device) for device in devices])
+    def add_up(self, values: list[Values], devices: Sequence[str]) -> Sums:
+        if not self.exchange.is_alone:  # workers have added in slices already
+            added = add_tree(self.reduce(values, devices))
+            return Sums(self.home, spread(added, self.home, self._devices, packed=self.packed))
         in_slices = list(packages(values[0]))
         done = {i for chosen, _ in in_slices for i in chosen}
         others = [[None if i in done else v for i, v in enumerate(of)] for of in values]
         added = add_tree(partial_sums(others, devices, add_on_devices=True, home=self.home))
         sums = spread(added, self.home, self._devices, packed=False)
         for chosen, shapes in in_slices:
-            slices = self._slices([[of[i] for i in chosen] for of in values], plan)
+            slices = self._slices([[of[i] for i in chosen] for of in values], devices)
             for device in self._devices:
                 with tf.device(device):
                     parts = unpack(tf.concat(slices, axis=0), shapes)
@@ -233,116 +132,87 @@ class Mirrored(ParameterServer):
                     sums[device][i] = part
         return Sums(self.home, sums)
 
-    def _slices(self, values: Sequence[Values], plan: Plan) -> list[tf.Tensor]:
+    def _slices(self, values: Sequence[Values], devices: Sequence[str]) -> list[tf.Tensor]:
         """The slices of a package's sum: each device adds one, and keeps it."""
         count = len(self._devices)
-        parts: dict[Subtree, list[tf.Tensor]] = {}
-        for subtree in subtrees(plan):
-            device = self._devices[subtree.owner]
-            own = [values[tower] for tower in subtree.towers]
+        parts: dict[range, list[tf.Tensor]] = {}
+        for owner, _, towers in subtrees([self._devices.index(device) for device in devices]):
+            device = self._devices[owner]
+            own = [values[tower] for tower in towers]
             added = add_tree(partial_sums(own, [device] * len(own), add_on_devices=True))
             with tf.device(device):
-                parts[subtree] = tf.split(pack(added, count), count)
+                parts[towers] = tf.split(pack(added, count), count)
         sums = []
         for i, device in enumerate(self._devices):
             with tf.device(device):
-                sums.append(add_plan(plan, {s: of[i] for s, of in parts.items()}.__getitem__))
+                slices = {towers: of[i] for towers, of in parts.items()}
+                sums.append(add_subtrees(slices, range(len(values))))
         return sums
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         assert isinstance(tree, Sums)
-        count = len(self._parameters)
-        with self._at_home.used(self._optimizer, self._parameters):
+        count = len(self.parameters)
+        with self.optimizer_at_home():
             handles = {id(v.value.handle): i for i, v in enumerate(self._own)}
-            program: _Program | None = None
+            program: Callable | None = None
             for device in self._devices:
                 with tf.device(device):
                     gradients = [
-                        whole(g, v.shape) for g, v in
-                        zip(tree.by_device[device][1:1 + count], self._parameters, strict=True)
+                        join_lookups(g, v.shape) for g, v in
+                        zip(tree.by_device[device][1:1 + count], self.parameters, strict=True)
                     ]
                     if program is None:
-                        program = _Program(self._apply, gradients, handles)
-                    program.call(gradients, self._copies.get(device))
+                        program = _program(
+                            lambda values: self.optimizer.apply(values, self.parameters),
+                            gradients, handles,
+                        )
+                    program(gradients, self._copies.get(device))
         return tree[0], tree[1 + count:]
 
-    def _apply(self, gradients: Values) -> None:
-        self._optimizer.apply(gradients, self._parameters)
 
+def _program(apply: Callable, values: Values, variables: Mapping[int, int]) -> Callable:
+    """An update that is traced once, for the variables of any device.
 
-class _Program:
-    """An update that was traced once, for the variables of any device."""
+    Args:
+        apply: of values.
+        values: V gradients: tensors, IndexedSlices or None.
+        variables: by the id of the handle of each variable that it may use, its index.
 
-    def __init__(self, apply: Callable, values: Values, variables: Mapping[int, int]) -> None:
-        """
-        Args:
-            apply: of values.
-            values: V gradients: tensors, IndexedSlices or None.
-            variables: by the id of the handle of each variable that it may use, its index.
+    Returns:
+        A function of V gradients and the copies of a device; None in place of home's own variables.
 
-        Raises:
-            ValueError: it uses another one.
-        """
-        def traced_update(*flat: tf.Tensor) -> tf.Tensor:
-            given = iter(flat)
-            apply(tf.nest.map_structure(
-                lambda v: None if v is None else next(given), values, expand_composites=True
-            ))
-            return tf.zeros([])
+    Raises:
+        ValueError: it uses another variable.
+    """
+    def traced_update(*flat: tf.Tensor) -> tf.Tensor:
+        apply(packed(values, iter(flat)))
+        return tf.zeros([])
 
-        with custom_gradients_forgotten(), tf.device(None):
-            traced = tf.function(once(traced_update), autograph=False).get_concrete_function(
-                *(tf.TensorSpec(v.shape, v.dtype) for v in _flat(values))
-            )
-        self._captured, self._variables = traced.captured_inputs, variables
-        if any(v.dtype == tf.resource and id(v) not in variables for v in self._captured):
-            raise ValueError(_UNKNOWN)
+    with custom_gradients_forgotten(), tf.device(None):
+        traced = tf.function(once(traced_update), autograph=False).get_concrete_function(
+            *(tf.TensorSpec(v.shape, v.dtype) for v in components(values))
+        )
+    captured = traced.captured_inputs
+    if any(v.dtype == tf.resource and id(v) not in variables for v in captured):
+        raise ValueError(
+            "strategy=mirrored: the optimizer uses a variable that is not among its `variables`, "
+            "and of which devices would have no copy. Use strategy=parameter_server."
+        )
 
-        def update_program(flat: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]) -> Any:
-            types = [v.dtype for v in traced.outputs]
-            return tf.raw_ops.StatefulPartitionedCall(args=[*flat, *captured], Tout=types, f=traced)
+    def update_program(flat: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]) -> Any:
+        types = [v.dtype for v in traced.outputs]
+        return tf.raw_ops.StatefulPartitionedCall(args=[*flat, *captured], Tout=types, f=traced)
 
-        is_dense = not any(isinstance(v, tf.IndexedSlices) for v in values)
-        self._function = tf.function(update_program, autograph=False, jit_compile=is_dense)
+    is_dense = not any(isinstance(v, tf.IndexedSlices) for v in values)
+    function = tf.function(update_program, autograph=False, jit_compile=is_dense)
 
-    def call(self, values: Values, copies: Sequence[tf.Variable] | None) -> None:
-        """Updates the copies of a device; home's own variables for None."""
-        captured = [
-            v if copies is None or id(v) not in self._variables
-            else copies[self._variables[id(v)]].handle
-            for v in self._captured
-        ]
-        self._function(_flat(values), captured)
+    def call(values: Values, copies: Sequence[tf.Variable] | None) -> None:
+        function(components(values), [
+            v if copies is None or id(v) not in variables else copies[variables[id(v)]].handle
+            for v in captured
+        ])
 
-
-def _device_of(value: Any) -> str:
-    """The device of a tensor, or of the values of slices as of `lookups`."""
-    while isinstance(value, tf.IndexedSlices | tuple):
-        value = value.values if isinstance(value, tf.IndexedSlices) else value[0]
-    return short_name(value.device)
-
-
-def _joined(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
-    """One tree of trees of one shape; `places`: of their values, one tree's after the other's."""
-    if isinstance(trees[0], tuple):
-        left, right = (_joined(halves, places) for halves in zip(*trees, strict=True))
-        return left, right
-    found = dict(zip(places, itertools.chain.from_iterable(trees), strict=True))
-    return [found[place] for place in range(len(places))]
-
-
-_ONE_MEMORY = (
-    "strategy=mirrored: these devices share one memory: the parameters stay where they are, and "
-    "no copies are made."
-)
-_UNKNOWN = (
-    "strategy=mirrored: the optimizer uses a variable that is not among its `variables`, and of "
-    "which devices would have no copy. Use strategy=parameter_server."
-)
-
-
-def _flat(values: Values) -> list[tf.Tensor]:
-    return [v for v in tf.nest.flatten(values, expand_composites=True) if v is not None]
+    return call
 
 
 def make_strategy(
@@ -352,19 +222,16 @@ def make_strategy(
     home: str,
     devices: Sequence[str],
     policy: Policy,
+    exchange: Exchange,
     stages: Stages | None = None,
-    *,
-    is_alone: bool,
 ) -> ParameterServer:
     """The strategy of a step.
 
     Args:
         name: one of `choices.STRATEGIES`; devices that share one memory need no copies.
-        optimizer, parameters, home: as of `ParameterServer`.
+        optimizer, parameters, home, policy, exchange: as of `ParameterServer`.
         devices: of each of this worker's towers.
-        policy: how they are used.
         stages: of the layers; None: each device computes them all.
-        is_alone: as of `Mirrored`.
 
     Raises:
         ValueError: there is no such strategy, or the parameters are not on the first device.
@@ -372,13 +239,14 @@ def make_strategy(
     check_strategy(name)
     places = list(dict.fromkeys(devices))
     if name == "mirrored" and policy.shares_memory:
-        warnings.warn(_ONE_MEMORY, stacklevel=3)
-    packed = policy.pack_transfers
+        warnings.warn(
+            "strategy=mirrored: these devices share one memory: the parameters stay where they "
+            "are, and no copies are made.", stacklevel=3,
+        )
     if stages is not None:
-        return StageServer(optimizer, parameters, home, stages=stages, packed=packed)
-    server = ParameterServer(optimizer, parameters, home, packed=packed)
+        return StageServer(optimizer, parameters, home, policy, exchange, stages=stages)
     if name == "parameter_server" or policy.shares_memory:
-        return server
+        return ParameterServer(optimizer, parameters, home, policy, exchange)
     elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
     if elsewhere:
         at = short_name(elsewhere[0].value.device)
@@ -388,5 +256,5 @@ def make_strategy(
             f"tf.device({places[0]!r}), or use strategy=parameter_server."
         )
     if len(places) < 2:
-        return server
-    return Mirrored(optimizer, parameters, places, packed=packed, is_alone=is_alone)
+        return ParameterServer(optimizer, parameters, home, policy, exchange)
+    return Mirrored(optimizer, parameters, places, policy, exchange)

@@ -39,14 +39,8 @@ def batch_specs(batch: Any) -> Any:
 
     None for what is absent, as in Keras' data.
     """
-    return tf.nest.map_structure(_batch_spec, batch)
-
-
-_ABSENT = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
-
-
-def _batch_spec(value: Any) -> tf.TypeSpec | None:
-    return None if value is None or isinstance(value, _ABSENT) else any_rows(value)
+    absent = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
+    return map_tensors(lambda v: None if isinstance(v, absent) else any_rows(v), batch)
 
 
 def any_rows(value: Any) -> tf.TypeSpec:
@@ -63,19 +57,19 @@ def any_rows(value: Any) -> tf.TypeSpec:
 
 def one_row(batch: Any) -> Any:
     """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
-    return map_tensors(_one_row, batch)
 
+    def row_of(tensor: Any) -> Any:
+        shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
+        row, spec = tf.zeros(shape, tensor.dtype), any_rows(tensor)
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.sparse.from_dense(row)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(
+                row, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
+            )
+        return row
 
-def _one_row(tensor: Any) -> Any:
-    shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
-    row, spec = tf.zeros(shape, tensor.dtype), any_rows(tensor)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(row)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(
-            row, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
-        )
-    return row
+    return map_tensors(row_of, batch)
 
 
 def components(batch: Any) -> list[Any]:

@@ -4,23 +4,23 @@ A tower is traced once, without a device. The step calls it once for each shard 
 and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from towers.graph.dependence import Dependence
+from towers.graph.rows import Rows
 from towers.machine.loss_internals import marks_of
-from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.machine.tensorflow_internals import KEEP_WHOLE, replace_input
 from towers.step import state as state_lib
-from towers.step.assigned import NOTHING, Assigned, Averaged, TowerScope, what_becomes_of
+from towers.step.assigned import NOTHING, Assigned, TowerScope, what_becomes_of, without_rows
 from towers.step.averaging import Values
-from towers.step.bias_gradients import keep_biases_apart
 from towers.step.fixed_batch import check_open_batch
 from towers.step.gathering import gathered_by, refuse
-from towers.step.joined_outputs import as_tensors, without_rows
-from towers.step.lookups import apart
+from towers.step.lookups import separate_lookups
 from towers.step.losses import SHARES_SPEC, Losses, Shares
 from towers.step.nonfinite import are_finite
 from towers.step.outputs import trackers_kept_out
@@ -28,7 +28,8 @@ from towers.step.raw_variables import check_closed
 from towers.step.recomputed import called_in
 from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues
-from towers.step.structures import Structure, any_rows, map_tensors
+from towers.step.stages import Stages
+from towers.step.structures import Structure, any_rows, components, map_tensors
 from towers.step.synchronized import Sum, synchronized, warn_of_averages
 from towers.step.traced_tower import TracedTower, trace_tower
 
@@ -52,21 +53,21 @@ class TowerOutput(NamedTuple):
     """The results of one tower.
 
     loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
-    gradients: one for each trainable variable: a tensor, slices as of `lookups`, or None.
     assigned: what the forward pass leaves in variables.
     predictions: the flattened outputs of the model, each [n, ...].
     marks: the outputs' masks and logits, each [n, ...], see `marks_of`.
-    whole: the outputs without a batch axis, by their index: tower 0's value, or each tower's part.
+    without_rows: the outputs without a batch axis, by their index, see `assigned.without_rows`.
+    gradients: one for each trainable variable: a tensor, slices as of `lookups`, or None.
     finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
     """
 
     loss: tf.Tensor
-    gradients: Values
     assigned: Assigned
     predictions: list[tf.Tensor]
     marks: list[dict[str, tf.Tensor]]
-    whole: Assigned = NOTHING
-    finite: tf.Tensor | None = None
+    without_rows: Assigned
+    gradients: Values
+    finite: tf.Tensor | None
 
 
 # What a tower takes beside its inputs.
@@ -81,7 +82,7 @@ _OPTIONS = {
 class Tower:
     """The computation that every tower repeats on its own shard.
 
-    losses: of the model's outputs, known once a method has been traced. options: of `tf.function`.
+    losses: one per model output, filled in by the first trace.
     faults: warnings of what towers do not compute as one device would, of the latest trace.
     trainable, state: the V trainable variables and the others, as they were when this was made:
         what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
@@ -99,6 +100,7 @@ class Tower:
         is_alone: bool = False,
         checked: Sequence[str] = (),
         jit_compile: bool = False,
+        stages: Stages | None = None,
     ) -> None:
         """
         Args:
@@ -110,20 +112,16 @@ class Tower:
             is_alone: whether there is one tower: then all that it assigns is the global batch's.
             checked: what must be finite: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
+            stages: of the layers; None: a device computes them all.
         """
-        self._model = model
+        self._model, self._stages = model, stages
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
         self._num_listed = len(self.state)
-        statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
-        self._averaged = (
-            Averaged(set(), statistics) if batch_norm == "tower0" else Averaged(statistics, set())
-        )
-        self._is_average_chosen = batch_norm is not None
-        self._is_alone = is_alone
-        self._synchronized_layers = synchronized_layers
-        self._checked = checked
-        self.options = {
+        self._statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
+        self._batch_norm, self._is_alone = batch_norm, is_alone
+        self._synchronized_layers, self._checked = synchronized_layers, checked
+        self._options = {
             "jit_compile": jit_compile or None,
             "experimental_attributes": KEEP_WHOLE,
         }
@@ -152,8 +150,8 @@ class Tower:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             facts = self._facts(inputs, shares)
-            forward = self._forward(inputs, facts, shares, training=True, sum_towers=sum_towers)
-            loss = forward.loss
+            output = self._forward(inputs, facts, shares, training=True, sum_towers=sum_towers)
+            loss = output.loss
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
         for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
@@ -163,31 +161,31 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        gradients = gradients if self._is_alone else apart(gradients, facts.are_shared)
-        return _output(forward, gradients, finite)
+        if not self._is_alone:
+            gradients = [separate_lookups(each, facts) for each in gradients]
+        return output._replace(gradients=list(gradients), finite=finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass and loss on one shard, in inference mode."""
-        return _output(self._forward(inputs, self._facts(inputs, shares), shares, training=False))
+        return self._forward(inputs, self._facts(inputs, shares), shares, training=False)
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Forward pass on one shard, in inference mode; the loss is 0."""
-        return _output(self._forward(inputs, self._facts(inputs, shares), training=False))
+        return self._forward(inputs, self._facts(inputs, shares), training=False)
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
         """`Losses.weigh` where masks take part in it, at the cost of a forward pass.
 
         Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
         """
-        forward = self._forward(inputs, None, training=True)
-        masks = self.losses.masks(inputs.y, forward.predictions)
-        return self.losses.weigh(inputs.y, inputs.sample_weight, size, masks)
+        predictions = self._forward(inputs, None, training=True).predictions
+        return self.losses.weigh(inputs.y, inputs.sample_weight, size, predictions)
 
     def trace(self, name: str, batch: BatchValues) -> tuple[TracedTower, TracedTower | None]:
         """The traced method, and the traced `weigh_masked` where masks decide a loss's weight.
 
         Traced once for all towers and all shard sizes. Both know the same state: it grows where a
-        trace meets a variable that Keras does not list.
+        trace meets a variable that Keras does not list, and then both are traced anew.
 
         Args:
             name: "train", "test" or "predict".
@@ -197,35 +195,33 @@ class Tower:
             ValueError: the model uses a variable in a way that towers cannot follow, assigns what
                 each tower has another value of, or gathers rows.
         """
-        known = -1
-        while known < len(self.state):
-            known, weigh = len(self.state), None
-            tower = self._trace_once(name, batch)
-            output = tower.structured_outputs
-            has_losses = name != "predict"
-            masks = [marks.get("mask") for marks in output.marks]
-            if has_losses and self.losses.have_masks(batch[1], output.predictions, masks):
-                weigh = self._trace_once("weigh_masked", batch)
-        return tower, weigh
-
-    def _trace_once(self, name: str, batch: BatchValues) -> TracedTower:
-        """The traced method, traced anew only for other specs, or once more state is known."""
         specs = map_tensors(_any_size, batch)
-        known = len(self.state)
-        key = f"{name} {known} {specs}"
-        if key not in self._traced:
-            values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
-            arguments = [TowerInput(*values, *specs), *_OPTIONS[name]]
-            with gathered_by(refuse):
-                meets = name == "train" and bool(self._synchronized_layers)
-                traced = self._trace_method(getattr(self, name), arguments, meets=meets)
-            if known == len(self.state):
-                check_closed(traced.function)
-            self._traced[key] = traced
-        return self._traced[key]
-
-    def _trace_method(self, method: Any, arguments: Sequence[Any], *, meets: bool) -> TracedTower:
-        return trace_tower(method, arguments, self.options, meets=meets)
+        found: dict[str, TracedTower] = {}
+        waiting = [name]
+        while waiting:
+            method, known = waiting.pop(), len(self.state)
+            key = f"{method} {known} {specs}"
+            if key not in self._traced:
+                values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
+                arguments = [TowerInput(*values, *specs), *_OPTIONS[method]]
+                meets = method == "train" and bool(self._synchronized_layers)
+                with gathered_by(refuse):
+                    traced = trace_tower(
+                        getattr(self, method), arguments, self._options, meets=meets,
+                        stages=self._stages, variables=[*self.trainable, *self.state],
+                    )
+                if known == len(self.state):
+                    check_closed(traced.function)
+                self._traced[key] = traced
+            found[method] = self._traced[key]
+            if known < len(self.state):
+                waiting = [name]
+            elif method == name != "predict":
+                output = found[name].structured_outputs
+                masks = [marks.get("mask") for marks in output.marks]
+                if self.losses.have_masks(batch[1], output.predictions, masks):
+                    waiting.append("weigh_masked")
+        return found[name], found.get("weigh_masked")
 
     @property
     def has_unsaved_noise(self) -> bool:
@@ -242,9 +238,13 @@ class Tower:
         """The state's variables that Keras does not list."""
         return self.state[self._num_listed:]
 
-    def _add_to_state(self, unknown: Mapping[int, Any]) -> None:
-        known = set(map(id, self.state))
-        self.state += [variable for key, variable in unknown.items() if key not in known]
+    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
+        """The facts on the tensors of a trace that begins, of which each tower has its own."""
+        dependence = Dependence()
+        rows = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
+        for tensor in components([rows, *shares, *(inputs.state[i] for i in self.seeds)]):
+            dependence.feed(tensor, local=True, level=0)
+        return ShardFacts(dependence, Rows.of_shard(rows), shares.examples)
 
     def _forward(
         self,
@@ -254,7 +254,7 @@ class Tower:
         *,
         training: bool,
         sum_towers: Sum | None = None,
-    ) -> "_Forward":
+    ) -> TowerOutput:
         """Calls the model at these values; with `shares`, computes the shard's part of the loss.
 
         Without `facts`, the values that it assigns are dropped.
@@ -262,9 +262,19 @@ class Tower:
         values = [*inputs.parameters, *inputs.state]
         known = zip([*self.trainable, *self.state], values, strict=True)
         scope = TowerScope(known, len(self.trainable))
+
+        def meeting() -> Any:
+            if facts is None or sum_towers is None:
+                return nullcontext()
+            is_real, sums = facts.weight > 0, facts.declared(sum_towers)
+            return synchronized(self._synchronized_layers, is_real, sums)
+
         loss = tf.zeros([])
-        with called_in(scope, lambda: self._meeting(facts, sum_towers)):
-            outputs = as_tensors(self._model(inputs.x, training=training))
+        with called_in(scope, meeting):
+            outputs = map_tensors(  # Keras takes Python numbers, too
+                lambda v: v if tf.is_tensor(v) else keras.ops.convert_to_tensor(v),
+                self._model(inputs.x, training=training),
+            )
             self.losses.bind(outputs)
             changed = scope.changed()
             if shares is not None and facts is not None:
@@ -272,33 +282,23 @@ class Tower:
                 if self.losses.model_loss is None:  # what that assigns, Keras' loop assigns again
                     changed = scope.changed()
         scope.check_none_made(trainable=True)
-        self._add_to_state(scope.unknown)
-        assigned = NOTHING
-        if self._is_alone:
-            assigned = NOTHING._replace(same={i: after for i, _, _, after in changed})
-        elif facts:
-            assigned = what_becomes_of(changed, scope, facts, self._averaged)
-            if training and not self._is_average_chosen:
-                warn_of_averages(v for _, v, _, _ in changed if id(v) in self._averaged.means)
+        listed = set(map(id, self.state))
+        self.state += [v for key, v in scope.unknown.items() if key not in listed]
         predictions = tf.nest.flatten(outputs)
-        whole = NOTHING
+        assigned = whole = NOTHING
+        if self._is_alone:
+            assigned = Assigned({i: after for i, _, _, after in changed}, {})
+        elif facts:
+            takes_first = self._batch_norm == "tower0"
+            assigned = what_becomes_of(changed, scope, facts, self._statistics, takes_first)
+            if training and self._batch_norm is None:
+                warn_of_averages(v for _, v, _, _ in changed if id(v) in self._statistics)
+            check_open_batch(predictions, facts)
         if facts:
-            if not self._is_alone:
-                check_open_batch(predictions, facts)
             whole = without_rows(predictions, facts, is_alone=self._is_alone)
             self.faults = facts.rows.warn()
-        return _Forward(predictions, assigned, loss, whole)
-
-    def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
-        """The facts on the tensors of a trace that begins."""
-        shard = [inputs.x, inputs.y, inputs.sample_weight]
-        seeds = [inputs.state[i] for i in self.seeds]
-        return ShardFacts.of_trace(shard, [*shares, *seeds], shares.examples)
-
-    def _meeting(self, facts: ShardFacts | None, sum_towers: Sum | None) -> Any:
-        if facts is None or sum_towers is None:
-            return nullcontext()
-        return synchronized(self._synchronized_layers, facts.weight > 0, facts.declared(sum_towers))
+        marks = [marks_of(y_pred) for y_pred in predictions]
+        return TowerOutput(loss, assigned, predictions, marks, whole, [], None)
 
     def _loss(
         self, inputs: TowerInput, outputs: Structure, facts: ShardFacts, shares: Shares,
@@ -317,25 +317,6 @@ class Tower:
         return self.losses.total(y, predictions, sample_weight, parts, shares, facts)
 
 
-class _Forward(NamedTuple):
-    """A forward pass: the flattened outputs, what it assigns, the shard's part of the loss."""
-
-    predictions: list[tf.Tensor]
-    assigned: Assigned
-    loss: tf.Tensor
-    whole: Assigned
-
-
-def _output(
-    forward: _Forward, gradients: Sequence[Any] = (), finite: tf.Tensor | None = None
-) -> TowerOutput:
-    marks = [marks_of(y_pred) for y_pred in forward.predictions]
-    return TowerOutput(
-        forward.loss, list(gradients), forward.assigned, forward.predictions, marks,
-        forward.whole, finite
-    )
-
-
 def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
     """The tensor's spec with a free first dimension: shards differ by one example."""
     return any_rows(tensor) if tensor.shape.rank else _same_size(tensor)
@@ -343,3 +324,21 @@ def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
 
 def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def keep_biases_apart(graph: tf.Graph) -> None:
+    """Gives every BiasAddGrad of a graph that is being traced an identity of its own to read.
+
+           gradient of the convolution's output
+                  |                |
+               identity            |        without it, TensorFlow joins the two below into one
+                  |                |        oneDNN operation on CPUs, which takes longer than both
+             BiasAddGrad   Conv2DBackpropFilter
+
+    The gradients stay what they are. For 32 images of 26x26x32 and a 3x3x32x64 filter the joined
+    operation took 6.7 ms on one core of an AMD EPYC, the two apart 4.7: a step of cnn is 1.09 to
+    1.18 times as fast. On GPUs there is nothing to join.
+    """
+    for op in graph.get_operations():
+        if op.type == "BiasAddGrad":
+            replace_input(op, 0, tf.identity(op.inputs[0], f"{op.name}_apart"))

@@ -5,13 +5,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine import hang
+from towers.machine.devices import HOST
 from towers.step.averaging import Values
-from towers.step.first_error import run_in_turn
+from towers.step.first_error import first_error, run_in_turn
 from towers.step.nonfinite import nonfinite_error
-from towers.step.row_counts import check_placed, check_rows
+from towers.step.row_counts import check_arrays, check_placed, check_rows
 from towers.step.sharding import BatchValues, Placed
 from towers.step.step import Step
-from towers.step.traced import TracedGraphs
+from towers.step.structures import any_rows, map_tensors
+from towers.step.tensor_rows import as_tensor
+from towers.workers.watch import watched
 
 
 class TowerStep(Step):
@@ -22,18 +26,13 @@ class TowerStep(Step):
     logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
     ```
 
-    traces: the concrete functions, for batches of any number of rows.
+    traces: the concrete functions, for batches of any number of rows, in the order of their traces.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._graphs = TracedGraphs(
-            {"train": self._train, "test": self._test, "gradients": self._gradients,
-             "predict": self._predict},
-            self.cluster, self._prepare,
-            lambda name, *batch: run_in_turn(self, name, *batch),
-        )
-        self.traces = self._graphs.traces
+        self.traces: list[Any] = []
+        self._functions: dict[str, Any] = {}  # by method and the batch's structure
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """One synchronous update.
@@ -63,8 +62,7 @@ class TowerStep(Step):
             NonFiniteError: with nonfinite="stop"; nothing has changed.
             ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
         """
-        check_placed(placed, x, self.num_towers, self.mine)
-        logs, finite = self._graphs.call("train", (x, y, sample_weight), placed)
+        logs, finite = self._run("train", (x, y, sample_weight), placed)
         if self.nonfinite == "stop" and not finite.numpy().all():
             places = self.exchange.places(self.tower_devices)
             raise nonfinite_error(finite.numpy(), places, self.trainable_variables)
@@ -74,12 +72,11 @@ class TowerStep(Step):
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
     ) -> dict[str, tf.Tensor]:
         """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
-        check_placed(placed, x, self.num_towers, self.mine)
-        return self._graphs.call("test", (x, y, sample_weight), placed)
+        return self._run("test", (x, y, sample_weight), placed)
 
     def predict_batch(self, x: Any) -> Any:
         """The model's outputs for one global batch, in the model's structure, rows in order."""
-        return self._graphs.call("predict", (x, None, None))
+        return self._run("predict", (x, None, None))
 
     def gradients(
         self, x: Any, y: Any = None, sample_weight: Any = None
@@ -88,7 +85,7 @@ class TowerStep(Step):
 
         Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
         """
-        return self._graphs.call("gradients", (x, y, sample_weight))
+        return self._run("gradients", (x, y, sample_weight))
 
     def reset_metrics(self) -> None:
         """Starts the running means of the loss and the metrics anew."""
@@ -99,10 +96,6 @@ class TowerStep(Step):
         """The running sums of the loss and the metrics, and the `met_variables`."""
         return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
 
-    def update_graph(self) -> tf.compat.v1.GraphDef | None:
-        """The graph of one update as it was traced; None before that."""
-        return self._graphs.find("train")
-
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, for which the tower's outputs must be known.
 
@@ -110,14 +103,45 @@ class TowerStep(Step):
         """
         self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
-    # What is traced: each of a global batch's x, y and sample_weight.
+    def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
+        """The result of `_train`, `_test`, `_predict` or `_gradients`, computed by its graph.
 
-    def _prepare(self, name: str, specs: BatchValues) -> None:
-        """Called before a trace."""
-        if not self.traces:
-            self.check_agreement()
-        if name in ("train", "test"):
-            self.build_metrics(name, *specs)
+        The graph is traced once for batches of one structure, whatever their number of rows.
+
+        Args:
+            name: of the method, without the underscore.
+            batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
+            placed: its shards. Their specs follow from the batch's: to compare them at each call
+                would take longer than to start the towers.
+
+        Raises:
+            ValueError: N is 0, or not the same in all parts.
+        """
+        check_placed(placed, batch[0], self.num_towers, self.local_towers)
+        check_arrays(*batch)
+        with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
+            tensors = map_tensors(as_tensor, batch)
+        check_rows(*tensors)
+        if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
+            raise ValueError("the global batch has no examples.")
+        specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
+        key, phase = f"{name} {specs} {placed is None}", f"a {name} step"
+        tower = "train" if name == "gradients" else name
+        if key not in self._functions:
+            with hang.within(f"the trace of {phase}", is_patient=True):
+                if not self.traces:
+                    self.check_agreement()
+                self.tower.trace(tower, specs)
+                if name in ("train", "test"):
+                    self.build_metrics(name, *specs)
+                function = tf.function(getattr(self, f"_{name}"), autograph=False)
+                traced = function.get_concrete_function(specs, map_tensors(any_rows, placed))
+            self._functions[key] = traced
+            self.traces.append(traced)
+        with watched(self.cluster, phase), first_error(lambda: run_in_turn(self, tower, *tensors)):
+            return self._functions[key](tensors, placed)
+
+    # What is traced.
 
     def _train(
         self, batch: BatchValues, placed: Placed
@@ -134,7 +158,7 @@ class TowerStep(Step):
 
         if computed.finite is None:
             return updated(), None
-        with tf.device(self.home):
+        with tf.device(self.parameter_device):
             is_finite = tf.reduce_all(computed.finite)
             return tf.cond(is_finite, updated, metrics.result), computed.finite
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 LARGE = 2 * 10**6
 
 
-def move(values: Sequence[Any], source: str, target: str, *, packed: bool) -> list[Any]:
+def transfer(values: Sequence[Any], source: str, target: str, *, packed: bool) -> list[Any]:
     """Sends values to the target, bit for bit; Args: as of `spread`."""
     return spread(values, source, [target], packed=packed)[target]
 

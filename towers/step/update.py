@@ -1,7 +1,6 @@
 """The last two steps of the diagram: what is left of the tree of additions, and one update."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -11,7 +10,7 @@ from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.lookups import whole
+from towers.step.lookups import join_lookups
 
 
 def update(
@@ -35,7 +34,7 @@ def update(
 
     def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
         loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
-        optimizer.apply([whole(g, v.shape) for g, v in zip(gradients, variables)], variables)
+        optimizer.apply([join_lookups(g, v.shape) for g, v in zip(gradients, variables)], variables)
         return loss, statistics
 
     def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
@@ -43,25 +42,12 @@ def update(
             sums = add_tree(tree)
         return update_program(sums)
 
-    is_dense = not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree))
+    program = update_program if isinstance(tree, list) else sum_and_update_program
     with custom_gradients_forgotten():
-        program = update_program if isinstance(tree, list) else sum_and_update_program
-        return compiled(program, is_dense)(tree)
-
-
-def compiled(function: Callable, is_dense: bool) -> Callable:
-    """The function compiled by XLA as one program; by plain TensorFlow where XLA cannot compile it.
-
-    It cannot compile IndexedSlices, nor variables on several devices.
-    """
-    plain = tf.function(once(function), autograph=False)
-    program = tf.function(once(function), autograph=False, jit_compile=True)
-
-    def call(values: Any) -> Any:
-        if is_dense:
-            traced = program.get_concrete_function(values)
+        if not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree)):
+            function = tf.function(once(program), autograph=False, jit_compile=True)
+            traced = function.get_concrete_function(tree)
             if len({short_name(variable.device) for variable in traced.graph.variables}) <= 1:
-                return traced(values)
-        return plain(values)
-
-    return call
+                return traced(tree)
+        # XLA can compile neither IndexedSlices nor variables on several devices.
+        return tf.function(once(program), autograph=False)(tree)

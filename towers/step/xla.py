@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
 from towers.machine.keras_internals import all_layers
+from towers.step.compiled import COMPILED
 from towers.step.synchronized import synchronized_layers
 
 L = keras.layers
@@ -38,9 +39,10 @@ def compiles(
     Args:
         model: compiled or not.
         devices: the towers'.
-        jit_compile: "auto": as the model's `compile` was told, or as Keras decides: where there
-            are GPUs and every layer supports it, but not for towers beside these GPUs. On a machine
-            without GPUs, a model that was not compiled is, where `small_loops` finds that it pays.
+        jit_compile: "auto": as Keras decides, where there are GPUs and every layer supports it, but
+            not for towers beside these GPUs. On a machine without GPUs it is where `small_loops`
+            finds that it pays. "compiled": as the model's `compile` has read its argument; "auto"
+            for a model that is not compiled.
         num_towers: T.
         loss, batch_norm: as `TowerStep` takes them.
 
@@ -49,37 +51,32 @@ def compiles(
             cuDNN's, which recurrent layers take on a machine with a GPU; or a recurrent layer's
             loop is cut by synchronized BatchNormalization.
     """
-    if jit_compile == "auto":
-        follows = follows_keras(model, devices, num_towers, batch_norm)
-        return follows or not model.compiled and small_loops(model, num_towers, loss, batch_norm)
-    for layer in all_layers(model) if jit_compile else ():
-        if not layer.supports_jit:
+    # A loop's forward and backward part, which share lists, would be in two programs.
+    has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
+    is_cut = has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
+    if jit_compile in ("auto", COMPILED):  # as Keras does with layers, leave alone what XLA cannot
+        is_told = jit_compile == COMPILED and model.compiled
+        follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
+        pays = not is_told and small_loops(model, num_towers, loss)
+        jit_compile = not is_cut and (follows or pays)
+    elif jit_compile:
+        for layer in all_layers(model):
+            if not layer.supports_jit:
+                raise ValueError(
+                    f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
+                    f"{type(layer).__name__}. Use jit_compile=False."
+                )
+        if is_cut:
             raise ValueError(
-                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
-                f"{type(layer).__name__}. Use jit_compile=False."
+                "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in "
+                "between, for synchronized BatchNormalization. Use jit_compile=False."
             )
-    if jit_compile and _cut_loops(model, num_towers, batch_norm):
-        raise ValueError(
-            "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in between, "
-            "for synchronized BatchNormalization. Use jit_compile=False."
-        )
-    return bool(jit_compile) and _warned_of_threads(devices)
+    if jit_compile:
+        _warn_of_threads(devices)
+    return bool(jit_compile)
 
 
-def follows_keras(
-    model: keras.Model, devices: Sequence[str], num_towers: int, batch_norm: str | None
-) -> bool:
-    """Whether XLA compiles the towers as Keras compiles the model on these devices.
-
-    What it cannot compile in towers it leaves alone, as Keras does with layers.
-    """
-    is_compiled = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-    if not is_compiled or _cut_loops(model, num_towers, batch_norm):
-        return False
-    return _warned_of_threads(devices)
-
-
-def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str | None) -> bool:
+def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
     """Whether a CPU computes the model faster once XLA has compiled it.
 
     The loops of small recurrent layers are thousands of small operations a step, which XLA makes
@@ -90,7 +87,7 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str 
     Args:
         model: built.
         num_towers: T.
-        loss, batch_norm: as `TowerStep` takes them.
+        loss: as `TowerStep` takes it.
     """
     layers = all_layers(model)
     loops = [layer for layer in layers if type(layer) in _LOOPS]
@@ -100,24 +97,15 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any, batch_norm: str 
         return False
     if any(loop.compute_dtype not in ("float32", "float64") for loop in loops):
         return False
-    if _cut_loops(model, num_towers, batch_norm):
-        return False
     inputs = getattr(model, "inputs", None) or [tf.TensorSpec([None, None])]
     return (
-        all(type(v) in _LOOPS + _BESIDE_LOOPS or _is_container(v) for v in layers)
+        all(
+            type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(type(v))
+            for v in layers
+        )
         and all(None not in value.shape[1:] for value in inputs)
         and all(map(_is_keras_loss, tf.nest.flatten(loss)))
     )
-
-
-def _cut_loops(model: keras.Model, num_towers: int, batch_norm: str | None) -> bool:
-    """Whether a loop's forward and backward part, which share lists, are in two programs."""
-    has_loop = any(isinstance(layer, keras.layers.RNN) for layer in all_layers(model))
-    return has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
-
-
-def _is_container(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, keras.Model) and _is_keras(type(layer))
 
 
 def _is_keras_loss(loss: Any) -> bool:
@@ -130,8 +118,8 @@ def _is_keras(definition: Any) -> bool:
     return getattr(definition, "__module__", "").startswith("keras.")
 
 
-def _warned_of_threads(devices: Sequence[str]) -> bool:
-    """True; warns where towers on a CPU would take turns once XLA compiles them."""
+def _warn_of_threads(devices: Sequence[str]) -> None:
+    """Warns where towers on a CPU would take turns once XLA compiles them."""
     threads, at_once = intra_op_threads(), min(len(devices), count_cores())
     if threads < at_once and not any(map(is_gpu, devices)):
         warnings.warn(
@@ -140,4 +128,3 @@ def _warned_of_threads(devices: Sequence[str]) -> bool:
             f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
             "last bits.", stacklevel=4,
         )
-    return True

@@ -20,7 +20,7 @@ def config(**values):
 def test_a_run_has_its_towers_on_its_devices_and_its_parameters_on_the_cpu():
     run = build(config(num_towers=5))
     assert run.step.devices == ["/cpu:0", "/cpu:1"]
-    assert (run.step.num_towers, run.step.home) == (5, "/cpu:0")
+    assert (run.step.num_towers, run.step.parameter_device) == (5, "/cpu:0")
     assert (run.train.num_examples, run.test.num_examples) == (50, 20)
     assert (run.batch_size, run.steps_an_epoch) == (16, 4)  # the last holds 2
 

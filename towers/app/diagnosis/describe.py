@@ -32,8 +32,8 @@ def describe(run: Run, out: Report, what: str) -> None:
             f"towers, {each} each; over gRPC without authentication: on private networks only"
         ))
     lines.append(devices_line(
-        step.home, step.tower_devices, step.mine.start, step.strategy.num_copies,
-        config.gpus_per_tower,
+        step.parameter_device, step.tower_devices, step.local_towers.start,
+        step.strategy.num_copies, config.gpus_per_tower,
     ))
     if not has_gpus():
         lines.append(labelled("", "no GPU here: towers run on logical CPU devices"))

@@ -22,7 +22,6 @@ from rich import filesize
 from towers.machine.devices import short_name, tower_range
 from towers.step import TowerStep, scopes
 from towers.step.sharding import shard_sizes
-from towers.step.staged import StagedTower
 from towers.step.structures import map_tensors
 from towers.step.tensor_rows import is_composite
 
@@ -78,7 +77,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
         towers = [t for t, other in enumerate(devices) if other == device]
         rows[device] = Traffic((towers[0], towers[-1]), [sizes[t] for t in towers])
     graph = tf.function(update, autograph=False).get_concrete_function(*specs).graph
-    home = "" if step.strategy.num_copies else step.home
+    home = "" if step.strategy.num_copies else step.parameter_device
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)
         if target in rows and (target != home or source not in rows):
@@ -150,7 +149,6 @@ def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
     assert step.stages is not None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     tower, _ = step.tower.trace("train", (x, y, sample_weight))
-    assert isinstance(tower, StagedTower)
     num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
     made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
     reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}

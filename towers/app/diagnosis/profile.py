@@ -198,7 +198,7 @@ def _remedy(part: str, step: TowerStep) -> str:
         )
     if part == UPDATE:
         ways = ["a larger --batch_size", "an optimizer with fewer slots, such as sgd"]
-        if on_gpus and not is_gpu(step.home):
+        if on_gpus and not is_gpu(step.parameter_device):
             ways += ["--variable_device=gpu", "--strategy=mirrored"]
         return f"fewer or cheaper updates: {', '.join(ways)}."
     ways = [] if step.compiles else ["--jit_compile"]

@@ -26,16 +26,17 @@ from towers.workers.workers import Workers, join_workers
 from towers.app.models import RECURRENT, ModelSource
 from towers.app.named import one_line
 from towers.app.models.dropout import set_dropout
-from towers.step.compiled import CompiledMetrics, check_steps, directions, losses, recompile
+from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
 from towers.app.recipe.freezing import freeze
 from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.optimizer import make_optimizer, with_given
 from towers.app.recipe.schedules import Length, schedule_notes
 from towers.app.recipe.starting_values import take_values
 from towers.step import TowerStep
+from towers.step.metrics import BatchMetrics
+from towers.step.state import variables_device
 from towers.step.structures import symbolic
 from towers.step.stages import check_groups, check_stages
-from towers.step.xla import small_loops
 from towers.app.training.task import find_source, make_model_and_data
 from towers.app.training.user_objects import UserObjects
 
@@ -146,20 +147,20 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
         notes = [*dataset.notes, *_prepare(model, config, begun), *weights]
         notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
-        is_auto = config.jit_compile == AUTO and config.gpus_per_tower == 1 and not own_task
-        if is_auto and small_loops(model, num_towers, LOSS, config.batch_norm):
-            config = dataclasses.replace(config, jit_compile=True)  # here and where it goes on
+        jit_compile = COMPILED if own_task and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers of one device take turns, on a CPU too
             policy = dataclasses.replace(policy, take_turns=True)
         loss, loss_weights = training_loss(model, config)
-        metrics = CompiledMetrics(model)
+        metrics = BatchMetrics(model, variables_device(model))
         make_step = partial(
             TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
             devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite, jit_compile=config.jit_compile, strategy=config.strategy,
+            nonfinite=config.nonfinite, jit_compile=jit_compile, strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
         )
         step = make_step()
+    if jit_compile == AUTO and step.compiles and not devices_lib.has_gpus():
+        config = dataclasses.replace(config, jit_compile=True)  # with other cores where it goes on
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
         _build_metrics(step, train)
@@ -168,7 +169,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # their size stays from now
     is_placed = config.num_gpus is not None or config.accumulate is not None
-    shared = None if is_placed else undivided_cpu(len(step.mine), config.num_towers is not None)
+    is_counted, num_own = config.num_towers is not None, len(step.local_towers)
+    shared = None if is_placed else undivided_cpu(num_own, is_counted)
     resolved = dataclasses.replace(
         config,
         num_towers=step.num_towers,
@@ -248,6 +250,12 @@ def _build_metrics(step: TowerStep, examples: Examples) -> None:
     """
     try:
         step.build_metrics("train", *examples.specs)
+        for name, value in step.metrics.result().items():
+            if tf.convert_to_tensor(value).shape.rank != 0:
+                raise ValueError(
+                    f"metric {name!r} is of shape {value.shape}, but a column of results.csv holds "
+                    "one number: give the metric an average, or leave it out"
+                )
     except (ValueError, TypeError, KeyError, IndexError) as error:
         reason = one_line(error)[:_LONGEST_REASON]
         raise ValueError(

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 
-from towers.workers.cluster import ALONE
-from towers.step.agreement import check_agreement, digest
+from towers.step.state import digest
 
 
 def test_a_digest_is_of_the_bits_the_dtype_and_the_shape():
@@ -13,8 +12,3 @@ def test_a_digest_is_of_the_bits_the_dtype_and_the_shape():
     variables += [keras.Variable(np.array([0.0, 1.0]), dtype="float64")]
     assert len({digest(variable) for variable in variables}) == len(variables)
     assert digest(variables[0]) == digest(keras.Variable(np.array(values[0], "float32")))
-
-
-def test_who_is_alone_agrees():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    check_agreement(ALONE, model, keras.optimizers.SGD(), num_towers=1)

@@ -11,7 +11,7 @@ import towers
 from tests.step.sleeping_stages import share_waited
 from tests.step.stage_models import MODELS, bits
 from towers.machine.policy import CPU, GPU
-from towers.step.staged import one_forward_one_backward
+from towers.step.pipeline import one_forward_one_backward
 
 L = keras.layers
 POLICIES = {"cpu": CPU, "gpu": GPU}
@@ -75,7 +75,7 @@ def test_a_device_computes_its_own_stage_alone():
     )
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
     calls = {}
-    for node in step.update_graph().node:
+    for node in step.traces[-1].graph.as_graph_def().node:
         if node.name.startswith("tower_") and "PartitionedCall" in node.op:
             calls.setdefault(node.attr["f"].func.name, []).append(node.device[-5:])
     places = sorted(sorted(devices) for devices in calls.values())
