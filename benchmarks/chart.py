@@ -2,7 +2,7 @@
 
     python benchmarks/chart.py benchmarks/results/throughput.csv docs/images/throughput.png
 
-`throughput.py` draws it by itself.
+`throughput.py` calls it after each run.
 """
 
 import csv
@@ -33,7 +33,7 @@ def draw(source: Path, target: Path) -> None:
     """Draws the median ratios of a CSV; the last run of each comparison counts.
 
     Args:
-        source: what `rounds.append_csv` wrote.
+        source: the CSV that `rounds.append_csv` wrote.
         target: the PNG.
     """
     # Imports TensorFlow: after the contenders.

@@ -1,4 +1,4 @@
-"""One contender in a process of its own: trains a workload and prints one JSON line.
+"""Trains a workload with one contender, in its own process, and prints one JSON line.
 
 `throughput.py` and `first_step.py` start it; there is no need to call it by hand.
 """
@@ -59,7 +59,7 @@ class Trainer(NamedTuple):
 
     train: (dataset of (x, y), Keras callback) -> None; one pass, or until the callback sets its
         model's `stop_training`.
-    how: what it chose by itself, for the record.
+    how: the settings that the contender chose, for the record.
     """
 
     train: Callable[[tf.data.Dataset, keras.callbacks.Callback], None]
@@ -129,9 +129,9 @@ def fit_trainer(
     """Keras' own fit.
 
     Args:
-        workload: what is trained.
+        workload: the workload to train.
         scope: the context in which the model is made and compiled.
-        wrap: what is done to the model before it is compiled.
+        wrap: a function that is applied to the model before it is compiled.
         jit_compile: "auto", Keras' default, compiles with XLA on one GPU what XLA can compile.
     """
     with scope:

@@ -39,7 +39,7 @@ CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_
 
 _LIMIT = flags.DEFINE_integer("limit_mib", 768, "Memory of each process group.")
 _SECONDS = flags.DEFINE_float("seconds", 12, "For which each way reads.")
-_DIR = flags.DEFINE_string("dir", None, "Where the file is written. Default: a temporary place.")
+_DIR = flags.DEFINE_string("dir", None, "The directory of the file. Default: a temporary one.")
 _WAY = flags.DEFINE_enum("way", None, list(WAYS), "Read this way, here and now.")
 _FILE = flags.DEFINE_string("file", None, "What that way reads.")
 _OUT = flags.DEFINE_string("out", "benchmarks/results/data.csv", "CSV to append to.")
@@ -134,7 +134,7 @@ def control_group(limit: int) -> Iterator[tuple[Path, Path]]:
 
 
 def run(way: str, path: str, limit: int) -> dict[str, str]:
-    """One way in a process and a control group of its own."""
+    """Runs one way to read in its own process and control group."""
     command = [sys.executable, __file__, f"--way={way}", f"--file={path}",
                f"--seconds={_SECONDS.value}"]
     with control_group(limit) as (entrance, peak):

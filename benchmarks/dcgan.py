@@ -55,9 +55,9 @@ class DCGAN(keras.Model):
         """The optimizer trains the discriminator, and one like it the generator.
 
         Args:
-            optimizer: of the two.
+            optimizer: the name of both optimizers.
             loss, metrics: have no effect; the model has its own.
-            jit_compile: of Keras.
+            jit_compile: the argument of Keras' `compile`.
         """
         super().compile(optimizer, jit_compile=jit_compile)
         self.g_optimizer = type(optimizer).from_config(optimizer.get_config())

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import rounds  # noqa: E402  (found through the line above)
 
 _WORKLOAD = flags.DEFINE_string("workload", "resnet50", "A name in workloads.py.")
-_CONTENDER = flags.DEFINE_string("contender", "towers", "Who is compared with the peers.")
+_CONTENDER = flags.DEFINE_string("contender", "towers", "The contender to compare with the peers.")
 _PEERS = flags.DEFINE_list("peers", ["mirrored"], "Contenders to compare with.")
 _DEVICES = flags.DEFINE_integer("num_devices", 8, "GPUs, or logical CPU devices without any.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender, in turn.", lower_bound=1)

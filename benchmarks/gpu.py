@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py --out=DIR
 
-Measures the cases of `gpu_plan.py`, each in a process of its own, and writes gpu.csv, gpu.png,
-machine.json and errors.txt to DIR. The same command again goes on with what was not reached.
+Measures the cases of `gpu_plan.py`, each in its own process, and writes gpu.csv, gpu.png,
+machine.json and errors.txt to DIR. If you run it again, it continues with the remaining cases.
 """
 
 import json
@@ -24,8 +24,8 @@ from benchmarks.gpu_table import FAILED, MEASURED, NOT_REACHED, Table  # noqa: E
 from benchmarks.process import run_process  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to; made if absent.", required=True)
-_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Those of gpu_plan.py to measure.")
-_CONTENDERS = flags.DEFINE_list("contenders", list(CONTENDERS), "Those of gpu_plan.py to measure.")
+_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "The workloads to measure.")
+_CONTENDERS = flags.DEFINE_list("contenders", list(CONTENDERS), "The contenders to measure.")
 _DEVICES = flags.DEFINE_integer(
     "num_devices", None, "How many GPUs are compared beside one; logical ones, if there are fewer. "
     "Default: 8; with --small 2.", lower_bound=2,
@@ -137,7 +137,7 @@ def closing(table: Table, cases: Sequence[Case], out: Path) -> list[str]:
             f"{status}: {case}  {table[case]['error'][:120]}".rstrip() for case in by_status[status]
         ]
     if by_status[NOT_REACHED]:
-        lines.append("The same command again goes on with what was not reached.")
+        lines.append("If you run it again, it continues with the remaining cases.")
     return lines
 
 

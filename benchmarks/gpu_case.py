@@ -1,4 +1,4 @@
-"""One case of gpu.py in a process of its own; prints a JSON line.
+"""Measures one case of gpu.py in its own process, and prints a JSON line.
 
 `gpu.py` starts it; there is no need to call it by hand.
 """
@@ -23,7 +23,7 @@ _ENDLESS = 10**6  # passes; the stopwatch ends them
 
 
 def define_flags() -> None:
-    """The flags of this process: those of a `gpu_plan.Case`, and how it is run."""
+    """Defines the flags of this process: the fields of a `gpu_plan.Case`, and how it runs."""
     flags.DEFINE_enum("workload", "cnn", gpu_workloads.NAMES, "What is trained.")
     flags.DEFINE_enum("precision", "float32", PRECISIONS, "Keras' dtype policy.")
     flags.DEFINE_integer("batch_size", 128, "Global batch.", lower_bound=1)
@@ -34,10 +34,10 @@ def define_flags() -> None:
 
 
 def measure_steps(workload: Workload, name: str, num_devices: int, seconds: float) -> dict:
-    """The first step by itself, and the mean of those that fit into some seconds.
+    """Measures the first step, and the mean of the steps that fit into some seconds.
 
     Args:
-        workload: what is trained.
+        workload: the workload to train.
         name: the contender.
         num_devices: for it.
         seconds: to time, after a warm-up of a quarter of that, at least one pass over the data.
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
 
 
 def _progress(done: str) -> float:
-    """Says how far it came, for whoever has to end it; returns the time, with every GPU idle."""
+    """Prints how far the case came; returns the time, with every GPU idle."""
     now = synchronized_time()
     print(done, file=sys.stderr, flush=True)
     return now

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_chart.py DIR
 
-`gpu.py` draws it by itself. A bar begins at 1.0 and goes right where towers, or the switch, are
+`gpu.py` calls it. A bar begins at 1.0 and goes right where towers, or the switch, are
 faster; the axes are logarithmic, so that twice as fast and half as fast are as long.
 """
 
@@ -124,7 +124,7 @@ def draw_bars(
     axes: Any, middles: Sequence[float], blocks: Sequence[Mapping[str, float]],
     labels: Mapping[str, str],
 ) -> None:
-    """A bar for each value, from 1 to it, those of a block around its middle; and a legend."""
+    """Draws a bar from 1 to each value, grouped by block, and a legend."""
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 

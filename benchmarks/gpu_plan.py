@@ -77,7 +77,7 @@ def plan(
 
     Args:
         num_devices: how many GPUs, logical or physical, are compared beside one.
-        workloads, contenders: those that are wanted.
+        workloads, contenders: the names to measure.
         small: with batches as small as the small models.
     """
     main, others = _setups(num_devices, small)

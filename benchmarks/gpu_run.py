@@ -19,8 +19,8 @@ class Run(NamedTuple):
     """The options that all cases have in common.
 
     out: the folder. cases: the plan. case_seconds: each one's limit.
-    flags: of gpu_case.py, beside those of the case.
-    about: what it is measured on, see `gpu.describe_machine`.
+    flags: more flags of gpu_case.py than the case itself has.
+    about: the machine, from `gpu.describe_machine`.
     """
 
     out: Path
@@ -63,7 +63,7 @@ def measure(run: Run, table: Table, budget: Budget) -> Iterator[str]:
 
 
 def run_case(run: Run, case: Case, limit: float) -> Row:
-    """One case in a process of its own, which is killed at its limit.
+    """Runs one case in its own process, which is killed at its limit.
 
     A case that was cut off because the time for all of them was up has not been reached.
     """

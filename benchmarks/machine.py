@@ -71,7 +71,7 @@ def describe_devices(num_devices: int, gpus: Sequence[Mapping[str, Any]]) -> str
 
     Args:
         num_devices: that are used.
-        gpus: what `seen_by_tensorflow` lists.
+        gpus: the list from `seen_by_tensorflow`.
     """
     if not gpus:
         kind = "logical CPU devices" if num_devices > 1 else "CPU device"

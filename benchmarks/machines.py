@@ -1,10 +1,10 @@
-"""Several workers, as real processes of this machine: training, the exchange by itself, memory.
+"""Measures several workers, as real processes of this machine: training, the exchange, memory.
 
     python benchmarks/machines.py
 
     python benchmarks/machines.py --parts=scaling --workloads=cnn,gru --rounds=3
 
-Four parts, each with rows of its own in the CSV:
+There are four parts, each with its own rows in the CSV:
 
     training    2 workers x 1 tower against 1 worker x 2 towers: the same run, examples per second
     exchange    milliseconds of the sum over W workers, against TensorFlow's ring all-reduce of the
@@ -36,7 +36,7 @@ _MEGABYTES = flags.DEFINE_list(
     "megabytes", ["32", "4.8", "0.1"], "That they exchange, of float32; 10**6 bytes. The largest "
     "first: malloc keeps memory then, as it does in a process that trains.",
 )
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Of each comparison, in turn.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds of each comparison, in turn.", lower_bound=1)
 _STEPS = flags.DEFINE_integer(
     "steps", None, "Timed steps of training. Default: the workload's.", lower_bound=2
 )

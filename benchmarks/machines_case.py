@@ -27,7 +27,7 @@ from benchmarks.contender import (  # noqa: E402
 from benchmarks.workloads import WORKLOADS  # noqa: E402
 
 _CASE = flags.DEFINE_enum("case", "exchange", ["exchange", "memory"], "What is measured.")
-_MEGABYTES = flags.DEFINE_list("megabytes", ["4.8"], "Of float32 that each worker gives, 10**6 B.")
+_MEGABYTES = flags.DEFINE_list("megabytes", ["4.8"], "The float32 values of each worker, 10**6 B.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "In each, the exchange and the ring take turns.")
 _SECONDS = flags.DEFINE_float("seconds", 0.5, "Of one turn, about.")
 _STEPS = flags.DEFINE_list("steps", ["200", "1000"], "After which the memory is noted.")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 def exchange() -> dict[str, Any]:
     """{"sizes": [{"megabytes", "calls", "sent_mb", "exchange": [ms], "ring": [ms]}]}, one a round.
 
-    sent_mb: what one worker sends in one exchange, as the loopback device counts it.
+    sent_mb: megabytes that one worker sends in one exchange, from the loopback device's count.
     """
     step = tower_step(WORKLOADS["tiny"](), "towers", 1)
     sizes = [measure_size(step, float(text)) for text in _MEGABYTES.value]

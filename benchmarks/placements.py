@@ -1,4 +1,4 @@
-"""The same step placed otherwise, in rounds: parameters copied to each GPU, layers in stages.
+"""Compares placements of one step, in rounds: parameters copied to each GPU, layers in stages.
 
     python benchmarks/placements.py --rounds=3
 

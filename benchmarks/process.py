@@ -37,10 +37,10 @@ def run_process(
     """One process of `python -m benchmarks.<module>`; returns the JSON of its last line.
 
     Args:
-        module: of this package.
+        module: a module of this package.
         num_workers: more than 1: so many processes, which train together; the JSON is the chief's.
         limit: seconds after which it is killed; None: it may take as long as it likes.
-        flags: of the process.
+        flags: the flags of the process.
 
     Raises:
         TookTooLongError: it was killed at its limit.
@@ -85,11 +85,11 @@ def cause(stderr: str) -> str:
 
 
 def _finish(command: list[str], limit: float | None) -> tuple[int | None, str, str]:
-    """(exit code, None where it was killed at its limit; stdout; stderr) of a command."""
+    """Returns a command's exit code, or None if it was killed at its limit, stdout and stderr."""
     process = None
     try:
         with _signals_later():
-            # A group of its own: Ctrl-C reaches this process alone, which ends the group whole.
+            # It has its own group: Ctrl-C reaches this process alone, which ends the whole group.
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 start_new_session=True,
@@ -113,7 +113,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """SIGTERM and Ctrl-C wait until the block ends: in the midst of it nobody knows the child."""
+    """SIGTERM and Ctrl-C wait until the block ends, because within it the child is unknown."""
     arrived: list[int] = []
     numbers = signal.SIGTERM, signal.SIGINT
     handlers = [signal.signal(number, lambda n, frame: arrived.append(n)) for number in numbers]

@@ -24,16 +24,16 @@ PAGES = {  # with the figures that each has a place for
 }
 RESULTS = ROOT / "benchmarks" / "results"
 
-# What the table says of each workload, its number of devices, and who trained it.
+# The table's text for each workload, its number of devices, and the contender.
 _ROWS = [
     ("`cnn`, 128, SGD momentum", "cnn", 4, "towers"),
     ("`notebook_cnn`, 128, RMSprop", "notebook_cnn", 4, "towers"),
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 2, "towers"),
-    ("the same", "mlp41m", 8, "towers"),
+    ("MLP of 41 million parameters, 512, Adam", "mlp41m", 8, "towers"),
     ("2 x 256 GRU, 256, Adam", "gru", 2, "towers"),
     ("2 x 128 GRU, 128, Adam", "gru_small", 2, "towers"),
     ("MLP 784-2048-2048-10, 256, Adam", "mlp", 2, "towers"),
-    ("the same", "mlp", 8, "towers"),
+    ("MLP 784-2048-2048-10, 256, Adam", "mlp", 8, "towers"),
     ("DCGAN by `make_parallel(...).fit`, 128, 2 x Adam", "dcgan", 2, "parallel"),
 ]
 _PARALLEL_ROWS = [("`cnn`, batch 128", "cnn", 4), ("DCGAN, batch 128", "dcgan", 2)]
@@ -118,7 +118,7 @@ def dcgan(results: Results) -> str:
             ("peak_memory_mb", *first)))),
     ]
     lines = [
-        "| a model's own `train_step`, DCGAN | Keras `fit`, 1 device | MirroredStrategy | towers |",
+        "| custom `train_step`, DCGAN | Keras `fit`, 1 device | MirroredStrategy | towers |",
         "| --- | --- | --- | --- |",
     ]
     for what, form, alone, *values in rows:
@@ -139,7 +139,7 @@ def others(results: Results) -> str:
         "- **`make_parallel(...).fit`** trains `cnn` at "
         f"{results.median('median_ratio', *parallel, 'towers'):.2f} of the speed of towers' own "
         "loop,",
-        f"  and at {results.median('median_ratio', *parallel, 'fit'):.2f} of that of `fit`.",
+        f"  and at {results.median('median_ratio', *parallel, 'fit'):.2f} of the speed of `fit`.",
         "- **A checkpoint every 100 steps** of `cnn` costs "
         f"{100 * (1 - results.median('median_ratio', *saved)):.1f}% of its speed.",
     ])

@@ -24,7 +24,7 @@ def run_rounds(
     A peer that fails, because it cannot train such a model, is left out from then on.
 
     Args:
-        module: of this package, which is run for each contender.
+        module: a module of this package, which runs each contender.
         contenders: the flags of each contender's process; the first is the one that is compared.
         num_rounds: how often each runs.
 
@@ -57,9 +57,9 @@ def compare(
     """A contender against each of the others.
 
     Args:
-        rounds: what `run_rounds` returned; a peer counts that is in all of them.
+        rounds: the result of `run_rounds`. A peer counts if all rounds have it.
         contender: one of their names.
-        measure: what is compared, such as "examples_per_second".
+        measure: the column to compare, such as "examples_per_second".
         shared: columns that all rows have in common.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Draws docs/images/terminal.svg: a real run on a real terminal, killed, that goes on.
+"""Draws docs/images/terminal.svg: a real run on a real terminal, which is killed and resumed.
 
     python benchmarks/terminal.py
 

@@ -18,7 +18,7 @@ from benchmarks import chart, rounds  # noqa: E402  (found through the line abov
 _WORKLOADS = flags.DEFINE_list(
     "workloads", ["cnn", "notebook_cnn", "mlp41m", "gru"], "Names in workloads.py."
 )
-_CONTENDER = flags.DEFINE_string("contender", "towers", "Who is compared with the peers.")
+_CONTENDER = flags.DEFINE_string("contender", "towers", "The contender to compare with the peers.")
 _PEERS = flags.DEFINE_list(
     "peers", ["fit", "mirrored", "central", "limit"], "Contenders of contender.py to compare with."
 )

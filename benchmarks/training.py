@@ -1,4 +1,4 @@
-"""One run of `towers.train` in a process of its own: prints its steady throughput as a JSON line.
+"""Runs `towers.train` in its own process; prints its steady throughput as a JSON line.
 
 `checkpointing.py` starts it; there is no need to call it by hand. The run directory is a temporary
 one: TMPDIR names the disk.

@@ -1,4 +1,4 @@
-"""The sum and update of a workload's gradients, by itself on the CPU; prints one JSON line.
+"""Measures the sum and update of a workload's gradients on the CPU; prints one JSON line.
 
 `update.py` starts it; there is no need to call it by hand.
 """
@@ -22,7 +22,7 @@ from towers.step.averaging import partial_sums  # noqa: E402
 from towers.step.update import update  # noqa: E402
 
 _WORKLOAD = flags.DEFINE_enum("workload", "mlp41m", list(WORKLOADS), "Whose parameters.")
-_SUMS = flags.DEFINE_integer("sums", 2, "Gradients still to be added: of T towers on CPUs.")
+_SUMS = flags.DEFINE_integer("sums", 2, "Gradients to add: as many as towers on CPUs.")
 _THREADS = flags.DEFINE_integer("threads", 1, "That TensorFlow has for one operation.")
 _STEPS = flags.DEFINE_integer("steps", 15, "Timed updates.")
 

@@ -57,7 +57,7 @@ class Workload:
 def built_in(
     name: str, optimizer: Callable, batch_size: int, steps: int, towers_per_core: int = 1
 ) -> Workload:
-    """A model that train.py's --model takes, at its own size; the rest as of `Workload`."""
+    """Makes the workload of a model that --model of train.py takes, at its own size."""
     source = models.load(name)
     shape, classes = source.input_shape, source.num_classes
     return Workload(
@@ -85,7 +85,7 @@ def gru(units: int) -> keras.Model:
 
 
 def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
-    """`gru` with Adam; the rest as of `Workload`."""
+    """Makes the workload of `gru` with Adam."""
     return Workload(
         lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps, recurrent=True
     )

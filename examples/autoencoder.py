@@ -1,4 +1,4 @@
-"""A layer with a loss of its own: a variational autoencoder of MNIST digits.
+"""A layer that adds a loss: a variational autoencoder of MNIST digits.
 
     python -m examples.autoencoder
 

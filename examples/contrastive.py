@@ -55,7 +55,7 @@ class SimCLR(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update on two views, each [N, 28, 28, 1]."""
         with tf.GradientTape() as tape:
-            # Without gather, each tower would compare the views of its own shard alone.
+            # Without gather, each tower would compare only the views in its shard.
             left, right = (towers.gather(self.embed(view)) for view in data)
             similar = tf.matmul(left, right, transpose_b=True) / TEMPERATURE
             partners = tf.range(tf.shape(similar)[0])

@@ -1,4 +1,4 @@
-"""A train_step of its own with two models: a small student learns from a larger teacher.
+"""A custom train_step with two models: a small student learns from a larger teacher.
 
     python -m examples.distillation
 

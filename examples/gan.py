@@ -1,4 +1,4 @@
-"""A train_step of its own with two optimizers: a GAN that draws MNIST digits.
+"""A custom train_step with two optimizers: a GAN that draws MNIST digits.
 
     python -m examples.gan
 

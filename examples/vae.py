@@ -1,10 +1,10 @@
-"""A train_step, a test_step and a predict_step of its own: a variational autoencoder.
+"""A custom train_step, test_step and predict_step: a variational autoencoder.
 
     python -m examples.vae
 
 As in Keras' guide (https://keras.io/examples/generative/vae): two losses with a running mean each.
 Prints them in nats an image: after 5 epochs about 146 in all, of which 9 are the divergence.
-examples/autoencoder.py does the same without a step of its own, with a layer that adds a loss.
+examples/autoencoder.py does the same without a custom step, with a layer that adds a loss.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class VAE(keras.Model):
         return [self.total, self.divergence]
 
     def train_step(self, images: Any) -> dict[str, Any]:
-        """One update; every tower draws noise of its own."""
+        """Makes one update; every tower draws different noise."""
         with tf.GradientTape() as tape:
             loss, divergence = self.losses_of(images)
         gradients = tape.gradient(loss, self.trainable_weights)

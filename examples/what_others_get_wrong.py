@@ -1,4 +1,4 @@
-"""Weights after a global batch on several devices, beside those of one device.
+"""Compares weights after global batches on several devices with the weights of one device.
 
     python -m examples.what_others_get_wrong
 
@@ -126,7 +126,7 @@ def main(epochs: int = 5) -> dict[str, dict[str, float | None]]:
     """Prints the table; returns it, None where an exception was raised."""
     towers.logical_cpus(DEVICES)
     keras.config.set_floatx("float64")
-    print(f"{DEVICES} devices, {epochs} epochs; largest difference from the large batch's weights")
+    print(f"{DEVICES} devices, {epochs} epochs; largest difference from one device's weights")
     print(f"{'':45}" + "".join(f"{name:>18}" for name in WAYS))
     table: dict[str, dict[str, float | None]] = {}
     for name, case in CASES.items():

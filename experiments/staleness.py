@@ -1,4 +1,4 @@
-"""What asynchronous updates cost: towers that wait for nobody, on shared parameters.
+"""Measures the cost of asynchronous updates: towers that do not wait, on shared parameters.
 
     python -m experiments.staleness --towers=1,2,4,8 --out_dir=DIR
 
@@ -34,7 +34,7 @@ COLUMNS = ("towers", "updates", "staleness_mean", "staleness_max", "accuracy",
 
 
 class Row(NamedTuple):
-    """What one number of towers did, in the order of `COLUMNS`."""
+    """Holds the results of one number of towers, in the order of `COLUMNS`."""
 
     towers: int
     updates: int
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 class Updates:
     """The updates of all threads.
 
-    staleness: of each that has ended.
+    staleness: the staleness of each update that has ended.
     """
 
     def __init__(self, count: int) -> None:
@@ -89,9 +89,9 @@ def measure(
 
     Args:
         num_towers: threads, each on a device of its own.
-        updates: of all together.
+        updates: the number of updates of all towers together.
         batch_size: examples of one update.
-        learning_rate: of SGD with momentum 0.9.
+        learning_rate: the rate of SGD with momentum 0.9.
         data: ((x_train, y_train), (x_test, y_test)).
     """
     (x, y), (x_test, y_test) = data
@@ -219,7 +219,7 @@ def define_flags() -> None:
                         required=True)
     flags.DEFINE_integer("updates", 600, "Of all towers together.", lower_bound=1)
     flags.DEFINE_integer("batch_size", 128, "Examples of an update.", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.2, "Of plain SGD with momentum 0.9.", lower_bound=0)
+    flags.DEFINE_float("learning_rate", 0.2, "The rate of SGD with momentum 0.9.", lower_bound=0)
 
 
 if __name__ == "__main__":

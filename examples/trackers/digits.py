@@ -1,4 +1,4 @@
-"""What the scripts beside it train: a small network on some of MNIST's digits, on two devices."""
+"""Trains a small network on some of MNIST's digits, on two devices, for the scripts beside it."""
 
 import dataclasses
 from typing import Any
@@ -45,7 +45,7 @@ def config(**values: Any) -> towers.TrainConfig:
 
 
 def given(config: towers.TrainConfig) -> dict[str, Any]:
-    """What a configuration says beside the defaults, for a tracker's table of parameters."""
+    """Returns the fields of a configuration that are not defaults, for a tracker's parameters."""
     defaults = dataclasses.asdict(towers.TrainConfig())
     values = dataclasses.asdict(config)
     return {name: value for name, value in values.items() if value != defaults[name]}
