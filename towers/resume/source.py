@@ -73,11 +73,12 @@ class ExplainedBatches:
     """The batches of a tf.data.Dataset, with the reason where one of them cannot be made.
 
     dataset: yields the batches.
-    explained: iterates over them; raises ValueError in place of TensorFlow's error.
+    explain: takes the number of batches before an error of TensorFlow. It raises ValueError if it
+        knows the reason.
     """
 
     dataset: tf.data.Dataset
-    explained: Callable[[tf.data.Dataset], Iterator[Any]]
+    explain: Callable[[int], None]
 
     @property
     def element_spec(self) -> Any:
@@ -90,7 +91,14 @@ class ExplainedBatches:
         return replace(self, dataset=self.dataset.map(function))
 
     def __iter__(self) -> Iterator[Any]:
-        return self.explained(self.dataset)
+        num_done = 0
+        try:
+            for batch in self.dataset:
+                yield batch
+                num_done += 1
+        except tf.errors.OpError:
+            self.explain(num_done)
+            raise
 
 
 Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"

@@ -6,19 +6,23 @@ import tensorflow as tf
 
 from tests.loading import refusal
 from towers.app.datasets.dataset import check_arrays
-from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.app.datasets.user import from_splits
 
 A = np.arange(12, dtype="float64").reshape(4, 3)
 GOOD = (np.zeros((3, 2), np.float32), np.array([0, 1, 1]))
 
 
+def of_own_task(train, test=None):
+    return from_splits("mine", train, test, own_task=True)
+
+
 def split(value):
-    return from_splits("mine", value, None).train
+    return of_own_task(value).train
 
 
 def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
     x = np.zeros((2, 3))
-    dataset = from_splits_of_classes("a", (x, [[0], [1]]), (x, [[0], [6]]))
+    dataset = from_splits("a", (x, [[0], [1]]), (x, [[0], [6]]))
     assert dataset.num_classes == 7 and dataset.test[1].tolist() == [0, 6]
     assert dataset.train[1].dtype == np.int32 and dataset.train[0].dtype == np.float32
 
@@ -40,13 +44,12 @@ def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
 @pytest.mark.parametrize("place", [0, 1])
 def test_arrays_that_are_no_classes_are_an_error_that_names_the_split(x, y, words, place):
     splits = [(x, y), GOOD] if place == 0 else [GOOD, (x, y)]
-    message = refusal(from_splits_of_classes, "a", *splits)
+    message = refusal(from_splits, "a", *splits)
     assert words in message and message.startswith(("a (train): ", "a (test): ")[place])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_are_refused_with_their_first_index(value, monkeypatch):
-    monkeypatch.setattr("towers.app.datasets.dataset._VALUES_AT_ONCE", 12)  # 2 examples at once
+def test_nan_and_infinity_are_refused_with_their_first_index(value):
     x = np.zeros((7, 3, 2), np.float32)
     x[5, 2, 1] = x[6, 0, 0] = value
     message = refusal(check_arrays, x, np.zeros(7, int), 1, "file.npz")
@@ -76,9 +79,9 @@ def test_a_list_of_arrays_is_several_inputs_and_a_list_of_numbers_one():
 
 
 def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
-    dataset = from_splits("mine", (A, A), (A[:1], A[:1]))
+    dataset = of_own_task((A, A), (A[:1], A[:1]))
     assert (dataset.input_shape, dataset.num_classes, len(dataset.test[0])) == ((3,), None, 1)
-    assert from_splits("mine", {"a": A}, None).input_shape == {"a": (3,)}
+    assert of_own_task({"a": A}).input_shape == {"a": (3,)}
     assert len(split(A)) == len(split((A,))) == len(split((A, None))) == 1
     assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
 
@@ -100,13 +103,13 @@ def test_what_is_no_such_data_is_refused_in_one_line(value, message):
 
 def test_train_and_test_have_one_shape():
     with pytest.raises(ValueError, match=r"mine \(test\): examples of shapes \(2,\) and \(3,\)"):
-        from_splits("mine", (A, A), (A[:, :2], A))
-    from_splits("mine", (A, A, np.ones(4)), (A, A))  # validation may be without weights
+        of_own_task((A, A), (A[:, :2], A))
+    of_own_task((A, A, np.ones(4)), (A, A))  # validation may be without weights
 
 
 def test_a_tf_data_dataset_of_structures_stays_as_it_is():
     dataset = tf.data.Dataset.from_tensor_slices(({"a": A}, A))
-    assert from_splits("mine", dataset, dataset).train is dataset
+    assert of_own_task(dataset, dataset).train is dataset
     for wrong, message in (
         (dataset.repeat(), "repeats forever"),
         (dataset.take(0), "no examples"),
@@ -114,4 +117,4 @@ def test_a_tf_data_dataset_of_structures_stays_as_it_is():
         (tf.data.Dataset.from_tensors("text"), "hold numbers: dense, ragged or sparse"),
     ):
         with pytest.raises(ValueError, match=rf"mine \(train\): .*{message}"):
-            from_splits("mine", wrong, None)
+            of_own_task(wrong)

@@ -1,7 +1,5 @@
 """uint8 images of x are divided by 255, whatever they come in; a line says so."""
 
-from functools import partial
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from towers.app.datasets import batches, pixels, tf_data
 from towers.app.datasets.npz import load as load_npz
 from towers.resume.source import InputOptions
 from towers.app.datasets.tf_data import Streamed
-from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.app.datasets.user import from_splits
 
 COUNT = 6
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 5)).astype("uint8")
@@ -45,9 +43,9 @@ def of_npz(x, own_task, directory):
 def of_split(make):
     def dataset(x, own_task, directory):
         split = make(x)
-        if own_task:
-            return from_splits("mine", split, split)
-        return from_splits_of_classes("mine", split, split, 3)
+        return from_splits(
+            "mine", split, split, own_task=own_task, num_classes=None if own_task else 3
+        )
 
     return dataset
 
@@ -101,15 +99,14 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
 def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, own_task):
     make = {"arrays": lambda x: (x, LABELS), "source": Source,
             "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
-    load = from_splits if own_task else partial(from_splits_of_classes, num_classes=3)
     for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
         with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):
-            load("mine", *map(make, images))
+            from_splits("mine", *map(make, images), own_task=own_task, num_classes=3)
 
 
 def test_of_a_structure_the_images_of_x_alone_are_divided_and_named():
     tokens = tf.ragged.constant([[1, 2], [3], [], [4], [5], [6]], dtype=tf.uint8)
-    dataset = from_splits("mine", ({"t": tokens, "i": IMAGES}, IMAGES, LABELS), None)
+    dataset = from_splits("mine", ({"t": tokens, "i": IMAGES}, IMAGES, LABELS), None, own_task=True)
     x, y, weight = dataset.train
     assert x["t"].dtype == tf.uint8 and y.dtype == np.uint8 and weight.dtype == np.int32
     np.testing.assert_array_equal(x["i"], DIVIDED)
@@ -121,7 +118,7 @@ def test_uint8_of_an_unknown_rank_is_refused():
         lambda x, y: (tf.numpy_function(lambda image: image, [x], tf.uint8), y)
     )
     with pytest.raises(ValueError, match="x: uint8 of an unknown rank .* tf.ensure_shape"):
-        from_splits("mine", unknown, None)
+        from_splits("mine", unknown, None, own_task=True)
 
 
 def image_model(*first):
@@ -171,7 +168,7 @@ def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, containe
 ], ids=["x", "weights", "dict", "x of tf.data"])
 def test_images_among_several_inputs_are_restored_alone(split):
     split = split()
-    dataset = from_splits("mine", split, None)
+    dataset = from_splits("mine", split, None, own_task=True)
     assert dataset.divided == [True, False]
     examples = batches.load_examples(dataset.train, restored=[True, False])
     (found,) = batches.ordered_batches(examples, 9)

@@ -8,7 +8,7 @@ from tests.resuming import resumed, train, uninterrupted
 from towers.app.datasets import stateful
 from towers.app.datasets.batches import load_examples, shuffled_batches
 from towers.resume.source import InputOptions
-from towers.app.datasets.user import from_splits, from_splits_of_classes, load
+from towers.app.datasets.user import from_splits, load
 
 ME = "tests.app.datasets.loaders"
 FLAGS = ("--model=tests.resuming:model", "--num_gpus=2", "--num_towers=4", "--batch_size=16",
@@ -21,7 +21,7 @@ def sized():
 
 def examples(given=None):
     given = sized() if given is None else given
-    return load_examples(from_splits_of_classes("given", given, given, 3).train)
+    return load_examples(from_splits("given", given, given, num_classes=3).train)
 
 
 def rows(batches):
@@ -75,15 +75,15 @@ def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
 def test_one_loader_for_both_splits_is_refused_where_it_has_the_state_itself():
     train, _ = loaders.arrays()
     itself = loaders.Sized(*train, ("state_dict", "load_state_dict"), False)
-    for load_splits in from_splits, from_splits_of_classes:
+    for own_task in (False, True):
         with pytest.raises(ValueError, match="train and test are the same Sized, .* make two"):
-            load_splits("given", itself, itself)
+            from_splits("given", itself, itself, own_task=own_task)
 
 
 def test_counts_and_processes_are_refused_with_the_way_out(monkeypatch):
     with pytest.raises(ValueError, match=r"given \(train\) \(Loader\).*give it a `__len__`; or"):
         examples(loaders.Loader(*loaders.arrays()[0]))
-    split = from_splits_of_classes("given", sized(), sized(), 3).train
+    split = from_splits("given", sized(), sized(), num_classes=3).train
     with pytest.raises(ValueError, match=r"data_workers \(2\): given \(train\) is read in its own"):
         load_examples(split, InputOptions(data_workers=2))
     with pytest.raises(ValueError, match=r"y is TensorSpec\(shape=\(50,\).*give examples, not b"):

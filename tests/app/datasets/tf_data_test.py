@@ -16,7 +16,7 @@ from towers.app.datasets import memory_share, tf_data, user
 from towers.resume import read_through
 from towers.resume.source import InputOptions
 from towers.app.datasets.tf_data import Cached, Streamed
-from towers.app.datasets.user import from_splits, from_splits_of_classes, num_examples
+from towers.app.datasets.user import from_splits, num_examples
 
 COUNT, BATCH, BUFFER = 23, 5, 6
 
@@ -54,6 +54,22 @@ def test_what_fits_into_a_share_of_the_memory_is_kept_there(monkeypatch):
     assert kind(unknown) is Streamed
 
 
+def test_an_epoch_reads_from_memory_what_another_has_read(monkeypatch):
+    monkeypatch.setattr(tf_data, "fits", lambda num_bytes: True)
+    passes = []
+
+    def elements():
+        passes.append(1)
+        yield from (([float(i)], i % 3) for i in range(COUNT))
+
+    dataset = generated(elements).apply(tf.data.experimental.assert_cardinality(COUNT))
+    examples = input_lib.load_examples(dataset)
+    for epoch in range(3):
+        batches = input_lib.shuffled_batches(examples, BATCH, 0, epoch)
+        assert sum(len(x) for x, _ in batches) == COUNT
+    assert len(passes) == 1
+
+
 def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
     message = refusal(input_lib.load_examples, pairs(), InputOptions(shuffle_buffer=7))
     assert message.startswith("shuffle_buffer (7): so many examples of 8 bytes take more than 25%")
@@ -81,7 +97,7 @@ def test_an_example_that_cannot_be_read_is_named_by_its_index():
 def test_fewer_examples_than_at_the_start_are_refused_and_more_are_left():
     fewer, more = (Streamed(pairs(COUNT + n), "here", COUNT) for n in (-2, 9))
     message = refusal(order, fewer)
-    assert message.startswith("here: 2 examples fewer than the 23 at the start.")
+    assert message.startswith("here: 21 examples now, 23 at the start.")
     assert len(sum(order(more), [])) == COUNT
 
 
@@ -110,18 +126,19 @@ def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkey
         passes.append(1)
         yield from (([float(i)], i % 3) for i in range(40))
 
-    split = from_splits_of_classes("mine", generated(elements), pairs(4))
+    split = from_splits("mine", generated(elements), pairs(4))
     assert (split.num_classes, num_examples(split.train)) == (3, 40)
     assert len(passes) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("counting the examples and classes of mine (train): 16 in 0 s; if")
     assert any(": 40 in 0 s" in line for line in lines)
-    assert from_splits("mine", generated(elements), None).train.element_spec == pairs().element_spec
+    own = from_splits("mine", generated(elements), None, own_task=True)
+    assert own.train.element_spec == pairs().element_spec
     assert len(passes) == 2
 
 
-@pytest.mark.parametrize("load", [from_splits, from_splits_of_classes])
-def test_ctrl_c_ends_the_count_of_what_has_no_end(load):
+@pytest.mark.parametrize("own_task", [False, True])
+def test_ctrl_c_ends_the_count_of_what_has_no_end(own_task):
     def elements():
         for i in itertools.count():
             if i == 20:
@@ -129,7 +146,7 @@ def test_ctrl_c_ends_the_count_of_what_has_no_end(load):
             yield [0.0], 0
 
     with pytest.raises(KeyboardInterrupt):
-        load("mine", generated(elements), pairs())
+        from_splits("mine", generated(elements), pairs(), own_task=own_task)
 
 
 @pytest.mark.matrix

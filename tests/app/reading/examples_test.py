@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from tests.loading import refusal
-from towers.app.reading.examples import Source, arrays_of, leaves_of
+from towers.app.reading.examples import Source, read_example
 
 
 def source_of(examples, num_classes=None):
-    leaves = leaves_of(arrays_of(examples[0], 0, "here"))
-    return Source(examples, "here", leaves, num_classes)
+    return Source(examples, "here", tuple(read_example(examples, 0, "here")[1]), num_classes)
 
 
 def test_the_arrays_of_an_example_come_in_one_order_whatever_the_order_of_its_keys():
-    arrays = arrays_of(({"b": 1, "a": (2.0, [3, 4])}, True), 0, "here")
-    assert list(arrays) == ["x['a'][0]", "x['a'][1]", "x['b']", "y"]
+    (x, _), arrays = read_example([({"b": 1, "a": (2.0, [3, 4])}, True)], 0, "here")
+    assert [leaf.path for leaf in arrays] == ["x['a'][0]", "x['a'][1]", "x['b']", "y"]
     assert [array.shape for array in arrays.values()] == [(), (2,), (), ()]
+    assert list(x) == ["b", "a"]
 
 
 def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():

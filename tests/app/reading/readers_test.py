@@ -9,7 +9,7 @@ import pytest
 from tests.app.datasets.sources import Pixels, arrays
 from tests.processes import has_ended
 from tests.real_workers import ROOT
-from towers.app.reading.examples import Source, arrays_of, leaves_of
+from towers.app.reading.examples import Source, read_example
 from towers.app.reading.readers import Readers
 
 BATCHES = [np.array([3, 1, 4, 15, 9]), np.array([2, 6]), np.array([5])]
@@ -32,8 +32,7 @@ if __name__ == "__main__":
 
 def source(**arguments):
     examples = Pixels(**arguments)
-    leaves = leaves_of(arrays_of(Pixels()[0], 0, "here"))
-    return Source(examples, "here", leaves, 10)
+    return Source(examples, "here", tuple(read_example(Pixels(), 0, "here")[1]), 10)
 
 
 def read(readers, batches=BATCHES):

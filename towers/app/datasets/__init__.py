@@ -1,5 +1,9 @@
 """Data sets by name: the built-in ones, one file each, and the user's `package.module:function`."""
 
+import inspect
+from collections.abc import Callable
+from functools import partial
+
 from towers.app import named
 from towers.app.datasets import (
     cifar10,
@@ -11,21 +15,24 @@ from towers.app.datasets import (
     record_files,
     synthetic,
     tfds,
-    tfrecord,
     user,
 )
 from towers.app.datasets.dataset import Dataset, check_arrays
 from towers.app.datasets.user import num_examples
 
 # To add a data set: a file in this folder with load(data_dir) -> Dataset, and a line here.
-_LOADERS = {
+_LOADERS: dict[str, Callable[..., Dataset]] = {
     "mnist": mnist.load,
     "fashion_mnist": fashion_mnist.load,
     "cifar10": cifar10.load,
     "music": music.load,
+    "image_folder": image_folder.load,
+    "npz": npz.load,
+    "synthetic": synthetic.load,
+    "array_record": partial(record_files.load, "array_record"),
+    "tfrecord": partial(record_files.load, "tfrecord"),
 }
-_RECORDS = {"array_record": record_files.load_array_records, "tfrecord": tfrecord.load}
-NAMES = (*_LOADERS, "image_folder", "npz", "synthetic", *_RECORDS)
+NAMES = tuple(_LOADERS)
 
 __all__ = ["NAMES", "Dataset", "check_arrays", "load", "num_examples"]
 
@@ -57,29 +64,25 @@ def load(
         ValueError: the name is unknown, data_dir, features or image_size is given where it has no
             effect, or the data cannot be read or are wrong.
     """
-    is_tfds, is_function = name.startswith(tfds.PREFIX), ":" in name
-    if name not in NAMES and not is_function:
+    if name.startswith(tfds.PREFIX):
+        loader: Callable[..., Dataset] = partial(tfds.load, name)
+    elif ":" in name:
+        loader = partial(user.load, name)
+    elif name in NAMES:
+        loader = _LOADERS[name]
+    else:
         raise named.unknown_name(name, "dataset", NAMES)
-    size = image_size and image_folder.shown(tuple(n for n in image_size if n is not None))
-    for argument, value, has_effect in (
-        ("data_dir", data_dir, is_tfds or not is_function and name != "synthetic"),
-        ("features", features, name in _RECORDS),
-        ("image_size", size, name == "image_folder"),
+    taken = inspect.signature(loader).parameters
+    shown = image_size and image_folder.shown(tuple(n for n in image_size if n is not None))
+    for argument, value in (
+        ("data_dir", data_dir), ("features", features), ("image_size", shown)
     ):
-        if value is not None and not has_effect:
+        if value is not None and argument not in taken:
             raise ValueError(
                 f"{argument} ({value}) has no effect with dataset={name}; leave it out."
             )
-    if is_tfds:
-        return tfds.load(name, data_dir, own_task)
-    if is_function:
-        return user.load(name, own_task)
-    if name == "image_folder":
-        return image_folder.load(data_dir, image_size)
-    if name == "npz":
-        return npz.load(data_dir, own_task)
-    if name == "synthetic":
-        return synthetic.load(input_shape, num_classes)
-    if name in _RECORDS:
-        return _RECORDS[name](data_dir, features)
-    return _LOADERS[name](data_dir)
+    given = {
+        "data_dir": data_dir, "input_shape": input_shape, "num_classes": num_classes,
+        "own_task": own_task, "features": features, "image_size": image_size,
+    }
+    return loader(**{key: value for key, value in given.items() if key in taken})

@@ -1,19 +1,24 @@
 """Examples changed at random while training: x and its own seed -> another x of the same shape.
 
     seed of an example = (hash(seed of the run, epoch), index of the example)
+    crop_flip, RandomFlip,RandomRotation(0.1)     of each example: x, its own seed -> x
+    MixUp, CutMix                                 of each global batch: (x, y), its seed -> (x, y)
 
 Nothing else decides what is drawn: neither devices nor workers, nor the step a run goes on from.
+Keras' layers draw from seed generators, which start from the seed.
 """
 
+import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.app import named
-from towers.app.datasets.keras_augment import MIXING, mixing_of, named_layers, of_layers
+from towers.machine.keras_internals import ImageAugmentation
+from towers.step.tensor_rows import is_composite
 
 Augment = Callable[[Any, tf.Tensor], Any]
 Mix = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -24,6 +29,18 @@ PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CI
 # C. Szegedy et al., "Going deeper with convolutions", 2014, section 6: part of the area, aspect.
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
+MIXING = ("CutMix", "MixUp")  # examples of a batch with each other
+_NO_LAYERS = (
+    "CenterCrop", "Resizing",  # change the size
+    "MaxNumBoundingBoxes",  # changes no image
+    "AugMix",  # Keras 3.15 chooses its operations with Python's `random`, once for a process
+)
+LAYERS = tuple(
+    name for name, value in sorted(vars(keras.layers).items())
+    if isinstance(value, type) and issubclass(value, ImageAugmentation)
+    and name not in _NO_LAYERS
+)
+
 # TensorFlow's random operations with a state of their own, which no seed of ours reaches.
 _STATEFUL = (
     "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
@@ -32,55 +49,58 @@ _STATEFUL = (
 )
 
 
-def load(name: str, x_spec: Any) -> Augment | None:
-    """What `name` changes in each example, traced for examples of one kind; None: nothing.
+def load(
+    name: str, x: Any, y: Any = None, sample_weight: Any = None
+) -> tuple[Augment | None, Mix | None]:
+    """What `name` changes in each example, and what in each batch; None: nothing.
 
     Args:
         name: "crop_flip"; or "package.module:function": a function (x, seed) -> x in TensorFlow
             operations, seed an int32 [2] of the example's own, or one without arguments that
             returns a Keras layer, such as a Sequential of random layers; or layers of Keras by
-            name, see `keras_augment.named_layers`.
-        x_spec: tf.TensorSpec of one x, or a structure of them.
+            name, "RandomFlip,RandomRotation(factor=0.1),MixUp". Their arguments are Python's
+            literals; a `value_range` is (0, 1), the range of towers' images, unless it is given.
+        x, y, sample_weight: specs of a batch; None for what is absent.
+
+    Returns:
+        (x, seed) -> x of an example, and ((x, y), seed) -> (x, y) of a batch.
 
     Raises:
-        ValueError: the name is unknown, or what it names changes the shape of x, or draws random
-            numbers that do not come from the seed.
+        ValueError: the name is unknown, what it names changes the shape of x or draws random
+            numbers that do not come from the seed, or labels cannot be mixed.
     """
+    if any(map(is_composite, tf.nest.flatten(x))):
+        raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
+    spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
     if ":" in name:
-        return _traced(name, _import(name, x_spec), x_spec)
-    if not isinstance(x_spec, tf.TensorSpec) or x_spec.shape.rank != 3:
+        return _traced(name, _import(name, spec), spec), None
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 3:
         raise ValueError(
             f"augment={name} needs images [height, width, channels], and x is "
-            f"{tf.nest.map_structure(lambda spec: tuple(spec.shape), x_spec)}; name a function "
+            f"{tf.nest.map_structure(lambda part: tuple(part.shape), spec)}; name a function "
             "of your own."
         )
     if name == CROP_FLIP:
-        return _traced(name, crop_flip, x_spec)
-    layers, _ = named_layers(name, x_spec.dtype.name, CROP_FLIP)
-    return _traced(name, of_layers(layers, x_spec), x_spec) if layers else None
-
-
-def load_mix(name: str, x_spec: Any, y_spec: Any, sample_weight: Any) -> Mix | None:
-    """What mixes the examples of a batch, ((x, y), seed) -> (x, y); None where `name` mixes none.
-
-    Args:
-        name: see `load`.
-        x_spec, y_spec, sample_weight: of a batch; None for what is absent.
-
-    Raises:
-        ValueError: labels are not one-hot, or examples have weights.
-    """
-    if ":" in name or not any(each in name for each in MIXING):
-        return None
-    _, layers = named_layers(name, x_spec.dtype.name, CROP_FLIP)
-    is_one_hot = isinstance(y_spec, tf.TensorSpec) and y_spec.shape.rank == 2
-    if not is_one_hot or y_spec.dtype.is_integer or sample_weight is not None:
+        return _traced(name, crop_flip, spec), None
+    layers = _named_layers(name, spec.dtype.name)
+    mixing = [layer for layer in layers if type(layer).__name__ in MIXING]
+    if mixing != layers[len(layers) - len(mixing):]:
+        raise ValueError(
+            f"augment ({name!r}): {' and '.join(MIXING)} mix the examples of a batch that all else "
+            "has changed; name them last."
+        )
+    is_one_hot = isinstance(y, tf.TensorSpec) and y.shape.rank == 2 and y.dtype.is_floating
+    if mixing and (not is_one_hot or sample_weight is not None):
         raise ValueError(
             f"augment ({name!r}) mixes examples, for which labels must be one-hot, without sample "
             "weights: give y as float32 [N, classes], and a model that is compiled with "
             f"categorical_crossentropy; or leave out {' and '.join(MIXING)}."
         )
-    return _traced(name, mixing_of(layers), (x_spec, y_spec))
+    changing = layers[: len(layers) - len(mixing)]
+    return (
+        _traced(name, _of_layers(changing, spec), spec) if changing else None,
+        _traced(name, _mixing_of(mixing), (x, y)) if mixing else None,
+    )
 
 
 def batch_seed(key: int, step: tf.Tensor) -> tf.Tensor:
@@ -124,7 +144,10 @@ def _traced(name: str, function: Augment, spec: Any) -> Augment:
         concrete = traced.get_concrete_function(spec, tf.TensorSpec([2], tf.int32))
     except Exception as error:  # whatever the user's function raises while it is traced
         raise ValueError(f"augment ({name!r}) fails: {named.one_line(error)[:500]}.") from error
-    before, after = _described(spec), _described(concrete.structured_outputs)
+    before, after = (
+        keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
+        for specs in (spec, concrete.structured_outputs)
+    )
     if before != after:
         raise ValueError(
             f"augment ({name!r}) makes {after} of {before}; examples must keep their structure, "
@@ -141,11 +164,7 @@ def _traced(name: str, function: Augment, spec: Any) -> Augment:
     return traced
 
 
-def _described(specs: Any) -> Any:
-    return keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
-
-
-def _import(name: str, x_spec: Any) -> Augment:
+def _import(name: str, spec: Any) -> Augment:
     function = named.import_function(name, "augment")
     parameters = len(inspect.signature(function).parameters)
     if parameters == 2:
@@ -156,4 +175,99 @@ def _import(name: str, x_spec: Any) -> Augment:
             f"augment ({name!r}) must be a function (x, seed) -> x, or one without arguments that "
             "returns a Keras layer."
         )
-    return of_layers([made], x_spec)
+    return _of_layers([made], spec)
+
+
+# Keras' layers
+
+
+def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
+    """The layers in "RandomFlip,RandomRotation(factor=0.1)", for x of this dtype."""
+    try:
+        body: Any = ast.parse(f"[{text}]", mode="eval").body
+        calls = [part if isinstance(part, ast.Call) else ast.Call(part, [], [])
+                 for part in body.elts]
+        parts = [
+            (call.func.id, [ast.literal_eval(each) for each in call.args],  # type: ignore
+             {str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+            for call in calls
+        ]
+    except (SyntaxError, ValueError, AttributeError):
+        raise ValueError(
+            f"augment ({text!r}) must be {CROP_FLIP}, package.module:function, or layers of Keras "
+            "by name, such as RandomFlip,RandomRotation(factor=0.1)."
+        ) from None
+    wrong = [name for name, _, _ in parts if name not in LAYERS]
+    if wrong or not parts:
+        raise named.unknown_name((wrong or [text])[0], "augment", (CROP_FLIP, *LAYERS))
+    layers = []
+    for name, arguments, given in parts:
+        kind = getattr(keras.layers, name)
+        try:
+            bound = inspect.signature(kind).bind(*arguments, **given)
+            if "value_range" in inspect.signature(kind).parameters:
+                bound.arguments.setdefault("value_range", (0, 1))
+            layers.append(kind(*bound.args, **{"dtype": dtype, **bound.kwargs}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"augment ({text!r}): Keras makes no {name} of that: "
+                f"{named.one_line(error)[:300]}."
+            ) from None
+    return layers
+
+
+def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Augment:
+    """Layers that are called on a batch, one after the other, as a function of an example."""
+
+    def call(x: Any) -> Any:
+        batch = tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x)
+        for layer in layers:
+            batch = layer(batch, training=True)
+        return tf.nest.map_structure(lambda tensor: tensor[0], batch)
+
+    call(tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec))  # builds them
+    return _drawing_from_seed(layers, call)
+
+
+def _mixing_of(layers: Sequence[keras.layers.Layer]) -> Mix:
+    """MixUp and CutMix, one after the other, as a function of a batch."""
+
+    def call(batch: Any) -> Any:
+        x, y = batch
+        found = {"images": x, "labels": y}
+        for layer in layers:
+            found = layer(found, training=True)
+        return tf.ensure_shape(found["images"], x.shape), tf.ensure_shape(found["labels"], y.shape)
+
+    return _drawing_from_seed(layers, call)
+
+
+def _drawing_from_seed(
+    layers: Sequence[keras.layers.Layer], call: Callable[[Any], Any]
+) -> Callable[[Any, tf.Tensor], Any]:
+    """(values, seed) -> call(values), drawn from the seed; the layers are built.
+
+    Raises:
+        ValueError: a layer has weights to train, or keeps something from call to call.
+    """
+    trained = next((layer for layer in layers if layer.trainable_variables), None)
+    if trained is not None:
+        raise ValueError(
+            f"augment: {trained.name} has weights to train, which nothing would train; leave it to "
+            "the model."
+        )
+    weights = [weight for layer in layers for weight in layer.weights]
+    kept = set(map(id, weights))
+    states = [v for layer in layers for v in layer.variables if id(v) not in kept]
+
+    def drawn(values: Any, seed: tf.Tensor) -> Any:
+        keys = tf.random.split(seed, max(1, len(states)))
+        mapping = [(v, tf.cast(keys[place], v.dtype)) for place, v in enumerate(states)]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            result = call(values)
+        for variable in weights:
+            if scope.get_current_value(variable) is not None:
+                raise ValueError(f"{variable.path} changes from call to call; leave it out")
+        return result
+
+    return drawn

@@ -24,7 +24,6 @@ from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
 from towers.resume import source as source_lib
 from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, shuffled
-from towers.step.tensor_rows import is_composite
 
 Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
 
@@ -68,16 +67,11 @@ def load_examples(
     Raises:
         ValueError: see `augment.load` and `tf_data.Streamed.opened`.
     """
-    examples, name = Examples(source_of(split).opened(options), restored=restored), options.augment
-    if name is None:
+    examples = Examples(source_of(split).opened(options), restored=restored)
+    if options.augment is None:
         return examples
-    x, y, sample_weight = examples.specs
-    if any(map(is_composite, tf.nest.flatten(x))):
-        raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
-    spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
-    return examples._replace(
-        augment=augment_lib.load(name, spec), mix=augment_lib.load_mix(name, x, y, sample_weight)
-    )
+    augment, mix = augment_lib.load(options.augment, *examples.specs)
+    return examples._replace(augment=augment, mix=mix)
 
 
 def digest(examples: Examples) -> str:

@@ -1,13 +1,12 @@
 """CIFAR-10: 50,000 training and 10,000 test images of 10 things; Keras downloads it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from towers.app.datasets.dataset import Arrays, Dataset
+from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.fashion_mnist import downloaded
-from towers.app.datasets.user import from_splits_of_classes
+from towers.app.datasets.idx import of_ten_classes
 
 TRAIN_FILES = tuple(f"data_batch_{index}.bin" for index in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
@@ -25,21 +24,18 @@ def load(data_dir: str | None = None) -> Dataset:
         ValueError: a file is missing or damaged, or the download fails.
     """
     if data_dir is None:
-        train, test = downloaded("cifar10")
-    else:
-        train, test = (_read(Path(data_dir), names) for names in (TRAIN_FILES, TEST_FILES))
-    where = f"{data_dir or 'cifar10'} (train)", f"{data_dir or 'cifar10'} (test)"
-    return replace(from_splits_of_classes("cifar10", train, test, 10, where), notes=())
-
-
-def _read(directory: Path, names: tuple[str, ...]) -> Arrays:
-    """x uint8 [N, 32, 32, 3], y uint8 [N] of some files, one after the other."""
-    try:
-        rows = [np.fromfile(directory / name, np.uint8).reshape(-1, _ROW_BYTES) for name in names]
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"data_dir ({directory}) must hold {', '.join(names)}, whole, of "
-            f"cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html: {error}."
-        ) from None
-    table = np.concatenate(rows)
-    return table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, 0]
+        return downloaded("cifar10")
+    splits = []
+    for names in (TRAIN_FILES, TEST_FILES):
+        try:
+            rows = [np.fromfile(Path(data_dir, name), np.uint8).reshape(-1, _ROW_BYTES)
+                    for name in names]
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"data_dir ({data_dir}) must hold {', '.join(names)}, whole, of "
+                "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html: "
+                f"{error}."
+            ) from None
+        table = np.concatenate(rows)
+        splits.append((table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, 0]))
+    return of_ten_classes("cifar10", splits, (f"{data_dir} (train)", f"{data_dir} (test)"))

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from towers.machine.words import counted
 from towers.resume.source import DataSource
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
@@ -14,8 +15,6 @@ Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
 Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
 # A split, the specs of one x and one y as they were given, and the number of classes in it.
 Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
-
-_VALUES_AT_ONCE = 2**20  # of the search for NaN: its mask takes 1 MiB, whatever the data take
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +95,21 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
 
 def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
     """Raises ValueError where one of N examples, [N, ...] of any type, holds NaN or infinity."""
-    if x.dtype.kind != "f" or len(x) == 0:
-        return
-    rows = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
-    for begin in range(0, len(x), rows):
-        finite = np.isfinite(x[begin:begin + rows])
-        if not finite.all():
-            row, *place = map(int, np.unravel_index(int(finite.argmin()), finite.shape))
-            index = (begin + row, *place)
-            raise ValueError(
-                f"{where}: example {index[0]} holds {x[index]} (at {what}{list(index)}); remove or "
-                "replace NaN and infinite values."
-            )
+    # A minimum takes no memory, and it is NaN where one value is.
+    if x.dtype.kind == "f" and x.size and not np.isfinite([x.min(), x.max()]).all():
+        index = tuple(map(int, np.unravel_index(np.isfinite(x).argmin(), x.shape)))
+        raise ValueError(
+            f"{where}: example {index[0]} holds {x[index]} (at {what}{list(index)}); remove or "
+            "replace NaN and infinite values."
+        )
+
+
+def other_length(where: str, num_now: int, num_examples: int) -> ValueError:
+    """The error for a split that has another number of examples than when the run began."""
+    return ValueError(
+        f"{where}: {counted(num_now, 'example')} now, {num_examples:,} at the start. A run needs "
+        "the same ones throughout: restore them, or start a new run."
+    )
 
 
 def is_pair(value: object) -> bool:

@@ -1,14 +1,9 @@
 """Fashion-MNIST, Zalando's drop-in replacement for MNIST; Keras downloads it when first used."""
 
-from dataclasses import replace
-from typing import Any
-
 import keras
-import numpy as np
 
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.idx import load_directory
-from towers.app.datasets.user import from_splits_of_classes
+from towers.app.datasets.idx import load_directory, of_ten_classes
 from towers.app.named import one_line
 
 
@@ -22,23 +17,22 @@ def load(data_dir: str | None = None) -> Dataset:
     Raises:
         ValueError: see `load_directory`; also when the download fails.
     """
-    if data_dir is not None:
-        return load_directory("fashion_mnist", data_dir, 10)
-    train, test = ((x[..., np.newaxis], y) for x, y in downloaded("fashion_mnist"))
-    return replace(from_splits_of_classes("fashion_mnist", train, test, 10), notes=())
+    name = "fashion_mnist"
+    return downloaded(name) if data_dir is None else load_directory(name, data_dir)
 
 
-def downloaded(name: str) -> Any:
-    """((x_train, y_train), (x_test, y_test)) of `keras.datasets`.
+def downloaded(name: str) -> Dataset:
+    """A data set of `keras.datasets`.
 
     Raises:
         ValueError: there is no network, or what an earlier download left is damaged.
     """
     try:
-        return getattr(keras.datasets, name).load_data()
+        splits = getattr(keras.datasets, name).load_data()
     except Exception as error:  # a bare Exception without a network; any kind of a damaged file
         raise ValueError(
             f"dataset={name}: keras.datasets.{name} cannot load it: {one_line(error)}. If an "
             "earlier download broke off, remove it from ~/.keras/datasets. Without a network put "
             "the files into a directory by hand, and use data_dir=DIR."
         ) from None
+    return of_ten_classes(name, splits)

@@ -9,6 +9,7 @@ import os
 import stat
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits_of_classes
+from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 
 FILE_NAMES = (
@@ -33,13 +34,11 @@ _CHUNK = 2**20
 _UINT8 = 0x08
 
 
-def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int) -> Dataset:
+def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
     """Reads `FILE_NAMES`, each with or without .gz, also spelled train-images.idx3-ubyte.
 
-    Labels must lie in 0 ... num_classes - 1.
-
     Returns:
-        x float32 [N, height, width, 1] in [0, 1]; y int32 [N].
+        x float32 [N, height, width, 1] in [0, 1]; y int32 [N] in 0 ... 9.
 
     Raises:
         ValueError: a file is missing or damaged, or images and labels do not fit together.
@@ -52,12 +51,20 @@ def load_directory(name: str, data_dir: str | os.PathLike[str], num_classes: int
                 f"{path} holds {array.ndim}-dimensional values, but images are 3-dimensional and "
                 "labels are 1-dimensional; is it misnamed, or swapped with another file?"
             )
-    (x, y), (x_test, y_test) = arrays[:2], arrays[2:]
-    dataset = from_splits_of_classes(
-        name, (x[..., np.newaxis], y), (x_test[..., np.newaxis], y_test), num_classes,
-        where=(f"{paths[0]} and {paths[1]}", f"{paths[2]} and {paths[3]}"),
-    )
-    return replace(dataset, notes=())
+    where = f"{paths[0]} and {paths[1]}", f"{paths[2]} and {paths[3]}"
+    return of_ten_classes(name, (arrays[:2], arrays[2:]), where)
+
+
+def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset:
+    """The data set of images in train and test: x uint8 [N, height, width, ...], y [N] or [N, 1].
+
+    Args:
+        name: of the data set.
+        splits: ((x_train, y_train), (x_test, y_test)).
+        where: see `from_splits`.
+    """
+    train, test = ((x if x.ndim == 4 else x[..., np.newaxis], y) for x, y in splits)
+    return replace(from_splits(name, train, test, num_classes=10, where=where), notes=())
 
 
 def _find(directory: Path, file_name: str) -> Path:

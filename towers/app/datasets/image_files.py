@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +70,12 @@ class ImageFiles(DataSource):
         indices = epoch.indices(self.num_examples)
         # AUTOTUNE would end each epoch later.
         images = indices.unbatch().map(image, count_cores(), deterministic=True)
-        return ExplainedBatches(of_examples(images, epoch), partial(self._explained, indices))
 
-    def _explained(self, indices: tf.data.Dataset, batches: tf.data.Dataset) -> Iterator[Any]:
-        """The batches of these indices; raises ValueError for a file that cannot be decoded."""
-        done = 0
-        try:
-            for batch in batches:
-                yield batch
-                done += 1
-        except tf.errors.OpError:  # it does not tell the file
-            for index in next(indices.skip(done).as_numpy_iterator()):
-                self._pixels(index)
-            raise
+        def explain(num_done: int) -> None:
+            for index in next(indices.skip(num_done).as_numpy_iterator()):
+                self._pixels(index)  # raises an error that names the file, as TensorFlow's does not
+
+        return ExplainedBatches(of_examples(images, epoch), explain)
 
     def decoded(self) -> np.ndarray:
         """The pixels of all files, float32 [N, *shape]; raises ValueError as `batches` does."""
@@ -122,13 +114,13 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
             pixels = _decoded(path, shape[2])
             if tuple(pixels.shape[:2]) != shape[:2]:
                 pixels = tf.image.resize(pixels, shape[:2], antialias=True)
-            return np.asarray(pixels) / np.float32(255)  # type: ignore[no-any-return]
+            return np.divide(pixels, np.float32(255), dtype=np.float32)
     except Exception as error:  # TensorFlow and Pillow raise many kinds
         raise _undecodable(path, error) from None
 
 
 def _decoded(path: Path, channels: int) -> Any:
-    """The pixels of one file, float32 [height, width, channels] from 0 to 255."""
+    """The pixels of one file, uint8 or float32 [height, width, channels] from 0 to 255."""
     with Image.open(path) as image:
         kind, mode, is_upright = image.format, image.mode, _orientation(image) == 1
         # TensorFlow leaves images on their side, and refuses to make these gray.
@@ -138,7 +130,7 @@ def _decoded(path: Path, channels: int) -> Any:
             dtype = tf.uint16 if has_16_bits else tf.uint8
             contents = tf.io.read_file(str(path))
             pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False)
-            return tf.cast(pixels, tf.float32) / 257 if has_16_bits else tf.cast(pixels, tf.float32)
+            return tf.cast(pixels, tf.float32) / 257 if has_16_bits else pixels
         image.load()
         upright = image if is_upright else ImageOps.exif_transpose(image)
     if upright.mode in _SIXTEEN_BITS:
@@ -146,7 +138,7 @@ def _decoded(path: Path, channels: int) -> Any:
         return np.repeat(gray, channels, axis=2)
     if upright.mode in ("I", "F"):
         raise ValueError("its pixels are 32-bit numbers without a known range")
-    pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"), np.float32)
+    pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,19 +58,17 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     directory, left_out = Path(data_dir), Counter[str]()
     classes, train, test = _find(directory, left_out)
     shape, warnings = _common_shape(directory, list(train), image_size)
-    splits: list[Any] = [
-        ImageFiles(directory, list(images), np.array(list(images.values()), np.int32), shape)
-        for images in (train, test)
-    ]
-    if fits(4 * math.prod(shape) * (len(train) + len(test))):
-        splits = [(files.decoded(), files.labels) for files in splits]
+    splits: list[Any] = []
     for images, what in ((train, "train"), (test, "test")):
-        labels = set(images.values())
-        if without := [name for label, name in enumerate(classes) if label not in labels]:
+        labels = list(images.values())
+        splits.append(ImageFiles(directory, list(images), np.array(labels, np.int32), shape))
+        if without := [classes[label] for label in sorted({*range(len(classes))} - {*labels})]:
             warnings.append(
                 f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
                 f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
             )
+    if fits(4 * math.prod(shape) * (len(train) + len(test))):
+        splits = [(files.decoded(), files.labels) for files in splits]
     return Dataset(
         "image_folder", splits[0], splits[1], len(classes), shape,
         notes=[f"images of {shown(shape)} (height x width x channels)"],
@@ -100,8 +98,8 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         return None
     found = image_shape(directory / names[0])
     if len(shape) == 3:
-        height, width = (size or first for size, first in zip(shape[:2], found, strict=False))
-        found = (height, width, shape[2] if shape[2] in (1, 3) else found[2])
+        channels = shape[2] if shape[2] in (1, 3) else found[2]
+        found = (shape[0] or found[0], shape[1] or found[1], channels)
     files = ImageFiles(directory, names, np.zeros(len(names), np.int32), found)
     return Dataset(
         "image_folder", files, files, 1, found, test_names=names, divided=[True],
@@ -109,7 +107,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
     )
 
 
-def shown(shape: tuple[int, ...]) -> str:
+def shown(shape: Iterable[int]) -> str:
     """"224x224x3", as --image_size has it."""
     return "x".join(map(str, shape))
 
@@ -129,8 +127,8 @@ def _common_shape(
     (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
     if asked is not None:
         return (asked[0], asked[1], channels), []
-    ((height, width), _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
-    shape = height, width, channels
+    (size, _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
+    shape = (*size, channels)
     others = [name for name, found in shapes.items() if found != shape]
     return shape, [
         f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
@@ -146,41 +144,29 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
     if not folders:
         raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
     train, test = _parts(folders)
-    if train is None and test is None:
-        return folders, *_hashed_split(directory, folders, left_out)
-    if train is None or test is None:
+    if train is not None and test is not None:
+        classes, test_classes = _folders(directory / train), _folders(directory / test)
+        if only := sorted(set(classes) ^ set(test_classes)):
+            raise ValueError(
+                f"{directory / train} and {directory / test} have different classes: "
+                f"{', '.join(only)} in only one of them; give both the same folders."
+            )
+        images = _images(directory, train, classes, left_out)
+        return classes, images, _images(directory, test, classes, left_out)
+    if train is not None or test is not None:
         missing = TRAIN if train is None else " or ".join(TESTS)
         raise ValueError(
             f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
             f"{_FORMS}."
         )
-    classes, test_classes = _folders(directory / train), _folders(directory / test)
-    if only := sorted(set(classes) ^ set(test_classes)):
-        raise ValueError(
-            f"{directory / train} and {directory / test} have different classes: "
-            f"{', '.join(only)} in only one of them; give both the same folders."
-        )
-    to_train_on = _images(directory, train, classes, left_out)
-    return classes, to_train_on, _images(directory, test, classes, left_out)
-
-
-def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
-    """The folder to train on and the folder to test on, in small letters or capitals."""
-    named = {name.lower(): name for name in folders}
-    return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
-
-
-def _hashed_split(
-    directory: Path, classes: Sequence[str], left_out: Counter[str]
-) -> tuple[_Images, _Images]:
-    for folder in classes:
+    for folder in folders:
         if None not in _parts(_folders(directory / folder)):
             raise ValueError(
                 f"data_dir ({directory}): its folder {folder} holds images to train and to test "
                 f"on; use data_dir={directory / folder}, or give {_FORMS}."
             )
     splits: tuple[_Images, _Images] = {}, {}
-    for name, label in _images(directory, "", classes, left_out).items():
+    for name, label in _images(directory, "", folders, left_out).items():
         digest = hashlib.sha256(os.fsencode(name)).digest()
         splits[int.from_bytes(digest, "big") % TEST_SHARE == 0][name] = label
     if not all(splits):
@@ -188,7 +174,13 @@ def _hashed_split(
             f"{directory} holds too few images to set every fifth aside for testing; add some, or "
             f"divide them yourself: {_FORMS}."
         )
-    return splits
+    return folders, *splits
+
+
+def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
+    """The folder to train on and the folder to test on, in small letters or capitals."""
+    named = {name.lower(): name for name in folders}
+    return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
 
 
 def _images(
@@ -211,8 +203,7 @@ def _images(
                 found.append((name, below, file))
             else:
                 left_out["beside the classes' folders"] += 1
-    empty = sorted(set(classes) - {name for name, _, _ in found} - {""})
-    if empty:
+    if empty := sorted(set(classes) - {name for name, _, _ in found} - {""}):
         raise ValueError(
             f"{directory / part / empty[0]} holds no image ({', '.join(SUFFIXES)}); add some, or "
             f"remove the folder. {' '.join(_unused(directory, left_out))}"

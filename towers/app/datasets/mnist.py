@@ -17,4 +17,4 @@ def load(data_dir: str | None = None) -> Dataset:
     Raises:
         ValueError: see `load_directory`.
     """
-    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir, 10)
+    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir)

@@ -1,13 +1,12 @@
 """A NumPy archive of one's own: FILE.npz with x_train, y_train, x_test and y_test."""
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -32,12 +31,8 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
     x, y, x_test, y_test = _read(data_dir)
-    if own_task:
-        return from_splits("npz", (x, y), (x_test, y_test))
     where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
-    return replace(
-        from_splits_of_classes(data_dir, (x, y), (x_test, y_test), where=where), name="npz"
-    )
+    return from_splits("npz", (x, y), (x_test, y_test), own_task=own_task, where=where)
 
 
 def _read(path: str) -> list[np.ndarray]:

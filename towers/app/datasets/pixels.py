@@ -136,22 +136,18 @@ def notes(train: Any, test: Any = None) -> list[str]:
     Raises:
         ValueError: only one of the splits holds uint8 images, and alone would be divided.
     """
-    found = {"train": _uint8_parts(train)}
-    if test is not None and _uint8_parts(test) != found["train"]:
-        found["test"] = _uint8_parts(test)
-    images = {which: {path for path in parts if parts[path]} for which, parts in found.items()}
-    if alone := sorted(images["train"] ^ images.get("test", images["train"])):
-        which = "train" if alone[0] in images["train"] else "test"
-        raise ValueError(
-            f"{alone[0]}: uint8 images in {which} alone would be divided by 255. Give one dtype in "
-            "both train and test."
-        )
+    parts, test_parts = _uint8_parts(train), _uint8_parts(train if test is None else test)
+    for path in {**parts, **test_parts}:
+        is_divided = parts.get(path, False)
+        if is_divided != test_parts.get(path, False):
+            raise ValueError(
+                f"{path}: uint8 images in {'train' if is_divided else 'test'} alone would be "
+                "divided by 255. Give one dtype in both train and test."
+            )
     return [
-        f"{path}{f' ({which})' if len(found) > 1 else ''}: " + (
-            f"{_DIVIDED}; give floats to have them as they are" if is_image else
-            f"uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
-        )
-        for which, parts in found.items() for path, is_image in parts.items()
+        f"{path}: {_DIVIDED}; give floats to have them as they are" if is_image else
+        f"{path}: uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
+        for path, is_image in {**parts, **test_parts}.items()
     ]
 
 

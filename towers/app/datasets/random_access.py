@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.dataset import Found
+from towers.app.datasets.dataset import Found, other_length
 from towers.app.datasets.pixels import divided
 from towers.app.reading.array_records import ArrayRecords
-from towers.app.reading.examples import Source, arrays_of, leaves_of, read_example
+from towers.app.reading.examples import Source, read_example
 from towers.app.reading.readers import Readers
-from towers.machine.words import counted
 from towers.resume.source import (
     DataSource,
     Epoch,
@@ -70,12 +69,8 @@ class RandomAccess(DataSource):
                 failed.append(error)
                 raise
 
-        def explained(batches: tf.data.Dataset) -> Iterator[Any]:
-            try:
-                yield from batches
-            except tf.errors.OpError:
-                if not failed:
-                    raise
+        def explain(num_done: int) -> None:
+            if failed:
                 raise failed[0] from None
 
         x, y = tf.nest.map_structure(
@@ -84,19 +79,19 @@ class RandomAccess(DataSource):
         batches = tf.data.Dataset.from_generator(
             generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
         )
-        converted = batches.map(as_written(
-            lambda index, x, y: (index, tf.nest.map_structure(_narrow, (divided(x), y)))
-        ))
-        return ExplainedBatches(of_batches(converted, epoch), explained)
+
+        @as_written
+        def converted(index: tf.Tensor, x: Any, y: Any) -> tuple[tf.Tensor, Any]:
+            return index, tf.nest.map_structure(
+                lambda part: tf.cast(part, _DTYPES.get(part.dtype, part.dtype)), (divided(x), y)
+            )
+
+        return ExplainedBatches(of_batches(batches.map(converted), epoch), explain)
 
     def _read(self, indices: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
         assert self.readers is not None
         if (length := len(self.source.examples)) != self.num_examples:
-            raise ValueError(
-                f"{self.source.where}: {counted(length, 'example')} now, {self.num_examples:,} at "
-                "the start. A run needs the same ones throughout: restore them, or start a new "
-                "run."
-            )
+            raise other_length(self.source.where, length, self.num_examples)
         return self.readers.read(indices)
 
 
@@ -117,9 +112,8 @@ def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool)
     count = len(examples)
     if count == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
-    example = read_example(examples, 0, where)
-    leaves = leaves_of(arrays_of(example, 0, where))
-    *_, label = leaves
+    example, arrays = read_example(examples, 0, where)
+    *_, label = leaves = tuple(arrays)
     is_label = label.path == "y" and label.shape == () and np.issubdtype(label.dtype, np.integer)
     is_label = is_label and not own_task
     if is_label and num_classes is None:
@@ -127,21 +121,6 @@ def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool)
             f"{where}: y is a label, and reading all of them to count the classes would take "
             "long: add NUM_CLASSES = N beside the function."
         )
-    structure = tf.nest.pack_sequence_as(
-        _without_arrays(example), [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
-    )
+    structure = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), example)
     source = Source(examples, where, leaves, num_classes if is_label else None)
     return RandomAccess(source, structure, count), structure, num_classes or 1
-
-
-def _without_arrays(value: Any) -> Any:
-    """The structure of an example; None for each array, also for a list."""
-    if isinstance(value, dict):
-        return {key: _without_arrays(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_without_arrays(part) for part in value)
-    return None
-
-
-def _narrow(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, _DTYPES.get(tensor.dtype, tensor.dtype))

@@ -5,30 +5,27 @@
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from towers.app import named
-from towers.app.datasets import random_access
-from towers.app.datasets.dataset import Dataset, Found
+from towers.app.datasets import random_access, tfrecord
+from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.user import named_classes, of_splits
 from towers.app.reading.array_records import ArrayRecords
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
 
-# (directory, the names of files in it, where for the errors, features, NUM_CLASSES) -> a split
-Make = Callable[[Path, list[str], str, str, int | None], Found]
 
-
-def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -> Dataset:
+def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
     """The records below a directory, each parsed when its turn comes.
 
     Args:
         dataset: "tfrecord" or "array_record", which the files' names hold, too.
         data_dir: the directory.
-        features: "package.module:function", which parses a record into (x, y). Where y is one
-            integer, its module's NUM_CLASSES is the number of labels.
-        make: makes a split of files.
+        features: "package.module:function", which parses a record into (x, y): of a TFRecord file
+            a string tensor, in TensorFlow operations such as tf.io.parse_single_example; of an
+            ArrayRecord file bytes, into arrays. Where y is one integer, its module's NUM_CLASSES is
+            the number of labels.
 
     Raises:
         ValueError: a file cannot be read, or the function gives something else than (x, y).
@@ -41,10 +38,14 @@ def load(dataset: str, data_dir: str | None, features: str | None, make: Make) -
     named.import_function(features, "features")
     num_classes = named_classes(features, "features")
     places = [f"{data_dir} ({which})" for which in files]
-    found = {
-        which: make(Path(data_dir or ""), names, place, features, num_classes)
-        for (which, names), place in zip(files.items(), places, strict=True)
-    }
+    found = []
+    for names, place in zip(files.values(), places, strict=True):
+        paths = [f"{Path(data_dir or '')}/{name}" for name in names]
+        if dataset == "tfrecord":
+            found.append(tfrecord.split_of(paths, names, place, features, num_classes))
+        else:
+            records = ArrayRecords(paths, features)
+            found.append(random_access.split_of(records, place, num_classes, own_task=False))
     return of_splits(dataset, found, places)
 
 
@@ -76,15 +77,3 @@ def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
             f"{missing}; give {forms}."
         )
     return {"train": train, "test": test}
-
-
-def load_array_records(data_dir: str | None, features: str | None) -> Dataset:
-    """ArrayRecord files: any record by its index; `features` takes bytes, and returns arrays."""
-    return load("array_record", data_dir, features, _array_records)
-
-
-def _array_records(
-    directory: Path, names: list[str], where: str, features: str, num_classes: int | None
-) -> Found:
-    records = ArrayRecords([f"{directory}/{name}" for name in names], features)
-    return random_access.split_of(records, where, num_classes, own_task=False)

@@ -11,19 +11,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets import pixels
-from towers.app.datasets.dataset import Found, describe, is_pair
+from towers.app.datasets.dataset import Found, describe, is_pair, other_length
 from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
-from towers.machine.words import counted
 from towers.resume.read_through import count_elements, read_through
 from towers.resume.source import (
     DataSource,
@@ -59,6 +57,7 @@ class Streamed(DataSource):
 
     is_sequential = True
     labels = None
+    num_threads: ClassVar[int | None] = None  # see `of_examples`
 
     @property
     def how(self) -> str:
@@ -76,17 +75,29 @@ class Streamed(DataSource):
                 f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}. It decides "
                 "the order of the examples, and stays the run's."
             )
-        return replace(self, shuffle_buffer=buffer)
+        return replace(self, records=self.records.take(self.num_examples), shuffle_buffer=buffer)
 
     def identity(self) -> Iterator[bytes]:
         """The facts known without reading; "streamed", as the order is another than in memory."""
         yield os.fsencode(f"streamed\0{self._examples(self.ordered(Epoch(1))).element_spec[1]}\0")
 
+    def ordered(self, epoch: Epoch) -> tf.data.Dataset:
+        """(index, record), as an epoch meets them, before they are shuffled."""
+        return self.records.enumerate()
+
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        records = self._left(epoch, self.shuffle_buffer)
-        left = self.num_examples - epoch.start_step * epoch.batch_size
+        has_all = tf.data.experimental.assert_cardinality(self.num_examples)
+        records, size = self.ordered(epoch).apply(has_all), epoch.batch_size
+        if epoch.key is not None:
+            records = records.shuffle(
+                self.shuffle_buffer, epoch.key, reshuffle_each_iteration=False
+            )
+        left = records.skip(epoch.start_step * size)
+        specs = tf.nest.flatten(self.records.element_spec)
+        is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
         return ExplainedBatches(
-            self._batched(records, epoch), partial(self._explained, records, left)
+            of_examples(self._examples(left), epoch, self.num_threads, is_ragged),
+            lambda num_done: self._find_fault(left.skip(num_done * size)),
         )
 
     @property
@@ -94,17 +105,6 @@ class Streamed(DataSource):
         """The specs of (x, y) as they are parsed, before pixels are divided."""
         records = self.records if self.parse is None else self.records.map(self.parse)
         return records.element_spec
-
-    def ordered(self, epoch: Epoch) -> tf.data.Dataset:
-        """(index, record), as an epoch meets them, before they are shuffled."""
-        return self.records.enumerate()
-
-    def _left(self, epoch: Epoch, shuffle_buffer: int) -> tf.data.Dataset:
-        """(index, record) of what is left of an epoch."""
-        records = self.ordered(epoch).take(self.num_examples)
-        if epoch.key is not None:
-            records = records.shuffle(shuffle_buffer, epoch.key, reshuffle_each_iteration=False)
-        return records.skip(epoch.start_step * epoch.batch_size)
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
@@ -119,62 +119,38 @@ class Streamed(DataSource):
 
         return records.map(example, count_cores(), deterministic=True)
 
-    def _batched(
-        self, records: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None
-    ) -> tf.data.Dataset:
-        specs = tf.nest.flatten(self.records.element_spec)
-        is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
-        return of_examples(self._examples(records), epoch, num_threads, is_ragged)
+    def _find_fault(self, left: tf.data.Dataset) -> None:
+        """Raises ValueError for what is wrong with the (index, record) that are left.
 
-    def _explained(
-        self, records: tf.data.Dataset, left: int, batches: tf.data.Dataset
-    ) -> Iterator[Any]:
-        """The batches made of (index, record), of so many examples.
-
-        Raises:
-            ValueError: an example cannot be read or parsed (naming its index); there are fewer.
+        That is the first one that cannot be parsed, or read, or that there are fewer.
         """
-        done = 0
+        if self.parse is not None:
+            with suppress(tf.errors.OpError):  # of a record that cannot be read
+                for index, record in left:
+                    try:
+                        self.parse(record)
+                    except Exception as error:  # whatever the user's function raises
+                        raise ValueError(
+                            f"{self.where}: example {int(index)} cannot be parsed: "
+                            f"{cause(error)}. {MEND}"
+                        ) from None
+        count = 0
         try:
-            for batch in batches:
-                done += int(tf.shape(tf.nest.flatten(batch)[0])[0])
-                yield batch
-        except tf.errors.OpError:  # it does not tell the example
-            self._find_fault(records.skip(done))
-            raise
-        if done < left:
-            raise ValueError(
-                f"{self.where}: {counted(left - done, 'example')} fewer than the "
-                f"{self.num_examples:,} at the start. A run needs the same ones throughout: "
-                "restore them, or start a new run."
-            )
-
-    def _find_fault(self, records: tf.data.Dataset) -> None:
-        """Raises ValueError for the first of (index, record) that cannot be parsed, or read."""
-        parse = self.parse or (lambda record: None)
-        with suppress(tf.errors.OpError):
-            for index, record in records:
-                try:
-                    parse(record)
-                except Exception as error:  # whatever the user's function raises
-                    raise ValueError(
-                        f"{self.where}: example {int(index)} cannot be parsed: {cause(error)}. "
-                        f"{MEND}"
-                    ) from None
-        last = -1
-        try:
-            for index, _ in self.records.enumerate():
-                last = int(index)
+            for _ in self.records:
+                count += 1
         except tf.errors.OpError as error:
             raise ValueError(
-                f"{self.where}: example {last + 1} cannot be read: {cause(error)}. {MEND}"
+                f"{self.where}: example {count} cannot be read: {cause(error)}. {MEND}"
             ) from None
+        if count < self.num_examples:
+            raise other_length(self.where, count, self.num_examples)
 
 
 class Cached(Streamed):
     """N examples that the first epoch leaves in memory, all of which are shuffled."""
 
     how = ""
+    num_threads = 1
 
     @property
     def labels(self) -> Any:  # type: ignore[override]
@@ -182,13 +158,12 @@ class Cached(Streamed):
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
     def opened(self, options: InputOptions) -> "Cached":
-        return replace(self, records=self.records.cache())
+        # Nothing behind the cache may take(N): it is complete once its end has been read.
+        records = self.records.take(self.num_examples).cache()
+        return replace(self, records=records, shuffle_buffer=self.num_examples)
 
     def identity(self) -> Iterator[bytes]:
         yield str(self._examples(self.ordered(Epoch(1))).element_spec[1]).encode()
-
-    def batches(self, epoch: Epoch) -> tf.data.Dataset:
-        return self._batched(self._left(epoch, self.num_examples), epoch, num_threads=1)
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
@@ -245,15 +220,12 @@ def _count_classes(split: tf.data.Dataset, where: str) -> int:
     """1 + the largest label. All are read, and counted."""
     if int(split.cardinality()) == tf.data.INFINITE_CARDINALITY:
         return _count(split, where)  # which raises
-    count = least = largest = 0
     what = f"counting the examples and classes of {where}"
-    for labels in read_through(split.map(lambda x, y: y), what):
-        count += len(labels)
-        least, largest = min(least, int(labels.min())), max(largest, int(labels.max()))
-    if least < 0:
-        raise ValueError(f"{where}: label {least} is out of range; 0 is the first.")
-    _counts[split] = count
-    return largest + 1
+    labels = np.concatenate([[0], *read_through(split.map(lambda x, y: y), what)])
+    if labels.min() < 0:
+        raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
+    _counts[split] = len(labels) - 1
+    return int(labels.max()) + 1
 
 
 def _count(dataset: tf.data.Dataset, where: str) -> int:

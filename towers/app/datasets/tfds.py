@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 from towers.app.reading.examples import Supervised
 
@@ -53,9 +53,8 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
         None if which is None else Supervised(splits[which], *info.supervised_keys)
         for which in ("train", found)
     )
-    if own_task:
-        return from_splits(name, train, test)
     label = info.features[info.supervised_keys[1]]
     num_classes = getattr(label, "num_classes", None)
-    dataset = from_splits_of_classes(name, train, test, num_classes)
-    return replace(dataset, class_names=tuple(getattr(label, "names", None) or ()))
+    dataset = from_splits(name, train, test, own_task=own_task, num_classes=num_classes)
+    names = None if own_task else getattr(label, "names", None)
+    return replace(dataset, class_names=tuple(names or ()))

@@ -7,13 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import tensorflow as tf
 
 from towers.app import named
-from towers.app.datasets import record_files
-from towers.app.datasets.dataset import Dataset, Found
+from towers.app.datasets.dataset import Found
 from towers.app.datasets.tf_data import Streamed, cause
 from towers.resume.read_through import count_elements
 from towers.resume.source import Epoch
@@ -56,15 +54,6 @@ class TfRecords(Streamed):
         )
 
 
-def load(data_dir: str | None, features: str | None) -> Dataset:
-    """The records below a directory, see `record_files.load`.
-
-    `features` takes a record, a string tensor, and works in TensorFlow operations such as
-    tf.io.parse_single_example.
-    """
-    return record_files.load("tfrecord", data_dir, features, _records)
-
-
 def count_records(path: str) -> tuple[int, str]:
     """The number of records in a file, from their lengths alone, and the file's compression.
 
@@ -99,19 +88,30 @@ def count_records(path: str) -> tuple[int, str]:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 
 
-def _records(
-    directory: Path, names: list[str], where: str, features: str, num_classes: int | None
+def split_of(
+    paths: Sequence[str], names: Sequence[str], where: str, features: str, num_classes: int | None
 ) -> Found:
+    """A split of files.
+
+    Args:
+        paths: of the files.
+        names: their paths below their directory.
+        where: what they are, for the errors.
+        features: see `record_files.load`.
+        num_classes: the number of labels, where y is one integer.
+
+    Raises:
+        ValueError: a file cannot be read, or a record cannot be parsed into (x, y).
+    """
     for name in names:
         if (plain := name.removesuffix(".gz")) != name and plain in names:
             raise ValueError(
                 f"{where} holds {plain} and {name}, which would count twice; remove one of them."
             )
-    paths = [f"{directory}/{name}" for name in names]
     counts, compressions = zip(*map(count_records, paths), strict=True)
     if sum(counts) == 0:
         raise ValueError(f"{where}: no records; give at least one.")
-    records = tf.data.Dataset.from_tensor_slices((paths, list(compressions)))
+    records = tf.data.Dataset.from_tensor_slices((list(paths), list(compressions)))
     split = TfRecords(
         records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
         named.import_function(features, "features"),

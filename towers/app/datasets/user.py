@@ -24,9 +24,8 @@ _FORMS = (
 def load(spec: str, own_task: bool = False) -> Dataset:
     """Calls the function, without arguments; what it raises passes through.
 
-    It returns (train, test), see `from_splits_of_classes`, or for a model that brings its own loss
-    `from_splits`. Beside it stand NUM_CLASSES, the number of labels, and NUM_EXAMPLES, of iterables
-    with a state: the examples of an epoch, and those to test on.
+    It returns (train, test), see `from_splits`. Beside it stand NUM_CLASSES, the number of labels,
+    and NUM_EXAMPLES, of iterables with a state: the examples of an epoch, and those to test on.
 
     Args:
         spec: "package.module:function".
@@ -49,10 +48,8 @@ def load(spec: str, own_task: bool = False) -> Dataset:
             stateful.Sized(split, count) if _kind(split) is stateful else split
             for split, count in zip(splits, counts, strict=True)
         ]
-    train, test = splits
-    if own_task:
-        return from_splits(spec, train, test)
-    return from_splits_of_classes(spec, train, test, named_classes(spec, "dataset"))
+    num_classes = None if own_task else named_classes(spec, "dataset")
+    return from_splits(spec, *splits, own_task=own_task, num_classes=num_classes)
 
 
 def named_classes(spec: str, argument: str) -> int | None:
@@ -70,21 +67,25 @@ def named_classes(spec: str, argument: str) -> int | None:
     return num_classes
 
 
-def from_splits_of_classes(
+def from_splits(
     name: str,
     train: Any,
     test: Any,
+    *,
+    own_task: bool = False,
     num_classes: int | None = None,
-    where: tuple[str, str] | None = None,
+    where: Sequence[str] = (),
 ) -> Dataset:
-    """A data set for classification.
+    """A data set of what a user has.
 
     Args:
         name: of the data set.
-        train: (x, y), arrays as in `arrays.split_of`; or an unbatched tf.data.Dataset of (x, y), y
-            a scalar integer, whose values are not checked; or a random-access source of (x, y), or
-            an iterable of them with a state, which are read while training runs.
+        train: (x, y), arrays as in `arrays.split_of`; or an unbatched tf.data.Dataset of (x, y),
+            whose values are not checked; or a random-access source of (x, y), or an iterable of
+            them with a state, which are read while training runs. y is one integer.
         test: the same.
+        own_task: the model brings its own loss: x and y may have any structure. Arrays and the
+            elements of a tf.data.Dataset may also be x, or (x, y, sample_weight). test may be None.
         num_classes: None: 1 + the largest label (one pass over a tf.data.Dataset; of what is read
             while training runs it must be given).
         where: what train and test are, such as their files, for the errors.
@@ -92,56 +93,25 @@ def from_splits_of_classes(
     Raises:
         ValueError: they are something else, are wrong, or differ in shape.
     """
-    kind = _kind(train)
-    is_known = kind is _kind(test) and (kind is not arrays or is_pair(train) and is_pair(test))
-    if not is_known:
+    kinds = _kind(train), _kind(test)
+    if not own_task and (
+        kinds[0] is not kinds[1] or kinds[0] is arrays and not (is_pair(train) and is_pair(test))
+    ):
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    return _dataset(name, {"train": train, "test": test}, num_classes, False, where)
-
-
-def from_splits(name: str, train: Any, test: Any) -> Dataset:
-    """A data set of any structure; floats become Keras' floatx, as in `fit`.
-
-    uint8 images of x are divided by 255, see `pixels`; all else stays. It is for a model that
-    brings its own loss: what they are is its matter.
-
-    Args:
-        name: of the data set.
-        train: x, (x, y) or (x, y, sample_weight), structures of what `np.asarray` takes; or an
-            unbatched tf.data.Dataset of such elements, whose values are not checked; or a
-            random-access source of (x, y), or an iterable of them with a state, whose 64-bit
-            numbers become 32-bit.
-        test: the same; None for no validation.
-
-    Raises:
-        ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length; or
-            train and test differ in shape.
-    """
-    given = {"train": train} if test is None else {"train": train, "test": test}
-    return _dataset(name, given, None, True)
-
-
-def _dataset(
-    name: str,
-    given: dict[str, Any],
-    num_classes: int | None,
-    own_task: bool,
-    where: tuple[str, str] | None = None,
-) -> Dataset:
-    stateful.check_apart(name, *given.values())
-    places = where or [f"{name} ({which})" for which in given]
-    found = {
-        which: _kind(split).split_of(split, place, num_classes, own_task)
-        for (which, split), place in zip(given.items(), places, strict=True)
-    }
-    return of_splits(name, found, places, own_task)
+    stateful.check_apart(name, train, test)
+    places = where or (f"{name} (train)", f"{name} (test)")
+    return of_splits(name, [
+        kind.split_of(split, place, num_classes, own_task)
+        for kind, split, place in zip(kinds, (train, test), places, strict=True)
+        if split is not None
+    ], places, own_task)
 
 
 def of_splits(
-    name: str, found: dict[str, Found], places: Sequence[str], own_task: bool = False
+    name: str, found: Sequence[Found], places: Sequence[str], own_task: bool = False
 ) -> Dataset:
-    """The data set of the splits "train" and "test", or of "train" alone.
+    """The data set of a split to train on, and maybe of one to test on.
 
     Args:
         name: of the data set.
@@ -152,18 +122,17 @@ def of_splits(
     Raises:
         ValueError: train and test differ in shape, or in whether their pixels are divided.
     """
-    notes = pixels.notes(**{which: x for which, (_, (x, _), _) in found.items()})
-    (x, y), *others = [tuple(map(_shapes, specs)) for _, specs, _ in found.values()]
-    if others and others[0] != (x, y):
+    splits, specs, counts = zip(*found, strict=True)
+    notes = pixels.notes(*[x for x, _ in specs])
+    first, *others = tf.nest.map_structure(lambda spec: spec and tuple(spec.shape), specs)
+    if others and others[0] != first:
         raise ValueError(
             f"{places[1]}: examples of shapes {others[0][0]} and {others[0][1]}, but those of "
-            f"{places[0]} are of {x} and {y}."
+            f"{places[0]} are of {first[0]} and {first[1]}."
         )
-    splits = [split for split, _, _ in found.values()]
-    num_classes = None if own_task else max(count for _, _, count in found.values())
     return Dataset(
-        name, splits[0], splits[1] if others else None, num_classes, x, notes,
-        divided=pixels.divided_parts(found["train"][1][0]),
+        name, splits[0], splits[1] if others else None, None if own_task else max(counts),
+        first[0], notes, divided=pixels.divided_parts(specs[0][0]),
     )
 
 
@@ -190,8 +159,3 @@ def _kind(split: Any) -> Any:
     if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
         return random_access
     return stateful if has_state(split) else arrays
-
-
-def _shapes(specs: Any) -> Any:
-    """The structure of a part of an example, of shapes; None for a size that varies."""
-    return None if specs is None else tf.nest.map_structure(lambda s: tuple(s.shape), specs)

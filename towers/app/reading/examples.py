@@ -3,7 +3,7 @@
     (x, {"b": y, "a": z})   ->   x, y['a'], y['b']
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -57,25 +57,21 @@ class Source:
         stacked = [np.empty((len(places), *leaf.shape), leaf.dtype) for leaf in self.leaves]
         for row, index in enumerate(places):
             begin(index)
-            example = read_example(self.examples, index, self.where)
-            arrays = arrays_of(example, index, self.where)
-            self._check(index, arrays)
+            _, arrays = read_example(self.examples, index, self.where)
+            for found, first in zip_longest(arrays, self.leaves):
+                if found != first:
+                    raise ValueError(
+                        f"{self.where}: example {index} holds {found or 'less'}, but example 0 "
+                        f"held {first or 'less'}; all must be alike. {MEND}"
+                    )
             for array, values in zip(stacked, arrays.values(), strict=True):
                 array[row] = values
-        return stacked
-
-    def _check(self, index: int, arrays: dict[str, np.ndarray]) -> None:
-        for found, first in zip_longest(leaves_of(arrays), self.leaves):
-            if found != first:
+            if self.num_classes is not None and not 0 <= values < self.num_classes:
                 raise ValueError(
-                    f"{self.where}: example {index} holds {found or 'less'}, but example 0 held "
-                    f"{first or 'less'}; all must be alike. {MEND}"
+                    f"{self.where}: example {index}: label {values} is out of range; labels must "
+                    f"lie in 0 to {self.num_classes - 1}."
                 )
-        if self.num_classes is not None and not 0 <= arrays["y"] < self.num_classes:
-            raise ValueError(
-                f"{self.where}: example {index}: label {arrays['y']} is out of range; labels must "
-                f"lie in 0 to {self.num_classes - 1}."
-            )
+        return stacked
 
 
 class Supervised:
@@ -92,8 +88,33 @@ class Supervised:
         return example[self._x], example[self._y]
 
 
-def read_example(examples: Any, index: int, where: str) -> tuple[Any, Any]:
-    """The (x, y) of one index. Raises ValueError where it cannot be read, or is no pair."""
+def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf, np.ndarray]]:
+    """One example: its (x, y) with an array for each value, and these arrays in one order.
+
+    Raises:
+        ValueError: it cannot be read, is no pair, or a value is no array of numbers, such as bytes.
+    """
+    arrays = {}
+
+    def as_array(value: Any, path: str) -> Any:
+        # As in tf.data: dicts and tuples are structures, a list is an array.
+        if isinstance(value, dict):
+            parts = {key: as_array(value[key], f"{path}[{key!r}]") for key in sorted(value)}
+            return {key: parts[key] for key in value}
+        if isinstance(value, tuple):
+            return tuple(as_array(part, f"{path}[{n}]") for n, part in enumerate(value))
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError):  # such as a list of rows of different lengths
+            array = np.empty(0, object)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{where}: example {index}: {path} is a {type(value).__name__} of {array.dtype}, "
+                "but must be an array of real numbers."
+            )
+        arrays[Leaf(path, array.shape, array.dtype)] = array
+        return array
+
     try:
         example = examples[index]
     except (Exception, SystemExit) as error:  # whatever the source raises
@@ -105,41 +126,4 @@ def read_example(examples: Any, index: int, where: str) -> tuple[Any, Any]:
             f"{where}: example {index} is a {type(example).__name__}, but an example must be "
             "(x, y)."
         )
-    return tuple(example)  # type: ignore[return-value]
-
-
-def arrays_of(example: tuple[Any, Any], index: int, where: str) -> dict[str, np.ndarray]:
-    """The arrays of an example by their paths; those of a dict in the order of its sorted keys.
-
-    Raises:
-        ValueError: a value is no array of numbers, such as bytes.
-    """
-    arrays = {}
-    for path, value in (*_flat("x", example[0]), *_flat("y", example[1])):
-        try:
-            arrays[path] = np.asarray(value)
-        except (ValueError, TypeError):  # such as a list of rows of different lengths
-            arrays[path] = np.empty(0, object)
-        if arrays[path].dtype.kind not in "biuf":
-            raise ValueError(
-                f"{where}: example {index}: {path} is a {type(value).__name__} of "
-                f"{arrays[path].dtype}, but must be an array of real numbers."
-            )
-    return arrays
-
-
-def leaves_of(arrays: dict[str, np.ndarray]) -> tuple[Leaf, ...]:
-    """The shapes and dtypes of an example's arrays."""
-    return tuple(Leaf(path, array.shape, array.dtype) for path, array in arrays.items())
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    # As in tf.data: dicts and tuples are structures, a list is an array.
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield from _flat(f"{path}[{key!r}]", value[key])
-    elif isinstance(value, tuple):
-        for place, part in enumerate(value):
-            yield from _flat(f"{path}[{place}]", part)
-    else:
-        yield path, value
+    return (as_array(example[0], "x"), as_array(example[1], "y")), arrays

@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.app import datasets, models
 from towers.app.config import TrainConfig
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.user import from_splits, from_splits_of_classes
+from towers.app.datasets.user import from_splits
 from towers.machine.tensorflow_internals import ends_in_batch
 from towers.app.models import ModelSource
 from towers.app.named import one_line
