@@ -1,6 +1,6 @@
 """DataSource: what examples come from, and the part of an epoch that is read of them.
 
-    in memory, tf_data, image_files, random_access (ArrayRecord too), stateful, tfrecord
+    in memory, tf_data, image_files, random_access (ArrayRecord too), stateful, record_files
 """
 
 import hashlib

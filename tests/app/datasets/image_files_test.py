@@ -12,7 +12,7 @@ import tensorflow as tf
 from PIL import ExifTags, Image
 
 import towers
-from towers.app import datasets
+from tests import loading
 from towers.app.after_training.model_files import file_config
 from towers.app.after_training.predicting import evaluate_file
 from towers.app.config import TrainConfig
@@ -23,7 +23,6 @@ from towers.app.datasets.image_files import ImageFiles, decode, image_shape
 from towers.app.reporting.report import Report
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
-ME = "tests.app.datasets.image_files_test"
 
 
 @pytest.fixture(name="folder")
@@ -46,13 +45,9 @@ def _stream(monkeypatch):
     monkeypatch.setattr(memory_share, "usable_memory", lambda: 0)
 
 
-def load(folder):
-    return datasets.load("image_folder", str(folder), input_shape=(1,), num_classes=2)
-
-
 def load_examples(folder):
     """Of both splits."""
-    dataset = load(folder)
+    dataset = loading.load("image_folder", str(folder))
     return [input_lib.load_examples(split) for split in (dataset.train, dataset.test)]
 
 
@@ -85,7 +80,7 @@ def test_images_that_take_more_than_a_share_of_the_memory_give_the_same_batches(
     pages = 4 * 6 * 7 * 3 * 4  # four images in float32
     memory = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": NUM_TRAIN + NUM_TEST}
     monkeypatch.setattr(memory_share.os, "sysconf", memory.get)
-    assert isinstance(load(folder).train, tuple)
+    assert isinstance(loading.load("image_folder", str(folder)).train, tuple)
     memory["SC_PAGE_SIZE"] -= 1
     streamed = load_examples(folder)
     for one, other in zip(in_memory, streamed, strict=True):
@@ -149,25 +144,9 @@ def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spo
     assert message.startswith(f"{first} cannot be decoded: ") and "\n" not in message
 
 
-def model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape),
-        keras.layers.Flatten(),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(num_classes, activation="softmax"),
-    ])
-
-
-def config(folder, directory):
+def config(folder, run_dir):
     """5 steps an epoch: 23 = 4 x 5 + 3."""
-    return TrainConfig(
-        model=f"{ME}:model", dataset="image_folder", data_dir=str(folder),
-        num_gpus=2, batch_size=BATCH, epochs=2, run_dir=str(directory),
-    )
-
-
-def weights(directory):
-    return [v.numpy().tobytes() for v in keras.saving.load_model(directory / "final.keras").weights]
+    return loading.config(run_dir, "image_folder", data_dir=str(folder))
 
 
 @pytest.mark.matrix
@@ -194,7 +173,7 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     assert (tmp_path / "run" / "results.csv").exists() == (part == "train")  # epoch 1's row
     path.write_bytes(content[0])
     assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == once
-    assert weights(tmp_path / "run") == weights(tmp_path / "once")
+    assert loading.final_weights(tmp_path / "run") == loading.final_weights(tmp_path / "once")
 
 
 def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(

@@ -1,6 +1,5 @@
 """A random-access source: its structures, what is refused of it, and runs on it."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,13 +8,13 @@ import towers
 from tests import forked
 from tests import real_workers as workers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels
-from tests.loading import refusal
-from towers.app.config import TrainConfig
+from tests.loading import config, final_weights, refusal
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets.random_access import split_of
 from towers.resume.source import InputOptions
 
 COUNT, BATCH = 23, 5
+SOURCES = "tests.app.datasets.sources"
 
 
 def read_examples(examples=None, **options):
@@ -80,63 +79,34 @@ def test_the_digest_is_of_shapes_and_size():
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def config(run_dir, **values):
-    small = {"model": "tests.app.datasets.random_access_test:model", "num_gpus": 2, "num_towers": 2,
-             "dataset": "tests.app.datasets.sources:splits", "batch_size": BATCH, "epochs": 2,
-             "run_dir": str(run_dir)}
-    return TrainConfig(**{**small, **values})
-
-
-def model(input_shape, num_classes):
-    import keras
-
-    return keras.Sequential([
-        keras.Input(input_shape), keras.layers.Flatten(),
-        keras.layers.Dense(num_classes, activation="softmax"),
-    ])
-
-
-def weights(directory):
-    import keras
-
-    return [v.numpy() for v in keras.saving.load_model(directory / "final.keras").weights]
-
-
 def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys):
-    read = towers.train(config(tmp_path / "read", data_workers=1))
-    expected = towers.train(
-        config(tmp_path / "arrays", dataset="tests.app.datasets.sources:in_memory")
-    )
-    assert read == expected
-    for a, b in zip(weights(tmp_path / "read"), weights(tmp_path / "arrays"), strict=True):
-        np.testing.assert_array_equal(a, b)
+    read = towers.train(config(tmp_path / "read", f"{SOURCES}:splits", data_workers=1))
+    assert read == towers.train(config(tmp_path / "arrays", f"{SOURCES}:in_memory"))
+    assert final_weights(tmp_path / "read") == final_weights(tmp_path / "arrays")
     assert "23 train, 7 test, read while training runs" in capsys.readouterr().out
 
 
 @pytest.mark.matrix
 def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
-    towers.train(config(tmp_path / "one", **flags))
+    towers.train(config(tmp_path / "one", f"{SOURCES}:splits", **flags))
     ended = workers.run_all(
-        2, "train.py", "--model=tests.app.datasets.random_access_test:model", "--num_towers=2",
-        "--dataset=tests.app.datasets.sources:splits", f"--run_dir={tmp_path / 'two'}",
-        "--num_gpus=1",
+        2, "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:splits",
+        "--num_towers=2", "--num_gpus=1", f"--run_dir={tmp_path / 'two'}",
         *[f"--{name}={value}" for name, value in flags.items()],
     )
     assert [code for code, _, _ in ended] == [0, 0], ended
-    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert final_weights(tmp_path / "one") == final_weights(tmp_path / "two")
 
 
 def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
     done = forked.run(
-        "train.py", "--model=tests.app.datasets.random_access_test:model",
-        "--dataset=tests.app.datasets.sources:hanging", f"--run_dir={tmp_path / 'run'}",
-        f"--batch_size={BATCH}", "--num_towers=1", "--data_timeout=0.5",
-        cwd=workers.ROOT, timeout=50,
+        "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:hanging",
+        f"--run_dir={tmp_path / 'run'}", f"--batch_size={BATCH}", "--num_towers=1",
+        "--data_timeout=0.5", cwd=workers.ROOT, timeout=50,
     )
     assert done.returncode == 2
     error, = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert error.startswith("error: tests.app.datasets.sources:hanging (train): example 17 takes "
-                            "longer than --data_timeout=0.5 seconds.")
+    assert error.startswith(f"error: {SOURCES}:hanging (train): example 17 takes longer than "
+                            "--data_timeout=0.5 seconds.")
     assert "saved at step " in done.stdout

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets.dataset import Found, check_arrays, check_finite
-from towers.app.datasets.pixels import divided, specs_of
+from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.named import one_line
 from towers.step.tensor_rows import as_tensor, is_scipy
 
@@ -39,10 +39,11 @@ def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) ->
     if not own_task:
         x, y = _array(given[0], "x", where), _array(given[1], "y", where)
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-        specs = specs_of(x), tf.TensorSpec((), tf.int32)
+        spec = _specs(x)
         with np.errstate(over="ignore"):  # the infinity is found by check_arrays
-            x = divided(x).astype(np.float32, copy=False)
+            x = divided(x, divided_parts(spec)).astype(np.float32, copy=False)
         check_arrays(x, y, num_classes or _MOST_CLASSES, where)
+        specs = spec, tf.TensorSpec((), tf.int32)
         return (x, y.astype(np.int32)), specs, num_classes or int(y.max()) + 1
     parts = keras.utils.unpack_x_y_sample_weight(_tuples(given))
     if parts[1] is None and parts[2] is not None:
@@ -50,8 +51,16 @@ def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) ->
     named = zip(("x", "y", "sample_weight"), parts, strict=True)
     arrays = {what: _arrays(v, what, where) for what, v in named if v is not None}
     _check_lengths(arrays, where)
-    specs = specs_of(arrays["x"]), specs_of(arrays["y"]) if "y" in arrays else None
-    return (divided(arrays.pop("x")), *arrays.values()), specs, 1
+    x, *others = arrays.values()
+    specs = _specs(x), _specs(arrays.get("y"))
+    return (divided(x, divided_parts(specs[0])), *others), specs, 1
+
+
+def _specs(x: Any) -> Any:
+    """The specs of one example of a structure of arrays [N, ...]."""
+    return keras.tree.map_structure(
+        lambda part: None if part is None else tf.TensorSpec(part.shape[1:], part.dtype), x
+    )
 
 
 def _array(values: Any, what: str, where: str) -> np.ndarray:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets.augment import batch_seed, example_seed
@@ -25,8 +24,6 @@ from towers.app.datasets.user import source_of
 from towers.resume import source as source_lib
 from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, shuffled
 
-Weigh = Callable[[Any, Any], tuple[Any, Any, tf.Tensor]]  # (x, y) -> (x, y, sample_weight)
-
 
 class Examples(NamedTuple):
     """One split, as a run is fed with it.
@@ -34,15 +31,13 @@ class Examples(NamedTuple):
     source: opened.
     augment: what changes an example in training, if anything does.
     mix: what mixes the examples of a global batch in training, if anything does.
-    weigh: what makes sample weights of the labels of a batch, if anything does.
-    restored: which parts of x have pixels of 0 ... 255 for the model, see `pixels.suited`.
+    changes: what else is made of each batch, as functions of tf.data.
     """
 
     source: DataSource
     augment: augment_lib.Augment | None = None
     mix: augment_lib.Mix | None = None
-    weigh: Weigh | None = None
-    restored: Sequence[bool] = ()
+    changes: Sequence[Callable[..., Any]] = ()
 
     @property
     def num_examples(self) -> int:
@@ -67,7 +62,10 @@ def load_examples(
     Raises:
         ValueError: see `augment.load` and `tf_data.Streamed.opened`.
     """
-    examples = Examples(source_of(split).opened(options), restored=restored)
+    examples = Examples(source_of(split).opened(options))
+    if any(restored):
+        is_tuple = isinstance(ordered_batches(examples, 1).element_spec, tuple)
+        examples = examples._replace(changes=[with_bytes(restored, is_tuple)])
     if options.augment is None:
         return examples
     augment, mix = augment_lib.load(options.augment, *examples.specs)
@@ -122,9 +120,7 @@ def ordered_batches(examples: Examples, batch_size: int) -> Batches:
 
 
 def _batches(examples: Examples, epoch: Epoch) -> Batches:
-    """An epoch's batches, with sample weights where classes have weights."""
     batches = examples.source.batches(epoch)
-    if any(examples.restored):
-        is_tuple = isinstance(batches.element_spec, tuple)
-        batches = batches.map(with_bytes(examples.restored, is_tuple))
-    return batches if examples.weigh is None else batches.map(examples.weigh)
+    for change in examples.changes:
+        batches = batches.map(change)
+    return batches

@@ -24,9 +24,9 @@ def usable_memory() -> int:
     return min(limits)
 
 
-def fits(num_bytes: int, share: float = MEMORY_SHARE) -> bool:
+def fits(num_bytes: int) -> bool:
     """Whether so many bytes may stay in memory."""
-    return num_bytes <= share * usable_memory()
+    return num_bytes <= MEMORY_SHARE * usable_memory()
 
 
 def _limit_files() -> Iterator[Path]:

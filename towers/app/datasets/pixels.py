@@ -30,39 +30,34 @@ _FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` and
 }
 
 
-def are_pixels(part: Any, *, is_batch: bool) -> bool:
-    """Whether an array, a tensor or its spec is of uint8 images; `is_batch`: [N, ...], not one."""
-    if not _is_uint8(part):
-        return False
-    rank = tf.TensorShape(part.shape).rank
-    if rank is None:
-        raise ValueError(
-            "x: uint8 of an unknown rank may be images or not; give it a shape by tf.ensure_shape."
-        )
-    return rank + (not is_batch) >= _RANK
-
-
-def divided(x: Any, *, is_batch: bool = True) -> Any:
-    """A structure of arrays or tensors, the pixels among them in [0, 1]."""
-
-    def change(part: Any) -> Any:
-        if not are_pixels(part, is_batch=is_batch):
-            return part
-        if isinstance(part, np.ndarray):
-            return np.divide(part, np.float32(255), dtype=np.float32)
-        return tf.cast(part, tf.float32) / 255
-
-    return tf.nest.map_structure(change, x)
-
-
-def specs_of(x: Any) -> Any:
-    """The specs of one example of a structure of arrays [N, ...]."""
-    return keras.tree.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), x)
-
-
 def divided_parts(x: Any) -> list[bool]:
     """Whether each part of x, flattened, is of images and so divided; x: specs of one example."""
-    return [are_pixels(spec, is_batch=False) for spec in tf.nest.flatten(x)]
+    return list(map(_are_pixels, tf.nest.flatten(x)))
+
+
+def divided(x: Any, parts: Sequence[bool]) -> Any:
+    """An example or a batch, arrays or tensors, with the parts that are images in [0, 1]."""
+    return _with_parts(x, parts, lambda part: (
+        np.divide(part, np.float32(255), dtype=np.float32) if isinstance(part, np.ndarray)
+        else tf.cast(part, tf.float32) / 255
+    ))
+
+
+def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
+    """A function of tf.data that multiplies divided pixels by 255: exactly the bytes they were.
+
+    Args:
+        parts: `Dataset.divided`.
+        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), or x alone.
+    """
+    return as_written(lambda *batch: with_x(
+        batch if is_tuple else batch[0], lambda x: _with_parts(x, parts, lambda part: part * 255)
+    ))
+
+
+def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> Any:
+    changed = [change(v) if part else v for v, part in zip(tf.nest.flatten(x), parts, strict=True)]
+    return tf.nest.pack_sequence_as(x, changed)
 
 
 def suited(dataset: Any, model: keras.Model) -> Any:
@@ -111,22 +106,6 @@ def _largest(values: Any) -> float:
     return float(np.max(np.abs(np.asarray(values))))
 
 
-def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
-    """A function of tf.data that multiplies divided pixels by 255: exactly the bytes they were.
-
-    Args:
-        parts: `Dataset.divided`.
-        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), or x alone.
-    """
-
-    def restored(x: Any) -> Any:
-        flat = tf.nest.flatten(x)
-        values = [v * 255 if part else v for v, part in zip(flat, parts, strict=True)]
-        return tf.nest.pack_sequence_as(x, values)
-
-    return as_written(lambda *batch: with_x(batch if is_tuple else batch[0], restored))
-
-
 def notes(train: Any, test: Any = None) -> list[str]:
     """Lines for the user on what becomes of uint8 in x, and what to do about it.
 
@@ -154,10 +133,21 @@ def notes(train: Any, test: Any = None) -> list[str]:
 def _uint8_parts(x: Any) -> dict[str, bool]:
     """The path of each part of uint8, such as x['image'], and whether it is of images."""
     return {
-        "x" + "".join(f"[{key!r}]" for key in path): are_pixels(spec, is_batch=False)
+        "x" + "".join(f"[{key!r}]" for key in path): _are_pixels(spec)
         for path, spec in keras.tree.flatten_with_path(x) if _is_uint8(spec)
     }
 
 
-def _is_uint8(part: Any) -> bool:
-    return tf.as_dtype(part.dtype) == tf.uint8
+def _are_pixels(spec: Any) -> bool:
+    if not _is_uint8(spec):
+        return False
+    rank = tf.TensorShape(spec.shape).rank
+    if rank is None:
+        raise ValueError(
+            "x: uint8 of an unknown rank may be images or not; give it a shape by tf.ensure_shape."
+        )
+    return rank + 1 >= _RANK
+
+
+def _is_uint8(spec: Any) -> bool:
+    return tf.as_dtype(spec.dtype) == tf.uint8

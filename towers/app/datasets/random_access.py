@@ -11,9 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets.dataset import Found, other_length
-from towers.app.datasets.pixels import divided
-from towers.app.reading.array_records import ArrayRecords
-from towers.app.reading.examples import Source, read_example
+from towers.app.datasets.pixels import divided, divided_parts
+from towers.app.reading.examples import ArrayRecords, Source, read_example
 from towers.app.reading.readers import Readers
 from towers.resume.source import (
     DataSource,
@@ -80,10 +79,13 @@ class RandomAccess(DataSource):
             generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
         )
 
+        pixels = divided_parts(self.structure[0])
+
         @as_written
         def converted(index: tf.Tensor, x: Any, y: Any) -> tuple[tf.Tensor, Any]:
             return index, tf.nest.map_structure(
-                lambda part: tf.cast(part, _DTYPES.get(part.dtype, part.dtype)), (divided(x), y)
+                lambda part: tf.cast(part, _DTYPES.get(part.dtype, part.dtype)),
+                (divided(x, pixels), y),
             )
 
         return ExplainedBatches(of_batches(batches.map(converted), epoch), explain)

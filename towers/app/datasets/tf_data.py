@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets import pixels
 from towers.app.datasets.dataset import Found, describe, is_pair, other_length
 from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
+from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
 from towers.resume.read_through import count_elements, read_through
@@ -109,13 +109,13 @@ class Streamed(DataSource):
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
         parse = self.parse
-        x, *_ = keras.utils.unpack_x_y_sample_weight(self.given_spec)
-        if parse is None and not any(pixels.divided_parts(x)):
+        parts = divided_parts(keras.utils.unpack_x_y_sample_weight(self.given_spec)[0])
+        if parse is None and not any(parts):
             return records
 
         def example(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
-            parts = record if parse is None else parse(record)
-            return index, with_x(parts, lambda x: pixels.divided(x, is_batch=False))
+            given = record if parse is None else parse(record)
+            return index, with_x(given, lambda x: divided(x, parts))
 
         return records.map(example, count_cores(), deterministic=True)
 

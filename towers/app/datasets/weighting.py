@@ -61,7 +61,7 @@ def weighed(
         rows = tf.where((classes >= 0) & (classes < last), classes, last)
         return x, y, tf.gather(tf.constant(table), rows)
 
-    return examples._replace(weigh=weigh), [note(weights)]
+    return examples._replace(changes=[*examples.changes, weigh]), [note(weights)]
 
 
 def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:

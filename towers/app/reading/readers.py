@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,8 @@ class _Reader:
         context = multiprocessing.get_context("spawn")
         self._index = context.RawValue("q", -1)  # of the example that is being read
         kind: Any = context.Process if num_processes else threading.Thread
-        ends: Any = context.Pipe() if num_processes else _pipe()
+        queues = [queue.Queue[Any](), queue.Queue[Any]()]
+        ends: Any = context.Pipe() if num_processes else (_End(*queues), _End(*queues[::-1]))
         self._connection, theirs = ends
         self._worker = kind(target=_serve, args=(source, theirs, self._index), daemon=True)
         try:
@@ -181,12 +183,6 @@ class _End:
         pass
 
 
-def _pipe() -> tuple[_End, _End]:
-    asked: queue.Queue[Any] = queue.Queue()
-    answers: queue.Queue[Any] = queue.Queue()
-    return _End(answers, asked), _End(asked, answers)
-
-
 def _end(worker: Any, connection: Any) -> None:
     if isinstance(worker, threading.Thread):
         connection.send(None)
@@ -210,9 +206,7 @@ def _serve(source: Source, connection: Any, current: Any) -> None:
 
         threading.Thread(target=end_with_parent, daemon=True).start()
 
-    def begin(index: int) -> None:
-        current.value = index
-
+    begin = partial(setattr, current, "value")
     with suppress(EOFError, OSError):  # the one that trains is gone
         while (indices := connection.recv()) is not None:
             answer: Arrays | str

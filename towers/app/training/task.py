@@ -69,8 +69,7 @@ def make_model_and_data(
 
     def load(source: ModelSource, own_task: bool) -> Dataset:
         if objects.train is not None:
-            from_objects = from_splits if own_task else from_splits_of_classes
-            return from_objects(PYTHON, objects.train, objects.test)
+            return from_splits(PYTHON, objects.train, objects.test, own_task=own_task)
         return datasets.load(
             config.dataset, config.data_dir, input_shape=source.input_shape,
             num_classes=source.num_classes, own_task=own_task, features=config.features,
