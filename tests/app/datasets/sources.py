@@ -11,9 +11,9 @@ NUM_CLASSES = 10
 class Pixels:
     """N examples: the pixels of example i are i, i + 1, ...; what goes wrong is said by index."""
 
-    def __init__(self, count=20, shape=(2, 3, 1), raises=None, alters=None, hangs=None, dies=None):
+    def __init__(self, count=20, shape=(2, 3, 1), raises=None, hangs=None, dies=None):
         self.count, self.shape = count, shape
-        self.raises, self.alters, self.hangs, self.dies = raises, alters, hangs, dies
+        self.raises, self.hangs, self.dies = raises, hangs, dies
 
     def __len__(self):
         return self.count
@@ -26,8 +26,6 @@ class Pixels:
         if index == self.dies:
             os.kill(os.getpid(), 9)
         x = (index + np.arange(np.prod(self.shape))).astype(np.uint8).reshape(self.shape)
-        if index == self.alters:
-            x = x.astype(np.float32)
         return x, index % NUM_CLASSES
 
 
@@ -53,11 +51,6 @@ def arrays(count, shape=(2, 3, 1)):
 def splits():
     """What --dataset takes."""
     return Pixels(23), Pixels(7)
-
-
-def altered():
-    """One training example is not like the others."""
-    return Pixels(23, alters=17), Pixels(7)
 
 
 def hanging():

@@ -16,13 +16,6 @@ def source_of(examples, num_classes=None):
     return Source(examples, "here", tuple(read_example(examples, 0, "here")[1]), num_classes)
 
 
-def test_the_arrays_of_an_example_come_in_one_order_whatever_the_order_of_its_keys():
-    (x, _), arrays = read_example([({"b": 1, "a": (2.0, [3, 4])}, True)], 0, "here")
-    assert [leaf.path for leaf in arrays] == ["x['a'][0]", "x['a'][1]", "x['b']", "y"]
-    assert [array.shape for array in arrays.values()] == [(), (2,), (), ()]
-    assert list(x) == ["b", "a"]
-
-
 def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():
     seen = []
     source = source_of([(np.full((2, 1), i, np.uint8), i) for i in range(5)], 5)
@@ -44,14 +37,6 @@ def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():
 def test_an_example_unlike_the_first_is_refused_by_its_index(example, message):
     source = source_of([(np.zeros(2, np.float32), 0), example], 5)
     assert refusal(source.read, [0, 1]).startswith(f"here: {message}")
-
-
-def test_what_a_source_raises_is_told_in_one_line_with_the_index():
-    source = source_of([(np.zeros(2), 0)])
-    assert refusal(source.read, [0, 3]) == (
-        "here: example 3 cannot be read: IndexError: list index out of range. Mend it; `resume` "
-        "then goes on from there."
-    )
 
 
 def test_any_record_of_any_file_is_found_also_by_what_was_pickled(tmp_path):

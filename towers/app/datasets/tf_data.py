@@ -173,7 +173,7 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
         ValueError: it repeats forever.
     """
     where = "the tf.data.Dataset"
-    count, size = _count(dataset, where), _example_bytes(dataset)
+    (count, _), size = _count(dataset, where), _example_bytes(dataset)
     kind = Cached if size is not None and fits(count * size) else Streamed
     return kind(dataset, where, count)
 
@@ -197,10 +197,9 @@ def split_of(
             )
     if not own_task:
         _check_classes(spec, where)
-        num_classes = num_classes or _count_classes(given, where)
-    _count(given, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    return given, (x, y), num_classes or 1
+    _, found = _count(given, where, with_classes=not own_task and num_classes is None)
+    return given, (x, y), num_classes or found
 
 
 def _check_classes(spec: Any, where: str) -> None:
@@ -216,36 +215,32 @@ def _check_classes(spec: Any, where: str) -> None:
         raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
 
 
-def _count_classes(split: tf.data.Dataset, where: str) -> int:
-    """1 + the largest label. All are read, and counted."""
-    if int(split.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        return _count(split, where)  # which raises
-    what = f"counting the examples and classes of {where}"
-    labels = np.concatenate([[0], *read_through(split.map(lambda x, y: y), what)])
-    if labels.min() < 0:
-        raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
-    _counts[split] = len(labels) - 1
-    return int(labels.max()) + 1
-
-
-def _count(dataset: tf.data.Dataset, where: str) -> int:
-    """The number of examples; one of unknown length is read once.
+def _count(
+    dataset: tf.data.Dataset, where: str, with_classes: bool = False
+) -> tuple[int, int]:
+    """The number of examples, and 1 + the largest label or 1; reads them once if it has to.
 
     Raises:
-        ValueError: there is none, or no end.
+        ValueError: there is none, or no end, or a label below 0.
     """
-    count = _counts.get(dataset, int(dataset.cardinality()))
+    count, num_classes = _counts.get(dataset, int(dataset.cardinality())), 1
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             f"{where}: it repeats forever, so that an epoch has no end: remove .repeat() or end it "
             "with .take(N)."
         )
-    if count < 0:
+    if with_classes:
+        what = f"counting the examples and classes of {where}"
+        labels = np.concatenate([[0], *read_through(dataset.map(lambda x, y: y), what)])
+        if labels.min() < 0:
+            raise ValueError(f"{where}: label {labels.min()} is out of range; 0 is the first.")
+        count, num_classes = len(labels) - 1, int(labels.max()) + 1
+    elif count < 0:
         count = count_elements(dataset, f"counting the examples of {where}")
-        _counts[dataset] = count
     if count == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
-    return count
+    _counts[dataset] = count
+    return count, num_classes
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
