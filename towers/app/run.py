@@ -137,11 +137,14 @@ def _run(
     checkpointer = Checkpointer(
         directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
     )
+    # The optimizer that a script compiled; config.json has all others, and any schedule.
+    is_own = run.own_task and not config.has_schedule
+    own_optimizers = {"optimizer": run.step.optimizer} if is_own else {}
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
         failures_explained(config, log),
         closing(checkpointer),
-        compared(run.own_optimizers) as options,
+        compared(own_optimizers) as options,
     ):
         train_state = load_newest(run, checkpointer, callbacks, options)
         if checkpointer.found is None:

@@ -18,49 +18,42 @@ _BAR_WIDTH = 12
 class Pace:
     """Times the steps of one epoch after the other.
 
-    The run's first step is left out of the speed: it traces the graph.
+    examples_per_second: the rate of this epoch's steps. The run's first step, which traces the
+        graph, is left out if there is another.
     """
 
     def __init__(self, num_steps: int, num_epochs: int) -> None:
         """Args: the steps, and the epochs (each ends with a validation), that the run has left."""
-        self._steps_left = num_steps
-        self._validations_left = num_epochs
+        self._steps_left, self._validations_left = num_steps, num_epochs
         self._run_began = time.perf_counter()
         self._is_traced = False
-        self._step_seconds = 0.0
-        self._validation_seconds = 0.0
+        self._step_seconds = self._validation_seconds = 0.0
         self.start_epoch()
 
     def start_epoch(self) -> None:
         """An epoch's first step is about to begin."""
         self._epoch_began = self._began = self._ended = time.perf_counter()
-        self._steps = self._examples = self._untimed_examples = 0
+        self._steps = self._examples = 0
+        self.examples_per_second = 0.0
 
     def add_step(self, num_examples: int) -> None:
         """A step has ended."""
         self._steps_left -= 1
         self._ended = time.perf_counter()
+        self._steps += 1
+        self._examples += num_examples
+        seconds = self._ended - self._began
+        self.examples_per_second = self._examples / seconds if seconds else 0.0
         if self._is_traced:
-            self._steps += 1
-            self._examples += num_examples
-            self._step_seconds = (self._ended - self._began) / self._steps
+            self._step_seconds = seconds / self._steps
         else:
-            self._is_traced = True
-            self._untimed_examples = num_examples
-            self._began = self._ended
+            self._is_traced, self._began = True, self._ended
+            self._steps = self._examples = 0
 
     def end_epoch(self) -> None:
         """An epoch's validation has ended."""
         self._validations_left -= 1
         self._validation_seconds = time.perf_counter() - self._ended
-
-    @property
-    def examples_per_second(self) -> float:
-        """The rate of this epoch's steps, the tracing one left out if there is another."""
-        if self._steps:
-            return self._examples / (self._ended - self._began)
-        seconds = self._ended - self._epoch_began
-        return self._untimed_examples / seconds if seconds else 0.0
 
     @property
     def epoch_seconds(self) -> float:

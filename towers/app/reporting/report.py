@@ -79,7 +79,14 @@ class Report:
             elif self._stream is not None:
                 self._stream.write(shown + "\n")
                 self._stream.flush()
-        self._write_log(text)
+        if self._log is None:
+            return
+        try:
+            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text.rstrip() + "\n")
+        except OSError as error:
+            path, self._log = self._log, None
+            self.warn(f"{path} cannot be written any more ({error.strerror}); training goes on.")
 
     def warn(self, message: str) -> None:
         """Shows a warning."""
@@ -161,16 +168,6 @@ class Report:
             if self._stream is sys.stdout:  # Python would fail at its exit to flush what it holds
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")
             self._stream = self._console = self._live = None
-
-    def _write_log(self, line: str) -> None:
-        if self._log is None:
-            return
-        try:
-            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(line.rstrip() + "\n")
-        except OSError as error:
-            path, self._log = self._log, None
-            self.warn(f"{path} cannot be written any more ({error.strerror}); training goes on.")
 
 
 def report_of(cluster: Cluster) -> Report:

@@ -93,12 +93,6 @@ class Run(NamedTuple):
         """The names of an epoch's values in results.csv."""
         return _columns(self.metrics, self.test)
 
-    @property
-    def own_optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
-        """The optimizer that a script compiled; config.json has all others, and any schedule."""
-        is_own = self.own_task and not self.config.has_schedule
-        return {"optimizer": self.step.optimizer} if is_own else {}
-
 
 def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     """Input, model and update step of a configuration.
