@@ -74,18 +74,6 @@ def _model_file() -> Path:
     return find_file(str(flags.FLAGS[name].value), name)
 
 
-def run(config: TrainConfig) -> None:
-    """Trains, with libraries' messages in log.txt; on the terminal with --verbosity=1."""
-    with (
-        nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,
-        command_line.users_lines_named(captured),
-    ):
-        if flags.FLAGS.devices or flags.FLAGS.evaluate or flags.FLAGS.predict:
-            run_without_training(config)
-        else:
-            towers.train(config, captured=captured)
-
-
 def run_without_training(config: TrainConfig) -> None:
     """Prints what there is to run on, evaluates a trained model, or writes its predictions."""
     from towers.machine import environment
@@ -107,10 +95,21 @@ def run_without_training(config: TrainConfig) -> None:
 
 
 def train(argv: list[str]) -> None:
-    """Does what the command line asks for."""
+    """Does what the command line asks for.
+
+    Libraries' messages are in log.txt; with --verbosity=1 on the terminal.
+    """
     config = parse_flags(argv)
-    if config is not None:
-        run(config)
+    if config is None:
+        return
+    with (
+        nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,
+        command_line.users_lines_named(captured),
+    ):
+        if flags.FLAGS.devices or flags.FLAGS.evaluate or flags.FLAGS.predict:
+            run_without_training(config)
+        else:
+            towers.train(config, captured=captured)
 
 
 def main(argv: list[str] | None = None) -> int:

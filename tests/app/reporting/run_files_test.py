@@ -1,6 +1,5 @@
 """results.csv has a row an epoch; models on the disk are the best's, finite, and whole."""
 
-import re
 from types import SimpleNamespace
 
 import keras
@@ -13,7 +12,6 @@ from tests.results import COLUMNS, classifier_result
 from towers.resume.best import Best
 from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
-from towers.machine.places import LostDirectoryError
 from towers.step.nonfinite import NonFiniteError
 from towers.app.reporting.run_files import RunFiles, save_model, unreadable
 
@@ -42,11 +40,6 @@ def test_only_the_best_epochs_replace_the_file(model, tmp_path):
         assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step
 
 
-def test_a_run_without_a_best_epoch_has_no_file(model, tmp_path):
-    files_of(model, tmp_path, TrainState(step=4)).on_epoch_end(0)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
     path = tmp_path / "final.keras"
@@ -66,16 +59,6 @@ def test_a_model_with_a_weight_of_integers_is_saved(tmp_path):
     read = keras.saving.load_model(tmp_path / "final.keras")
     for theirs, ours in zip(read.weights, model.weights, strict=True):
         np.testing.assert_array_equal(theirs, ours)
-
-
-def test_a_file_that_cannot_be_written_is_an_error(model, tmp_path):
-    path, nowhere = tmp_path / "final.keras", tmp_path / "nowhere" / "final.keras"
-    path.mkdir()
-    intact = "; what it held before is intact"
-    for file, text in (path, f"Is a directory){intact}."), (nowhere, "No such file or directory)."):
-        with pytest.raises(LostDirectoryError, match=re.escape(text) + "$"):
-            save_model(model, file)
-    assert [file.name for file in tmp_path.iterdir()] == ["final.keras"]
 
 
 class Unregistered(keras.layers.Layer):
@@ -186,15 +169,3 @@ def test_each_epoch_adds_a_row_and_those_after_the_checkpoint_are_dropped(model,
     state.results.clear()
     file.on_train_begin()
     assert not (tmp_path / "results.csv").exists()
-
-
-def test_results_that_cannot_be_written_are_a_warning(model, tmp_path):
-    warnings = []
-    state = TrainState(step=4, results=[row(1)])
-    file = files_of(model, tmp_path / "nowhere", state, warnings.append)
-    file.on_train_begin()
-    file.on_epoch_end(1)
-    assert warnings == 2 * [
-        f"{tmp_path}/nowhere/results.csv cannot be written (No such file or directory); training "
-        "goes on."
-    ]
