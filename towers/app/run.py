@@ -126,7 +126,7 @@ def _run(
         export.check_pixels(run.step.model, run.divided)
     saves = config.epochs > 0 and not config.profile
     unread = unreadable(run.step.model) if saves else None
-    several_workers.check_same(run, {})
+    data = several_workers.check_same(run)
     verification = None
     if config.verify_gradients and not config.profile:  # before there is a directory
         with failures_explained(config, Path(os.devnull)):
@@ -146,7 +146,7 @@ def _run(
         closing(checkpointer),
         compared(own_optimizers) as options,
     ):
-        train_state = load_newest(run, checkpointer, callbacks, options)
+        train_state = load_newest(run, checkpointer, callbacks, data, options)
         if checkpointer.found is None:
             starting_values.check_file(config, begun)
         _check_limit(run, train_state)

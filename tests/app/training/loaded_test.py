@@ -7,6 +7,7 @@ from tests.app.run_test import config
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
+from towers.app.training import several_workers
 from towers.app.training.build import build
 from towers.app.training.loaded import build_metrics, load_newest
 
@@ -26,7 +27,8 @@ def _directory(run, tmp_path):
 
 def loaded(run, directory):
     checkpointer = Checkpointer(directory, run.workers, pytest.fail)
-    return load_newest(run, checkpointer, (), {}), checkpointer
+    data = several_workers.check_same(run)
+    return load_newest(run, checkpointer, (), data, {}), checkpointer
 
 
 def save(run, directory, state):

@@ -16,10 +16,8 @@ from towers.resume.snapshot import variables_of
 from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
 from towers.app.datasets import stateful
-from towers.app.datasets.batches import digest
 from towers.resume.source import DataSource
 from towers.graph.repeatable import UNSAVED_NOISE
-from towers.app.training import several_workers
 from towers.app.training.build import Run
 
 _ITERATOR = "iterator"  # in a checkpoint: the state of what examples come from
@@ -29,6 +27,7 @@ def load_newest(
     run: Run,
     checkpointer: Checkpointer,
     callbacks: Sequence[keras.callbacks.Callback],
+    data: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> TrainState:
     """Puts the newest good checkpoint in place, without a change to any file.
@@ -37,20 +36,17 @@ def load_newest(
         run: what is trained.
         checkpointer: of the run's directory; it learns here what its checkpoints hold.
         callbacks: the user's, which remember things, too.
+        data: the digest of each split.
         options: the optimizer's, as `optimizer_options.compared` gives them.
 
     Returns:
         Where the run stands; at its beginning, where there is no checkpoint.
 
     Raises:
-        ValueError: the workers have other data, or the checkpoint cannot continue this run: all are
-            damaged, of other data, another model, another configuration; or results would be
-            replaced.
+        ValueError: it cannot continue this run: all are damaged, of other data, another model,
+            another configuration; or results would be replaced.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
-    splits = {"train": run.train, "test": run.test}
-    data = {name: digest(split) for name, split in splits.items() if split is not None}
-    several_workers.check_same(run, data)
     held = {
         "config": config, "data": data, OPTIONS: options,
         _ITERATOR: lambda train_state: stateful.state_at(*_place(run, train_state)),

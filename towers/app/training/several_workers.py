@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import keras
 
 from towers.resume import run_dir
 from towers.app.config import TrainConfig, fields_with
+from towers.app.datasets.batches import digest
 from towers.app.fields import Role
 from towers.machine.signals import Pending
 from towers.resume.train_state import TrainState
@@ -50,18 +50,20 @@ def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
     return path
 
 
-def check_same(run: Run, data: Mapping[str, str]) -> None:
+def check_same(run: Run) -> dict[str, str]:
     """Raises ValueError, in every worker, where one is not given the run that the chief is.
 
-    Args:
-        run: what is to be trained.
-        data: the digests of its splits, by their names.
+    Returns:
+        The digest of each split of the data.
     """
     own = fields_with(Role.LOCAL)
     config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in own}
-    digests = {f"the {split} data": digest[:16] for split, digest in data.items()}
+    splits = {"train": run.train, "test": run.test}
+    data = {name: digest(split) for name, split in splits.items() if split is not None}
+    digests = {f"the {split} data": hexadecimal[:16] for split, hexadecimal in data.items()}
     run.workers.check_same({**config, **digests})
     run.step.check_agreement()
+    return data
 
 
 def agreed_signal(
