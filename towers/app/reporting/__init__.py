@@ -1,1 +1,1 @@
-"""Lines and pictures of a run while it runs."""
+"""Lines, pictures and files of a run for its user."""
