@@ -67,7 +67,7 @@ def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
 @pytest.mark.matrix
 def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
     code, stdout, stderr = train(*FLAGS, "--deterministic", "--profile", cwd=tmp_path)
-    assert code == 0 and "towers' forward and backward" in stdout, stdout + stderr
+    assert code == 0 and "whole step" in stdout, stdout + stderr
 
 
 @pytest.mark.telling("noise-*")
