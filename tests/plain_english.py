@@ -46,7 +46,7 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"`[^`]*`", "x", re.sub(r"\]\([^)]*\)", "]", text))
     for block in re.split(r"\n\s*\n|\n(?=[-|#] |\d+\. )", text):
         for part in re.split(r"(?<=[.!?:])\s|\|", block):
-            if len(words := re.sub(r"^[\W\d]+", "", part).split()) > 2:
+            if len(words := re.sub(r"^[\W\d]+", "", part).split()) > 5:
                 yield " ".join(words)
 
 
