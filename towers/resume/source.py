@@ -136,6 +136,18 @@ class DataSource:
         """(x [B, ...], y [B, ...]) for each step that is left; the last may be shorter."""
         raise NotImplementedError
 
+    def state(self, epoch: int, examples_done: int) -> Any:
+        """The state to save with a checkpoint, as JSON values; None where the place says all.
+
+        Args:
+            epoch: complete epochs.
+            examples_done: of the epoch under way; or more, where all of them are.
+        """
+        return None
+
+    def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
+        """Takes what `state` returned, for reading that begins there."""
+
 
 @dataclass(frozen=True, eq=False)
 class InMemory(DataSource):

@@ -47,8 +47,8 @@ def test_an_epoch_goes_on_in_the_row_whatever_was_read_ahead():
     order = np.random.default_rng(5).permutation(50)
     assert sum(epochs[0] + epochs[1], [])[:50] == given.y[order].tolist()
     again = examples(stateful.Sized(loaders.Loader(*loaders.arrays()[0]), 30))
-    saved = stateful.state_at(whole.source, 1, 16)
-    stateful.go_on(again.source, 1, 16, saved)
+    saved = whole.source.state(1, 16)
+    again.source.go_on(1, 16, saved)
     assert rows(shuffled_batches(again, 8, 0, 1, start_step=2)) == epochs[1][2:]
     assert rows(shuffled_batches(again, 8, 0, 2)) == epochs[2]
 
@@ -57,7 +57,7 @@ def test_what_is_done_is_not_read_again():
     whole, given = examples(), sized()
     next(iter(shuffled_batches(whole, 8, 0, 0)))
     again = examples(given)
-    stateful.go_on(again.source, 0, 8, stateful.state_at(whole.source, 0, 8))
+    again.source.go_on(0, 8, whole.source.state(0, 8))
     given.read.clear()
     rows(shuffled_batches(again, 8, 0, 0, start_step=1))
     assert given.read == list(range(8, 50))
@@ -67,9 +67,9 @@ def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
     given = examples()
     for epoch in range(12):
         rows(shuffled_batches(given, 1, 0, epoch))
-    assert stateful.state_at(given.source, 0, 0) and stateful.state_at(given.source, 11, 50)
+    assert given.source.state(0, 0) and given.source.state(11, 50)
     with pytest.raises(KeyError):
-        stateful.state_at(given.source, 0, 1)
+        given.source.state(0, 1)
 
 
 def test_one_loader_for_both_splits_is_refused_where_it_has_the_state_itself():

@@ -63,6 +63,16 @@ class Stateful(RandomAccess):
             order=lambda count: lambda indices: indices + epoch.number * count
         ))
 
+    def state(self, epoch: int, examples_done: int) -> Any:
+        return self.source.examples.row.saved(self._number(epoch, examples_done))
+
+    def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
+        self.source.examples.row.note_saved(self._number(epoch, examples_done), saved)
+
+    def _number(self, epoch: int, examples_done: int) -> int:
+        """The number of the next example in the row."""
+        return epoch * self.num_examples + min(examples_done, self.num_examples)
+
     def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
         examples = self.source.examples
         for indices in batches:
@@ -70,29 +80,6 @@ class Stateful(RandomAccess):
                 arrays = self.source.read(indices)
                 examples.row.note()
             yield indices, arrays
-
-
-def state_at(source: Any, epoch: int, examples_done: int) -> Any:
-    """The state to save with a checkpoint, as JSON values; None where the position says all.
-
-    Args:
-        source: of the training examples.
-        epoch: complete epochs.
-        examples_done: of the epoch under way; or more, where all of them are.
-    """
-    if not isinstance(source, Stateful):
-        return None
-    return source.source.examples.row.saved(_number(source, epoch, examples_done))
-
-
-def go_on(source: Any, epoch: int, examples_done: int, saved: Any) -> None:
-    """Gives a source what `state_at` returned, for reading that begins there."""
-    if isinstance(source, Stateful):
-        source.source.examples.row.note_saved(_number(source, epoch, examples_done), saved)
-
-
-def _number(source: Stateful, epoch: int, examples_done: int) -> int:
-    return epoch * source.num_examples + min(examples_done, source.num_examples)
 
 
 def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:

@@ -15,8 +15,6 @@ from towers.resume.optimizer_options import OPTIONS
 from towers.resume.snapshot import variables_of
 from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
-from towers.app.datasets import stateful
-from towers.resume.source import DataSource
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.app.training.build import Run
 
@@ -49,7 +47,7 @@ def load_newest(
     config, defaults = identity(run.config), identity(TrainConfig())
     held = {
         "config": config, "data": data, OPTIONS: options,
-        _ITERATOR: lambda train_state: stateful.state_at(*_place(run, train_state)),
+        _ITERATOR: lambda train_state: run.train.source.state(*_place(run, train_state)),
     }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume = run.config.resume is not None
@@ -78,7 +76,7 @@ def load_newest(
                 f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
                 "metrics have changed. Compile the model as it was, or start a new run."
             )
-        stateful.go_on(*_place(run, train_state), state.get(_ITERATOR))
+        run.train.source.go_on(*_place(run, train_state), state.get(_ITERATOR))
     build_metrics(run, checkpointer)
     checkpointer.restore()
     return train_state
@@ -114,10 +112,9 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
         raise
 
 
-def _place(run: Run, train_state: TrainState) -> tuple[DataSource, int, int]:
-    """The training examples, and where a run stands in them: the epoch, and examples of it."""
-    done = train_state.epoch_step * run.batch_size
-    return run.train.source, train_state.epoch, done
+def _place(run: Run, train_state: TrainState) -> tuple[int, int]:
+    """Where a run stands in its training examples: the epoch, and examples of it."""
+    return train_state.epoch, train_state.epoch_step * run.batch_size
 
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
