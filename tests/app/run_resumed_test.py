@@ -29,6 +29,12 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory):
+    """The history of a run that nobody has interrupted."""
+    return towers.train(config(run_dir=str(tmp_path_factory.mktemp("whole") / "run")))
+
+
 def files():
     return {
         str(p): p.read_bytes() for p in RUN.rglob("*") if p.is_file() and p.name != run_dir.LOCK
@@ -54,9 +60,8 @@ def test_one_script_begins_a_run_and_goes_on_with_it():
 
 
 @pytest.mark.matrix
-def test_a_run_of_before_there_were_other_tasks_goes_on():
+def test_a_run_of_before_there_were_other_tasks_goes_on(whole):
     """Its rows are lists without names, and nothing tells a monitor's mode or callbacks."""
-    whole = towers.train(config(run_dir="whole"))
     interrupted(monitor="val_accuracy")
     settings = json.loads((RUN / "config.json").read_text())
     path, checkpoint, _ = checkpoints.read_newest(RUN / "checkpoints")
@@ -177,15 +182,18 @@ def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     assert "no checkpoint yet: from step 0" in capsys.readouterr().out
 
 
-def test_a_callbacks_error_leaves_the_state_saved_and_is_raised_as_it_is(capsys):
-    class Fail(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise LookupError("mine")
+@pytest.mark.parametrize("moment, step", [("on_train_begin", None), ("on_epoch_end", 4)])
+def test_a_callbacks_error_is_raised_as_it_is_and_no_half_state_is_saved(
+    moment, step, whole, capsys
+):
+    def fail(*_):
+        raise LookupError("mine")
 
-    whole = towers.train(config(run_dir="whole"))
     with pytest.raises(LookupError, match="mine"):
-        towers.train(config(run_dir="run"), [Fail()])
-    assert "saved at step 4. Resume: python train.py --resume=run" in capsys.readouterr().out
+        towers.train(config(run_dir="run"), [keras.callbacks.LambdaCallback(**{moment: fail})])
+    words = f"saved at step {step}. Resume: python train.py --resume=run"
+    assert (words in capsys.readouterr().out) == (step is not None)
+    assert bool(checkpoints.find(RUN / "checkpoints")) == (step is not None)
     assert towers.train(TrainConfig(resume="run")) == whole
 
 
@@ -201,12 +209,12 @@ def test_swapped_averages_are_kerass(swap_on_epoch):
 
     train, test = run_test.small_data()
     plain, ours = model(), model()
-    callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)]
+    swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch) for _ in range(2)]
     theirs = plain.fit(
-        *train, batch_size=50, epochs=3, validation_data=test, verbose=0, callbacks=callbacks
+        *train, batch_size=50, epochs=3, validation_data=test, verbose=0, callbacks=swaps[:1]
     ).history
     given = TrainConfig(run_dir="run", num_gpus=2, batch_size=50, epochs=3)
-    history = towers.train(given, callbacks, model=ours, train=train, test=test)
+    history = towers.train(given, swaps[1:], model=ours, train=train, test=test)
     for name, values in theirs.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
     weights = keras.saving.load_model("run/final.keras").get_weights()
@@ -240,8 +248,7 @@ def test_each_epochs_end_is_saved_so_that_the_best_ones_state_is_kept():
     assert names == ["epoch-4-step-16", "epoch-3-step-15", "epoch-3-step-12", "epoch-1-step-4"]
 
 
-def test_checkpoints_may_come_at_other_steps_after_resuming():
-    whole = towers.train(config(run_dir="whole"))
+def test_checkpoints_may_come_at_other_steps_after_resuming(whole):
     interrupted(5)
     assert towers.train(TrainConfig(resume="run", checkpoint_every=1)) == whole
     names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
@@ -279,18 +286,6 @@ def test_the_best_epoch_is_the_monitored_ones():
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert position["best_step"] == 4 * (best + 1)
     assert position["best"] == -history["val_loss"][best]
-
-
-def test_a_callback_that_fails_before_the_first_step_leaves_no_half_checkpoint():
-    class Fail(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            raise LookupError("mine")
-
-    whole = towers.train(config(run_dir="whole"))
-    with pytest.raises(LookupError, match="mine"):
-        towers.train(config(run_dir="run"), [Fail()])
-    assert checkpoints.find(RUN / "checkpoints") == []
-    assert towers.train(TrainConfig(resume="run")) == whole
 
 
 @pytest.mark.matrix
