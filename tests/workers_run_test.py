@@ -197,16 +197,12 @@ def test_a_worker_that_would_train_something_else_is_refused(flag, said, tmp_pat
     assert not list((tmp_path / "run").glob("checkpoints/epoch*"))
 
 
-@pytest.mark.parametrize("tf_config, said", [
-    ("{", "error: TF_CONFIG is not JSON of the form"),
-    ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"index": 2}}', "this is worker 2"),
-])
-def test_a_malformed_tf_config_is_one_line(tf_config, said, tmp_path):
-    process = workers.start(
-        [""], 0, "train.py", f"--run_dir={tmp_path / 'run'}", *FLAGS, TF_CONFIG=tf_config
-    )
+def test_a_malformed_tf_config_is_one_line(tmp_path):
+    flags = (f"--run_dir={tmp_path / 'run'}", *FLAGS)
+    process = workers.start([""], 0, "train.py", *flags, TF_CONFIG="{")
     ((code, _, errors),) = workers.finish([process])
-    assert (code, errors.count("\n")) == (2, 1) and said in errors
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: TF_CONFIG is not JSON of the form")
     assert not (tmp_path / "run").exists()
 
 

@@ -57,6 +57,9 @@ class _Now:
     watchers = 0
 
 
+now = _Now()
+
+
 @contextmanager
 def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
     """A phase inside of another one.
@@ -66,20 +69,20 @@ def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> I
         is_patient: whether it may take any time.
         computes: whether it hangs where a device does.
     """
-    before = _Now.doing
-    _Now.doing = _Doing(phase, is_patient, computes)
+    before = now.doing
+    now.doing = _Doing(phase, is_patient, computes)
     try:
         yield
     finally:
-        _Now.doing = _Doing(*before)  # a new one: this is progress, too
+        now.doing = _Doing(*before)  # a new one: this is progress, too
 
 
 @contextmanager
 def step(phase: str) -> Iterator[None]:
     """The phase in which devices compute; the first of a kind takes any time."""
-    with within(phase, is_patient=phase not in _Now.known, computes=True):
+    with within(phase, is_patient=phase not in now.known, computes=True):
         yield
-    _Now.known.add(phase)
+    now.known.add(phase)
 
 
 @dataclass
@@ -102,34 +105,34 @@ class Watch:
     leave: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
-        _Now.known.clear()
-        _Now.doing = _Doing()
-        _Now.watchers += 1
+        now.known.clear()
+        now.doing = _Doing()
+        now.watchers += 1
         self._main, self._ended = threading.get_ident(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        _Now.watchers -= 1
+        now.watchers -= 1
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
         """Looks at the main thread, and ends the process if it hangs."""
         tick = min(_TICK, (self.seconds or self.least) / 4)
-        doing, looked, waited, longest = _Now.doing, time.monotonic(), 0.0, 0.0
+        doing, looked, waited, longest = now.doing, time.monotonic(), 0.0, 0.0
         other: subprocess.Popen[bytes] | None = None
         while not self._ended.wait(tick):
             before, looked = looked, time.monotonic()
             waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process
-            if _Now.doing is not doing:
-                doing, longest, waited = _Now.doing, max(longest, waited), 0.0
+            if now.doing is not doing:
+                doing, longest, waited = now.doing, max(longest, waited), 0.0
             limit = self.seconds
             if limit is None:
                 limit = max(self.least, _TIMES_THE_LONGEST * longest)
-            if not _Now.known or doing.is_patient or limit == 0:
+            if not now.known or doing.is_patient or limit == 0:
                 limit = math.inf
-            if waited >= limit and _Now.doing is doing:
+            if waited >= limit and now.doing is doing:
                 self._end_process(doing, waited)
             if other is None and limit < math.inf:
                 other = guard.start(self.way_out)
@@ -164,16 +167,6 @@ class Watch:
             thread.start()
             thread.join(_SECONDS_TO_SAY)
         os._exit(HUNG)
-
-
-def is_watching() -> bool:
-    """Whether a run or a fit is watched."""
-    return _Now.watchers > 0
-
-
-def phase() -> str:
-    """What the main thread does."""
-    return _Now.doing.phase
 
 
 def stands_in(thread: int) -> str:

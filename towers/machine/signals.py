@@ -140,10 +140,10 @@ def show_stacks_on_request() -> None:
 def _show_stacks(number: int, frame: FrameType | None) -> None:
     """Writes the phase and the stacks to where a run's log is, else to Python's own stderr."""
     file = _STDERR
-    if not hang.is_watching():  # before there is a log.txt, `_STDERR` may lead nowhere
+    if not hang.now.watchers:  # before there is a log.txt, `_STDERR` may lead nowhere
         with suppress(AttributeError, OSError, ValueError):  # closed, or a notebook's
             file = sys.stderr.fileno()
-    os.write(file, f"SIGUSR1 in {hang.phase()}\n".encode())
+    os.write(file, f"SIGUSR1 in {hang.now.doing.phase}\n".encode())
     faulthandler.dump_traceback(file)
 
 

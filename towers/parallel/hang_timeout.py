@@ -44,7 +44,7 @@ class HangTimeout(FitOption):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses a `fit` that nobody watches."""
-        if not hang.is_watching():
+        if not hang.now.watchers:
             super().on_train_begin(logs)
 
     def watch(self, devices: Sequence[str], num_towers: int) -> hang.Watch:

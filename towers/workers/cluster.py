@@ -118,25 +118,20 @@ def _from_slurm() -> Cluster:
             port_base=_SLURM_PORT, gpus_per_node=count, gpus_per_task=1, auto_set_gpu=False
         )
         addresses = sorted(resolver.cluster_spec().as_dict()["worker"], key=_by_numbers)
-        index = resolver.task_id
+        index, here = resolver.task_id, os.environ.get("SLURMD_NODENAME")
+        if here is not None and addresses[index].rpartition(":")[0] != here:
+            raise ValueError(f"task {index} is on {here}, and should be at {addresses[index]}")
     except (RuntimeError, ValueError, KeyError, OSError) as error:
-        raise _no_slurm(str(error)) from None
-    here = os.environ.get("SLURMD_NODENAME")
-    if here is not None and addresses[index].rpartition(":")[0] != here:
-        raise _no_slurm(f"task {index} is on {here}, and should be at {addresses[index]}")
+        raise ValueError(
+            f"Slurm's variables name no workers that can be found ({error}). Give {TF_CONFIG} "
+            f"instead, or {TF_CONFIG}={{}} for a worker that is alone."
+        ) from None
     return Cluster(tuple(addresses), index)
 
 
 def _by_numbers(address: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part)
             for part in re.split(r"(\d+)", address)]
-
-
-def _no_slurm(reason: str) -> ValueError:
-    return ValueError(
-        f"Slurm's variables name no workers that can be found ({reason}). Give {TF_CONFIG} instead,"
-        f" or {TF_CONFIG}={{}} for a worker that is alone."
-    )
 
 
 def is_address(text: str) -> bool:

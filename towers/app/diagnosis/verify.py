@@ -103,7 +103,12 @@ def verify_gradients(
     by_design = []
     if step.num_towers > 1 and step.has_unsaved_noise:
         by_design.append("each tower draws its own random numbers by tf.random")
-    if step.num_towers > 1 and (names := _batch_norm_layers(model, step.batch_norm)):
+    synchronized = synchronized_layers(model, step.batch_norm)
+    names = [
+        layer.name for layer in all_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
+    ]
+    if step.num_towers > 1 and names:
         by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
     paths = [variable.path for variable in step.trainable_variables]
     found = Verification(*_compared(averaged, expected, paths), coarsest, by_design)
@@ -156,13 +161,3 @@ def _compared(
             difference = float(tf.reduce_max(tf.abs(a - b))) / max(of_b, least)
             found.append((math.inf if math.isnan(difference) else difference, path))
     return max(found)
-
-
-def _batch_norm_layers(model: keras.Model, batch_norm: str) -> list[str]:
-    """The layers that normalize by one tower's shard."""
-    synchronized = {id(layer) for layer in synchronized_layers(model, batch_norm)}
-    return [
-        layer.name
-        for layer in all_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized
-    ]
