@@ -1,4 +1,4 @@
-"""Compiled losses that read more than their rows: those of all towers, weights, variables.
+"""Losses and layers that read more than their rows: those of all towers, weights, variables.
 
 Each model is trained by Keras on one device and by towers, in float64, without a warning.
 """
@@ -120,6 +120,34 @@ def pairs(y, y_pred):
     return tf.reduce_mean(tf.reduce_max(tf.reshape(y_pred - y, [-1, 2, 2]), 1) ** 2)
 
 
+def contrast(y, embeddings):
+    """InfoNCE over the batch: rows of the same label are to be alike."""
+    rows = tf.math.l2_normalize(towers.gather(embeddings), axis=1)
+    labels, itself = towers.gather(y[:, 0] > 0), tf.eye(tf.shape(rows)[0], dtype=rows.dtype)
+    similar = tf.matmul(rows, rows, transpose_b=True) / 0.3 - 9.0 * itself
+    same = tf.cast(labels[:, tf.newaxis] == labels[tf.newaxis], rows.dtype) - itself
+    return -tf.reduce_sum(same * tf.nn.log_softmax(similar, axis=1)) / (tf.reduce_sum(same) + 1.0)
+
+
+class Contrasts(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return contrast(y, y_pred) + 0.1 * tf.reduce_mean(y_pred ** 2)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Centered(L.Layer):
+    """Each row less the mean over the whole batch."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(towers.gather(x), axis=0)
+
+
+def centered():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), L.Dense(6, "tanh"), Centered(), L.Dense(2)]
+    return keras.Sequential(layers), {"loss": "mse", "metrics": ["mae"], "predicts": True}
+
+
 CASES = {
     "mean over a mask": lambda: (network(), {"loss": masked, "metrics": [masked, "mse"]}),
     "weighted by hand": lambda: (network(), {"loss": WeightedByHand(), "weights": WEIGHTS}),
@@ -134,15 +162,18 @@ CASES = {
     "weight decay": decayed_by_hand(lambda y, y_pred: (y - y_pred) ** 2),
     "weight decay and a mask": decayed_by_hand(masked),
     "tracked loss": lambda: (network(Tracks, kernel_regularizer="l2"), {"loss": None}),
+    "gather in a loss": lambda: (network(), {"loss": contrast}),
+    "gather in compute_loss": lambda: (network(Contrasts), {"loss": None}),
+    "gather in a layer": centered,
     "tracked activity": lambda: (
         network(Tracks, kernel_regularizer="l2", activity_regularizer="l2"), {"loss": None}),
 }
 
 
 def run(make, num_towers):
-    """Logs of two epochs and an evaluation, and the weights."""
+    """Logs of two epochs and an evaluation, the weights, and predictions."""
     model, options = make()
-    weights = options.pop("weights", None)
+    weights, predicts = options.pop("weights", None), options.pop("predicts", False)
     y = {name: np.abs(MISSING) for name in model.output_names} if (
         isinstance(options["loss"], dict)) else MISSING
     if num_towers:
@@ -152,13 +183,14 @@ def run(make, num_towers):
         X, y, batch_size=len(X), epochs=2, shuffle=False, sample_weight=weights, verbose=0
     ).history
     values = model.evaluate(X, y, batch_size=len(X), sample_weight=weights, verbose=0)
-    return history | {"evaluation": values, "weights": np.concatenate(
+    predictions = model.predict(X, batch_size=7, verbose=0) if predicts else 0.0
+    return history | {"evaluation": values, "predictions": predictions, "weights": np.concatenate(
         [w.ravel() for w in model.get_weights()])}
 
 
-@pytest.mark.telling("3-*", "1-tracked loss")
+@pytest.mark.telling("3-*", "1-tracked loss", "20-mean over a mask")
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("num_towers", [1, 3])
+@pytest.mark.parametrize("num_towers", [1, 3, 20])  # of 20 towers, four have no rows
 def test_a_compiled_loss_is_the_batchs(make, num_towers, float64):
     expected = run(make, 0)
     with warnings.catch_warnings():

@@ -25,36 +25,20 @@ def trained_step(num_towers, num_devices):
     return step
 
 
-def graph_of(step):
-    (graph,) = step.traces
-    return graph.graph
-
-
 def cpu_index(operation):
     return int(re.search(r"CPU:(\d+)", operation.device).group(1))
 
 
-def tower_calls(step):
-    """The calls of the traced tower, in order; its inner operations follow the call's device."""
-    return [op for op in graph_of(step).get_operations()
-            if "PartitionedCall" in op.type and "train" in op.get_attr("f").name]
-
-
 @pytest.mark.parametrize("num_towers, num_devices", [(8, 4), (3, 2)])
-def test_tower_t_runs_on_device_t_times_D_over_T(num_towers, num_devices):
-    calls = tower_calls(trained_step(num_towers, num_devices))
-    expected = [t * num_devices // num_towers for t in range(num_towers)]
-    assert [cpu_index(op) for op in calls] == expected
-
-
-def test_variables_and_the_update_are_on_cpu_0():
-    step = trained_step(4, 4)
+def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_towers, num_devices):
+    step = trained_step(num_towers, num_devices)
+    (graph,) = step.traces
+    calls = [op for op in graph.graph.get_operations() if "PartitionedCall" in op.type]
+    towers = [cpu_index(op) for op in calls if "train" in op.get_attr("f").name]
+    assert towers == [t * num_devices // num_towers for t in range(num_towers)]
+    assert [cpu_index(op) for op in calls if "update_program" in op.get_attr("f").name] == [0]
     for variable in [*step.model.variables, *step.optimizer.variables]:
         assert variable.value.device.endswith("CPU:0"), variable.path
-    graph = graph_of(step)
-    (update,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type
-                 and "update_program" in op.get_attr("f").name]
-    assert cpu_index(update) == 0
 
 
 def test_parameters_are_sent_once_to_each_device_not_once_to_each_tower():

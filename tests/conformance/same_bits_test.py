@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.conformance.cases import BUILDERS, NOISE, ODD, Noise, fan_out, noisy, rows
-from towers.app import models
 from towers.machine import devices
 from towers.machine.policy import GPU
 from towers.step import TowerStep
@@ -43,71 +42,70 @@ def image_batches():
     ]
 
 
+def assert_same_bits(build, batches, num_towers, choices, **options):
+    """`choices`: arguments of `train`, which must not change its bits."""
+    digests = {train(build, batches, num_towers, **choice, **options) for choice in choices}
+    assert len(digests) == 1
+
+
+def devices_of(*counts):
+    return [{"num_devices": count} for count in counts]
+
+
+def stages_of(*counts):
+    return [{"num_devices": 2 * n, "gpus_per_tower": n, "policy": GPU} for n in counts]
+
+
+def built_in(name):
+    return lambda: BUILDERS[name](SHAPE, CLASSES)
+
+
+LABELS = "sparse_categorical_crossentropy"
+
+
 @pytest.mark.telling("cnn")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     """Adam, dropout, BatchNormalization and a partial last batch."""
-    digests = {
-        train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 8, num_devices,
-              loss="sparse_categorical_crossentropy")
-        for num_devices in DEVICES.get(name, (3, 8))
-    }
-    assert len(digests) == 1
+    counts = devices_of(*DEVICES.get(name, (3, 8)))
+    assert_same_bits(built_in(name), image_batches(), 8, counts, loss=LABELS)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("num_towers", [3, 6])
 def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers):
-    digests = {
-        train(lambda: models.load("notebook_cnn").build(SHAPE, CLASSES), image_batches(),
-              num_towers, num_devices, loss="sparse_categorical_crossentropy",
-              global_clipnorm=0.1)
-        for num_devices in (1, 2, 3)
-    }
-    assert len(digests) == 1
+    assert_same_bits(built_in("notebook_cnn"), image_batches(), num_towers, devices_of(1, 2, 3),
+                     loss=LABELS, global_clipnorm=0.1)
+
+
+def odd_batches(case):
+    rng = np.random.default_rng(0)
+    return [case.batch(n, rng) for n in (9, 4)]
 
 
 @pytest.mark.telling("embedding", "two_outputs_dict")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name != "ignore_class"], ids=str)
 def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
-    rng = np.random.default_rng(0)
-    batches = [case.batch(n, rng) for n in (9, 4)]
-    digests = {train(case.build, batches, 5, n, **case.compile) for n in (2, 5)}
-    assert len(digests) == 1
+    assert_same_bits(case.build, odd_batches(case), 5, devices_of(2, 5), **case.compile)
 
 
 @pytest.mark.telling("fan_out")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name not in WITHOUT_STAGES], ids=str)
 def test_odd_models_give_the_same_bits_in_stages(case, float64):
-    rng = np.random.default_rng(0)
-    batches = [case.batch(n, rng) for n in (9, 4)]
-    digests = {
-        train(case.build, batches, 4, 2 * n, gpus_per_tower=n, policy=GPU, **case.compile)
-        for n in (1, 2)
-    }
-    assert len(digests) == 1
+    assert_same_bits(case.build, odd_batches(case), 4, stages_of(1, 2), **case.compile)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("name", BUILDERS)
-def test_built_in_models_give_the_same_bits_in_stages(name, count):
-    digests = {
-        train(lambda: BUILDERS[name](SHAPE, CLASSES), image_batches(), 4, 2 * n, gpus_per_tower=n,
-              policy=GPU, loss="sparse_categorical_crossentropy")
-        for n in (1, count)
-    }
-    assert len(digests) == 1
+def test_built_in_models_give_the_same_bits_in_stages(name):
+    assert_same_bits(built_in(name), image_batches(), 4, stages_of(1, 2, 3, 4), loss=LABELS)
 
 
 @pytest.mark.telling("in_branch")
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_of_tf_random_is_the_same_bits_on_any_number_of_devices(name):
     batches = [rows(n, np.random.default_rng(n)) for n in (9, 4)]
-    digests = {
-        train(lambda: noisy(name), batches, 4, n, loss="mse") for n in (1, 2, 4)
-    }
-    assert len(digests) == 1
+    assert_same_bits(lambda: noisy(name), batches, 4, devices_of(1, 2, 4), loss="mse")
 
 
 @pytest.mark.parametrize("name", NOISE)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.custom_step.steps import step_of
 
 L = keras.layers
 BATCHES = [7, 5, 2]  # the last one leaves a tower without rows
@@ -36,39 +37,24 @@ def batches():
     return [(rng.normal(size=(n, 4)), rng.normal(size=(n, 2))) for n in BATCHES]
 
 
-class Custom(keras.Sequential):
-    """Keras' own step, written out."""
-
-    def train_step(self, data):
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return {"loss": loss}
-
-
 def trained(build, num_towers, num_devices=1, is_custom=False):
     """The variables after three steps on towers; with 0 towers by Keras itself."""
     keras.utils.set_random_seed(3)
     model = build()
     if is_custom:
-        model = Custom(model.layers)
-        parallel = towers.make_parallel(model, num_devices, num_towers=num_towers)
-        parallel.compile(keras.optimizers.SGD(0.1), "mse")
-        for batch in batches():
-            parallel.train_on_batch(*batch)
-    elif num_towers:
+        step = step_of(lambda model, x, y: model.compute_loss(y=y, y_pred=model(x, training=True)))
+        model = type("Custom", (keras.Sequential,), {"train_step": step})(model.layers)
+        model = towers.make_parallel(model, num_devices, num_towers=num_towers)
+    if num_towers and not is_custom:
         step = towers.TowerStep(
             model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
             devices=towers.tower_devices(num_devices, "cpu"),
         )
-        for batch in batches():
-            step(*batch)
     else:
-        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-        for batch in batches():
-            model.train_on_batch(*batch)
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=not num_towers)
+        step = model.train_on_batch
+    for batch in batches():
+        step(*batch)
     return [v.numpy() for v in model.variables]
 
 
@@ -76,28 +62,18 @@ def model_of(layer):
     return keras.Sequential([keras.Input((4,)), L.Dense(4), layer, L.Dense(2)])
 
 
-def steps_done(old, x):
-    return old + 1
-
-
-def rows_seen(old, x):
-    return old + tf.cast(tf.shape(x)[0], old.dtype)
-
-
-def rows_added(old, x):
-    return old + tf.reduce_sum(x)
-
-
-def moving_mean(old, x):
-    return 0.9 * old + 0.1 * tf.reduce_mean(x)
-
-
-def mean_itself(old, x):
-    return tf.reduce_mean(x)
-
-
-def sum_and_mean(old, x):
-    return old + tf.reduce_sum(x) + tf.reduce_mean(x)
+STATES = {  # (the old value, rows) -> the new one
+    "steps": (lambda old, x: old + 1, {}),
+    "steps, int64": (lambda old, x: old + 1, {"dtype": "int64"}),
+    "rows": (lambda old, x: old + tf.cast(tf.shape(x)[0], old.dtype), {}),
+    "rows, int32": (lambda old, x: old + tf.shape(x)[0], {"dtype": "int32"}),
+    "sums": (lambda old, x: old + tf.reduce_sum(x), {}),
+    'aggregation="sum"': (lambda old, x: old + tf.reduce_sum(x), {"aggregation": "sum"}),
+    "moving mean": (lambda old, x: 0.9 * old + 0.1 * tf.reduce_mean(x), {}),
+    "mean": (lambda old, x: tf.reduce_mean(x), {}),
+    'aggregation="mean"': (lambda old, x: tf.reduce_mean(x), {"aggregation": "mean"}),
+    "a sum and a mean": (lambda old, x: old + tf.reduce_sum(x) + tf.reduce_mean(x), {}),
+}
 
 
 class CountsInBatchNormalization(L.BatchNormalization):
@@ -113,21 +89,16 @@ class CountsInBatchNormalization(L.BatchNormalization):
         return super().call(x, training=False)
 
 
+LAYERS = {
+    **{name: lambda kept=kept: Keeps(kept[0], **kept[1]) for name, kept in STATES.items()},
+    "a counter in BatchNormalization": CountsInBatchNormalization,
+    "SpectralNormalization": lambda: L.SpectralNormalization(L.Dense(4)),
+}
+
+
 @pytest.mark.telling(
     "steps", "rows", "moving mean", "a sum and a mean", "a counter*", "SpectralNormalization")
-@pytest.mark.parametrize("layer", [
-    lambda: Keeps(steps_done), lambda: Keeps(steps_done, dtype="int64"),
-    lambda: Keeps(rows_seen), lambda: Keeps(rows_seen, dtype="int32"),
-    lambda: Keeps(rows_added), lambda: Keeps(rows_added, aggregation="sum"),
-    lambda: Keeps(moving_mean), lambda: Keeps(mean_itself),
-    lambda: Keeps(mean_itself, aggregation="mean"), lambda: Keeps(sum_and_mean),
-    CountsInBatchNormalization,
-    lambda: L.SpectralNormalization(L.Dense(4)),
-], ids=[
-    "steps", "steps, int64", "rows", "rows, int32", "sums", 'aggregation="sum"', "moving mean",
-    "mean", 'aggregation="mean"', "a sum and a mean", "a counter in BatchNormalization",
-    "SpectralNormalization",
-])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
     def build():
         return model_of(layer())
@@ -170,7 +141,7 @@ def test_state_that_inference_assigns_is_kept_as_by_keras(float64):
     kept = []
     for num_towers in (0, 3):
         keras.utils.set_random_seed(0)
-        model = model_of(Keeps(rows_seen))
+        model = model_of(Keeps(STATES["rows"][0]))
         if num_towers:
             model = towers.make_parallel(model, 2, num_towers=num_towers)
         model.compile("sgd", "mse", jit_compile=False)

@@ -10,11 +10,18 @@ from tests.parallel.pairs import assert_same_logs
 L = keras.layers
 
 
-def trained(num_towers=None, num_devices=1, **batch_norm):
+class Own(keras.Sequential):
+    """A step of the model's own."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def trained(num_towers=None, num_devices=1, kind=keras.Sequential, **batch_norm):
     keras.utils.set_random_seed(5)
     norm = L.BatchNormalization(synchronized=not batch_norm)
     layers = [keras.Input((6, 6, 1)), L.Conv2D(3, 3), norm, L.ReLU(), L.Flatten(), L.Dense(3)]
-    model = keras.Sequential(layers)
+    model = kind(layers)
     if num_towers:
         model = towers.make_parallel(model, num_devices, num_towers=num_towers, **batch_norm)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -27,12 +34,13 @@ def trained(num_towers=None, num_devices=1, **batch_norm):
     return model, history
 
 
-@pytest.mark.telling("3-all")
-@pytest.mark.parametrize("batch_norm", [{}, {"batch_norm": "synchronized"}], ids=["layer", "all"])
+@pytest.mark.telling("3-all", "3-own")
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_norm": "synchronized"}, {"kind": Own}], ids=["layer", "all", "own"])
 @pytest.mark.parametrize("num_towers", [3, 8])
-def test_it_is_the_large_batchs(num_towers, batch_norm, float64):
+def test_it_is_the_large_batchs(num_towers, options, float64):
     theirs, expected = trained()
-    ours, history = trained(num_towers, 2, **batch_norm)
+    ours, history = trained(num_towers, 2, **options)
     assert_same_logs(history, expected)
     for a, b in zip(ours.variables, theirs.variables, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-10)

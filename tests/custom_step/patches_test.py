@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, update
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, step_of, update
 from towers.machine.loss_internals import marked
 
 
@@ -93,6 +93,7 @@ def warnings_of(step, *data):
 
 
 def test_each_line_that_makes_no_mean_is_warned_of_once():
+    """Of what is returned, of what a metric is updated with, of what a gradient is taken of."""
     first = 0
 
     def step(model, data):
@@ -103,28 +104,23 @@ def test_each_line_that_makes_no_mean_is_warned_of_once():
         tracker.update_state(each)
         first = inspect.currentframe().f_lineno + 1
         root = tf.sqrt(tf.reduce_mean(each))
-        ratio = tf.reduce_mean(each) / tf.reduce_mean(x**2)
         masked = tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
-        chosen = tf.reduce_mean(tf.boolean_mask(each, mask > 0.0))
-        greatest = tf.reduce_mean(tf.math.top_k(each, 1).values)
         tracker.update_state(tf.reduce_max(each))
         mean = tf.reduce_mean(each)
-        whitened = tf.linalg.inv(tf.matmul(x, x, transpose_a=True))
         decided = tf.cond(mean > 1.0, lambda: mean, lambda: 2.0 * mean)
         with tf.GradientTape() as tape:
             each = tf.reduce_mean((model(x) - y) ** 2, axis=1)
             advantage = each - tf.reduce_mean(each)
         tape.gradient(advantage, model.trainable_weights)
-        return {"root": root, "again": 2.0 * root, "ratio": ratio, "masked": masked,
-                "chosen": chosen, "greatest": greatest, "whitened": tf.reduce_sum(whitened),
-                "decided": decided, "fine": mean}
+        return {"root": root, "again": 2.0 * root, "masked": masked, "decided": decided,
+                "fine": mean}
 
     tracker = keras.metrics.Mean()
     messages = warnings_of(step)
     lines = sorted(int(m.split(":")[1].split(" ")[0]) for m in messages)
-    assert lines == [first + i for i in (0, 1, 2, 3, 4, 5, 7, 8, 11)], messages
+    assert lines == [first + i for i in (0, 1, 2, 4, 7)], messages
     assert all(m.startswith("patches_test.py:") and "towers.gather" in m for m in messages)
-    (masked,) = [m for m in messages if f":{first + 2} " in m]
+    (masked,) = [m for m in messages if f":{first + 1} " in m]
     assert "tf.reduce_sum(towers.gather(values * mask)) / tf.reduce_sum(towers.gather(mask))" in (
         masked)
 
@@ -150,18 +146,11 @@ class Losses:
         return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", ["weighted", "masked", "ignored"])
 def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):
-    def step(model, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = getattr(Losses(), name)(x, y, model(x))
-        update(model, tape, loss)
-        return {"value": loss}
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        fit_alike(lambda: model_with(step), num_towers=3, batch_size=7)
+    step = step_of(lambda model, x, y: getattr(Losses(), name)(x, y, model(x)))
+    fit_alike(lambda: model_with(step), num_towers=3, batch_size=7)
 
 
 def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
@@ -176,9 +165,7 @@ def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
 
 def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
     """The gradient of a mean with respect to rows has n_i / N inside of tf.while_loop, too."""
-    def step(model, data):
-        x, y = data
-
+    def attacked(model, x, y):
         def move(i, worse):
             with tf.GradientTape() as tape:
                 tape.watch(worse)
@@ -186,13 +173,10 @@ def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
             return i + 1, worse + 0.5 * tape.gradient(loss, worse)
 
         _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(worse) - y) ** 2)
-        update(model, tape, loss)
-        return {"value": loss}
+        return tf.reduce_mean((model(worse) - y) ** 2)
 
     for num_towers in (3, 16):
-        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
+        fit_alike(lambda: model_with(step_of(attacked)), num_towers=num_towers, batch_size=7)
 
 
 def gradients_of_rows(model, x, y):
@@ -216,32 +200,23 @@ def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
 
 def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
     """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
-    def step(model, data):
-        x, y = data
+    def worse(model, x, y):
         slope, _ = gradients_of_rows(model, x, y)
-        with tf.GradientTape() as tape:
-            worse = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
-            loss = tf.reduce_mean((model(worse) - y) ** 2)
-        update(model, tape, loss)
-        return {"loss": loss}
+        moved = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
+        return tf.reduce_mean((model(moved) - y) ** 2)
 
-    fit_alike(lambda: model_with(step), num_towers=16, batch_size=7)
+    fit_alike(lambda: model_with(step_of(worse)), num_towers=16, batch_size=7)
 
 
 def test_jacobians_are_row_by_row(float64):
-    def step(model, data):
-        x, y = data
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                output = model(x)
-            slopes = tape.batch_jacobian(output, x)
-            loss = tf.reduce_mean(slopes ** 2) + tf.reduce_mean((output - y) ** 2)
-        gradients = outer.gradient(loss, model.trainable_weights, unconnected_gradients="zero")
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
-        return {"loss": loss}
+    def smooth(model, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = tf.tanh(model(x))
+        slopes = tape.batch_jacobian(output, x)
+        return tf.reduce_mean(slopes ** 2) + tf.reduce_mean((output - y) ** 2)
 
-    fit_alike(lambda: model_with(step), batch_size=4)
+    fit_alike(lambda: model_with(step_of(smooth)), batch_size=4)
 
 
 class Halves(keras.optimizers.SGD):
@@ -251,16 +226,13 @@ class Halves(keras.optimizers.SGD):
         super().apply([g / 2.0 for g in grads], trainable_variables)
 
 
-def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
-    def step(model, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        update(model, tape, loss)
-        return {"loss": loss}
+def mean_square(model, x, y):
+    return tf.reduce_mean((model(x) - y) ** 2)
 
+
+def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
     def make():
-        model = model_with(step)
+        model = model_with(step_of(mean_square))
         model.compile(Halves(0.5), jit_compile=False)
         return model
 

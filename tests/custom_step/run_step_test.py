@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import NOISE
-from tests.custom_step.steps import fit, model_with, pairs, update
+from tests.custom_step.steps import fit, model_with, pairs, step_of
 
 
 def rows_of(step, count=8, num_towers=4, num_devices=2, method="train_step"):
@@ -40,13 +40,7 @@ def test_a_frozen_seed_of_tower_0_is_kerass():
 
 
 def test_each_towers_operations_run_on_its_device_and_the_update_at_home():
-    def step(model, data):
-        x, y, *_ = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        update(model, tape, loss)
-        return {"loss": loss}
-
+    step = step_of(lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2))
     model = towers.make_parallel(model_with(step), 4, num_towers=8)
 
     @tf.function(autograph=False)

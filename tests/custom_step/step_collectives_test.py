@@ -6,10 +6,11 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit_alike, model_with, pairs, refused, update
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, refused, step_of
 
 
-def test_gathered_rows_are_those_of_the_batch_in_order(float64):
+@pytest.mark.parametrize("num_towers, firsts", [(4, [0, 3, 6, 9]), (16, range(11))])
+def test_gathered_rows_are_those_of_the_batch_in_order(num_towers, firsts, float64):
     def step(model, data):
         x, _ = data
         rows = towers.gather(tf.range(tf.shape(x)[0]) + tf.cast(x[:, 0], tf.int32))
@@ -17,37 +18,24 @@ def test_gathered_rows_are_those_of_the_batch_in_order(float64):
         return {"ordered": tf.reduce_sum(place * tf.cast(rows, "float64"))}
 
     x = np.zeros((11, 4))
-    x[:, 0] = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1100]
-    for num_towers, firsts in ((4, [0, 3, 6, 9]), (16, range(11))):
-        (_, own) = fit_own(step, x, num_towers)
-        starts = np.repeat(firsts, np.diff([*firsts, 11]))
-        rows = x[:, 0] + np.arange(11) - starts
-        assert own["ordered"] == [np.sum(np.arange(11) * rows)]
-
-
-def fit_own(step, x, num_towers):
-    from tests.custom_step.steps import fit
-
+    x[:, 0] = 100 * np.arange(1, 12)
     model = towers.make_parallel(model_with(step), 2, num_towers=num_towers)
-    return model, fit(model, x, pairs()[1])
+    starts = np.repeat(firsts, np.diff([*firsts, 11]))
+    rows = x[:, 0] + np.arange(11) - starts
+    assert fit(model, x, pairs()[1])["ordered"] == [np.sum(np.arange(11) * rows)]
 
 
 def test_the_gradient_of_gathered_rows_reaches_every_tower(float64):
     """A variance over the batch couples all rows; a mean over a mask counts all towers' rows."""
-    def step(model, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            output = model(x)
-            everywhere = towers.gather(output)
-            spread = tf.math.reduce_variance(everywhere)
-            mask = tf.cast(towers.gather(y[:, 0]) > 0, everywhere.dtype)
-            masked = tf.reduce_sum(mask * everywhere[:, 0] ** 2) / (tf.reduce_sum(mask) + 1e-7)
-            loss = masked + spread + tf.reduce_mean(output ** 2)
-        update(model, tape, loss)
-        return {"loss": loss, "spread": spread}
+    def spread(model, x, y):
+        output = model(x)
+        everywhere = towers.gather(output)
+        mask = tf.cast(towers.gather(y[:, 0]) > 0, everywhere.dtype)
+        masked = tf.reduce_sum(mask * everywhere[:, 0] ** 2) / (tf.reduce_sum(mask) + 1e-7)
+        return masked + tf.math.reduce_variance(everywhere) + tf.reduce_mean(output ** 2)
 
     for num_towers in (2, 5, 16):
-        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=4)
+        fit_alike(lambda: model_with(step_of(spread)), num_towers=num_towers, batch_size=4)
 
 
 def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import towers
 
@@ -38,20 +39,33 @@ def update(model, tape, loss):
     model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
 
 
-def fit_alike(make, *data, num_towers=4, **options):
+def step_of(loss_of):
+    """A step that minimizes loss_of(model, x, y), and returns it as "loss"."""
+    def step(model, data):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, *data[:2])
+        update(model, tape, loss)
+        return {"loss": loss}
+
+    return step
+
+
+def fit_alike(make, *data, num_towers=4, eagerly=True, **options):
     """(by Keras, on towers): the trained models; their histories and weights agree."""
     trained, histories = [], []
     for on_towers in (False, True):
         keras.utils.set_random_seed(5)
         model = make()
         if on_towers:
-            model = towers.make_parallel(model, 2, num_towers=num_towers)
+            model = towers.make_parallel(model, min(2, num_towers), num_towers=num_towers)
+        else:
+            model.run_eagerly = eagerly  # sooner than traced, to the same values
         histories.append(fit(model, *data, **options))
         trained.append(model)
     assert list(histories[0]) == list(histories[1])
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-10, err_msg=name)
-    for theirs, ours in zip(*(model.weights for model in trained), strict=True):
+    for theirs, ours in zip(*(model.variables for model in trained), strict=True):
         np.testing.assert_allclose(
             ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-11, err_msg=ours.path)
     return trained

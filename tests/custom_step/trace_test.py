@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, update
+from tests.custom_step.steps import fit, fit_alike, model_with, pairs, step_of
 
 
 def counting(times):
@@ -84,14 +84,7 @@ def test_a_metric_is_updated_twice_in_a_step_that_makes_variables(float64):
 
 
 def test_a_decorated_step_is_undone():
-    @tf.function
-    def step(model, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        update(model, tape, loss)
-        return {"loss": loss}
-
+    step = tf.function(step_of(lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2)))
     model = towers.make_parallel(model_with(step), 2)
     before = model.get_weights()
     assert np.isfinite(fit(model)["loss"]).all()

@@ -6,10 +6,32 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.graph.kinds import count, kind_of, positive
 from towers.graph.rows import Rows
 
-ops = keras.ops
+L, ops = keras.layers, keras.ops
+
+
+def kind_of(make):
+    """The `Kind` of what make(x) makes of a shard's rows x, [n, 3] of float32, in a function."""
+    found = []
+
+    def body(x):
+        value = tf.convert_to_tensor(make(x))
+        found.append(Rows.of_shard([x]).kind(tf.cast(value, tf.float32)))
+        return value
+
+    tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([None, 3]))
+    return found[-1]
+
+
+def count(x):
+    """The number of a shard's rows."""
+    return tf.cast(tf.shape(x)[0], x.dtype)
+
+
+def positive(x):
+    """A mask of the rows."""
+    return x[:, 0] > 0
 
 
 def places(x):
@@ -160,15 +182,12 @@ FAULTS = [  # by words of what the walk says
         x, tf.cast(x[:, 0] > 0, tf.int32), 2)[1])),
 ]
 OTHERS = [
-    ops.logsumexp,
+    ops.logsumexp, ops.std, ops.norm, lambda x: ops.quantile(x, 0.5),
     lambda x: tf.cast(tf.cast(tf.reduce_mean(x), tf.int32), x.dtype),
-    lambda x: tf.reduce_mean(tf.sort(x, axis=0) * x), lambda x: ops.quantile(x, 0.5),
-    ops.std, ops.var, ops.max, ops.norm, lambda x: ops.mean(ops.softmax(x, axis=0) * x),
-    lambda x: tf.reduce_sum(tf.nn.moments(x, [0])[1]), lambda x: tf.reduce_mean(
-        tf.math.l2_normalize(x, axis=0)), lambda x: tf.clip_by_norm(tf.reduce_mean(x, 0), 1.0)[0],
+    lambda x: tf.reduce_mean(tf.sort(x, axis=0) * x),
+    lambda x: tf.reduce_mean(tf.math.l2_normalize(x, axis=0)),
     lambda x: 2 * tf.function(lambda v: tf.sqrt(tf.reduce_mean(v**2)))(x),
     lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: tf.reduce_mean(x), lambda: 0.0),
-    lambda x: tf.reduce_mean(tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x)),
     lambda x: tf.cond(tf.random.uniform([]) > 0.5, lambda: tf.reduce_mean(x),
                       lambda: tf.reduce_sum(x)),
     summed(lambda total, x: (total + tf.reduce_mean(x)) ** 2),
@@ -196,11 +215,47 @@ def test_relatives_of_these_are_neither(make):
     assert kind_of(make).name == "other"
 
 
-@pytest.mark.parametrize("cls", [keras.layers.LSTM, keras.layers.GRU])
-def test_recurrent_layers_work_row_by_row(cls):
-    layer = cls(2, return_sequences=True)
-    layer.build((None, 3, 1))
-    assert kind_of(lambda x: tf.reduce_mean(layer(x[:, :, None]))).name == "mean"
+@pytest.mark.parametrize("make, num_inputs", [
+    (lambda: L.LSTM(2, return_sequences=True), 1), (lambda: L.GRU(2, return_sequences=True), 1),
+    (lambda: L.MultiHeadAttention(2, 3), 2),
+], ids=["LSTM", "GRU", "attention"])
+def test_layers_over_steps_work_row_by_row(make, num_inputs):
+    layer = make()
+    layer.build(*[(None, 3, 1)] * num_inputs)
+    kind = kind_of(lambda x: tf.reduce_mean(layer(*[x[:, :, None]] * num_inputs)))
+    assert kind.name == "mean"
+
+
+class Centered(L.Layer):
+    """A user's layer inside of Keras' machinery."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: L.BatchNormalization(), lambda: L.Dropout(0.5, seed=1), lambda: L.LayerNormalization(),
+    lambda: keras.Sequential([L.Reshape((3, 1)), L.Conv1D(2, 2), L.BatchNormalization()]),
+    lambda: L.GaussianNoise(1.0, seed=1),
+], ids=["batch_norm", "dropout", "layer_norm", "conv", "noise"])
+def test_what_keras_own_layers_do_is_no_fault(make):
+    layer = make()
+    layer.build((None, 3))
+    assert kind_of(lambda x: tf.reduce_mean(layer(x, training=True))).name == "mean"
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Centered(), lambda: L.Lambda(lambda x: x - tf.reduce_mean(x, axis=0)),
+], ids=["layer", "lambda"])
+def test_what_a_users_layer_does_is_one(make):
+    kind = kind_of(lambda x: tf.reduce_mean(make()(x) ** 2))
+    assert kind.name == "other" and "made of all rows" in kind.fault.what
+
+
+def test_noise_is_no_fault():
+    assert kind_of(lambda x: tf.reduce_mean(x * tf.random.uniform(tf.shape(x)))).name == "mean"
+    assert kind_of(lambda x: tf.reduce_mean(x * tf.random.normal([]))).name == "mean"
+    assert kind_of(lambda x: tf.reduce_mean(tf.nn.dropout(x, 0.5))).name == "mean"
 
 
 @pytest.fixture(name="x")
@@ -271,10 +326,3 @@ def test_a_function_that_is_being_traced_knows_what_it_captures():
 
     tf.function(outer, autograph=False).get_concrete_function(tf.TensorSpec([None, 3]))
     assert kinds[:2] == ["mean", "other"]
-
-
-def test_a_graph_of_thousands_of_operations_is_no_recursion(x):
-    value = x
-    for _ in range(3000):
-        value = value + 1.0
-    assert Rows.of_shard([x]).kind(tf.reduce_mean(value)).name == "mean"

@@ -39,10 +39,3 @@ def test_a_regularizers_gradient_is_with_its_parameter(graph):
         loss = tf.reduce_sum(tf.square(parameter))
     assert levels.level(loss) == 1
     assert levels.level(tape.gradient(loss, parameter)) == 3
-
-
-def test_a_graph_may_be_deeper_than_pythons_stack(graph):
-    value, levels = fed(1)
-    for _ in range(3000):
-        value = value + 1.0
-    assert levels.level(value) == 1

@@ -135,7 +135,7 @@ def test_predict_needs_no_compile():
 @pytest.mark.telling("masked_gru", "adds_loss", "nested_outputs")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
-    "adds_loss", "adds_sums", "activity", "l2", "sum", "nested_outputs",
+    "adds_loss", "activity", "l2", "sum", "nested_outputs",
 ])
 def test_fit_of_odd_models(name):
     """Several inputs and outputs, masks, sums, added losses, sample weights."""

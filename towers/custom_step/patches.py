@@ -21,16 +21,18 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import optimized_variables
-from towers.machine.loss_internals import compiled_metrics, keras_mask
+from towers.machine.loss_internals import compiled_metrics
 from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.user_lines import current_line
 from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.custom_step.variables import VariableScope
+from towers.graph.cut import captures
 from towers.graph.facts import Fact
+from towers.graph.rows import Rows
 from towers.step.gathering import gathered_by, gatherer
 from towers.step.lookups import join_lookups, separate_lookups
-from towers.step.loss_kinds import NeitherMeanNorSum, check_loss
 from towers.step.outputs import overrides_call
+from towers.step.raw_variables import read_as_they_are
 
 _VARIABLES = (keras.Variable, tf.Variable)
 
@@ -84,13 +86,8 @@ class Patches:
     # Gradients.
 
     def _gradient(
-        self,
-        original: Callable,
-        tape: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        **options: Any,
+        self, original: Callable, tape: tf.GradientTape, target: Any, sources: Any,
+        output_gradients: Any = None, **options: Any,
     ) -> Any:
         flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
         if self._is_in_jacobian or self._is_plain(flat, targets):
@@ -210,10 +207,7 @@ class Patches:
     # Updates.
 
     def _apply(
-        self,
-        original: Callable,
-        optimizer: keras.optimizers.Optimizer,
-        grads: Sequence[Any],
+        self, original: Callable, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any],
         trainable_variables: Any = None,
     ) -> None:
         del original  # called at home, when the step runs
@@ -241,10 +235,7 @@ class Patches:
     # Metrics.
 
     def _update_state(
-        self,
-        original: Callable,
-        metric: keras.metrics.Metric,
-        values: Any,
+        self, original: Callable, metric: keras.metrics.Metric, values: Any,
         sample_weight: Any = None,
     ) -> None:
         """A scalar of a shard weighs n_i / N, unless the step says itself what it weighs."""
@@ -265,12 +256,7 @@ class Patches:
         original(metric, values, sample_weight=weight)
 
     def _compute_metrics(
-        self,
-        original: Callable,
-        model: keras.Model,
-        x: Any,
-        y: Any,
-        y_pred: Any,
+        self, original: Callable, model: keras.Model, x: Any, y: Any, y_pred: Any,
         sample_weight: Any = None,
     ) -> dict[str, Any]:
         """Gives compiled metrics the rows of all towers, as a metric may be no mean over them."""
@@ -283,16 +269,12 @@ class Patches:
     # Losses.
 
     def _call_loss(
-        self,
-        original: Callable,
-        loss: keras.losses.Loss,
-        y_true: Any,
-        y_pred: Any,
+        self, original: Callable, loss: keras.losses.Loss, y_true: Any, y_pred: Any,
         sample_weight: Any = None,
     ) -> Any:
         """Gives a loss that is neither a mean nor a sum over examples the rows of all towers."""
         given = [y_true, y_pred, sample_weight]
-        if needs_all_rows(loss, *given) and not self._scope.is_unready:
+        if not self._scope.is_unready and self._needs_all_rows(original, loss, given):
             if self._can_gather(given):
                 given = self._gathered(given)
             else:
@@ -305,6 +287,25 @@ class Patches:
                 )
         y_true, y_pred, sample_weight = given
         return original(loss, y_true, y_pred, sample_weight=sample_weight)
+
+    def _needs_all_rows(
+        self, original: Callable, loss: keras.losses.Loss, given: Sequence[Any]
+    ) -> bool:
+        """Whether the towers' values of a Keras loss do not make the value of the batch.
+
+        Such as where it divides by the sum of weights, or by the number of steps that a mask
+        leaves. It is traced in a graph that is thrown away: what it assigns has no effect.
+        """
+        flat = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
+        is_of_each = loss.reduction in ("none", None) and not overrides_call(loss)
+        if is_of_each or any(self._rows.fact(value).fault for value in flat):
+            return False
+        with keras.StatelessScope(), read_as_they_are(), gathered_by(None):
+            traced = tf.function(
+                lambda: tf.convert_to_tensor(original(loss, *given)), autograph=False
+            ).get_concrete_function()
+        rows = Rows((inside, self._rows.fact(outside)) for outside, inside in captures(traced))
+        return rows.kind(traced.outputs[0]).fault is not None
 
     def _can_gather(self, given: Any) -> bool:
         """Whether all towers know the values, or each has one row for each example of the shard.
@@ -327,8 +328,11 @@ class Patches:
     def _call_layer(
         self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any
     ) -> Any:
+        """Refuses a batch axis of a fixed size in a tensor of this step that is yet a shard's."""
         for value in tf.nest.flatten(args[:1]):
-            if self._is_fixed_batch(value):
+            is_of_step = tf.is_symbolic_tensor(value) and value.graph is self._collectives.graph
+            is_fixed = is_of_step and bool(value.shape.rank) and (value.shape[0] or 0) > 1
+            if is_fixed and self._dependence.local(value, but_sizes=True):
                 raise ValueError(
                     f"{current_line()} calls layer {layer.name!r} on {value.shape[0]} rows in "
                     "every tower: the batch size is written into the code, or the batch is not the "
@@ -336,40 +340,6 @@ class Patches:
                     "tf.shape(x)[0]; put the batch first."
                 )
         return original(layer, *args, **options)
-
-    def _is_fixed_batch(self, value: Any) -> bool:
-        """Whether a tensor of this step has a batch axis of a fixed size, and yet is a shard's."""
-        if not tf.is_symbolic_tensor(value) or value.graph is not self._collectives.graph:
-            return False
-        is_fixed = bool(value.shape.rank) and (value.shape[0] or 0) > 1
-        return is_fixed and self._dependence.local(value, but_sizes=True)
-
-
-def needs_all_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> bool:
-    """Whether the towers' values of a Keras loss do not make the value of the batch.
-
-    The loss divides by the sum of the sample weights, or by the number of steps that a mask leaves;
-    or `loss_fault` finds an operation. With reduction="none" it has a value for each example.
-
-    Args:
-        loss: the loss object; y_true, y_pred, sample_weight: what it is called with, structures.
-    """
-    if loss.reduction in ("none", None) and not overrides_call(loss):
-        return False
-    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
-        return True
-    masks = [keras_mask(value) for value in tf.nest.flatten(y_pred)]
-    is_masked = any(mask is not None for mask in masks)
-    if loss.reduction != "sum" and (is_masked or getattr(loss, "ignore_class", None) is not None):
-        return True
-    given = tf.nest.flatten([y_true, y_pred])
-    if not all(tf.is_tensor(value) and has_rows(value) for value in given):
-        return False
-    try:
-        check_loss(loss, y_true, y_pred, sample_weight)
-    except NeitherMeanNorSum:
-        return True
-    return False
 
 
 def _owners(base: type, name: str) -> list[type]:

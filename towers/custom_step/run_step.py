@@ -16,7 +16,6 @@ from towers.machine import devices as devices_lib
 from towers.machine.policy import Policy, policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.workers.workers import join_workers
-from towers.custom_step.step_collectives import Update
 from towers.custom_step.trace import Trace, trace_step
 from towers.step import checks, scopes, sharding
 from towers.step import state as state_lib
@@ -31,11 +30,7 @@ class OwnStep:
     """A model's own train_step, test_step or predict_step on towers."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        name: str,
-        devices: Sequence[str],
-        num_towers: int,
+        self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int,
         batch_norm: str | None,
     ) -> None:
         """
@@ -156,8 +151,7 @@ class _Run:
         )
         with tf.device(self._device):
             logs = tf.nest.map_structure(self._at_home, trace.logs, expand_composites=True)
-            for variable, value in trace.assigned:
-                variable.assign(self._at_home(value))
+            self._assign(trace.assigned)
         return logs
 
     def _read(self, reads: Sequence[tuple[tf.Tensor, keras.Variable]]) -> None:
@@ -195,7 +189,10 @@ class _Run:
         for update in self._trace.collectives.updates:
             if update.level == level:
                 with tf.name_scope(scopes.UPDATE), tf.device(self._device):
-                    self._update(update)
+                    self._assign(update.assigned)
+                    gradients = [self._at_home(gradient) for gradient in update.gradients]
+                    with custom_gradients_forgotten():
+                        update.optimizer.apply(gradients, update.variables)
                 self._read(update.reads)
 
     def _outcome(self, collective: TowerCollective) -> list[tf.Tensor]:
@@ -220,12 +217,9 @@ class _Run:
                 tf.debugging.assert_equal(sharding.batch_size([own]), expected, text)
             return structures.components([sharding.concat_shards(rows, self._shards)])
 
-    def _update(self, update: Update) -> None:
-        for variable, value in update.assigned:
+    def _assign(self, assigned: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
+        for variable, value in assigned:
             variable.assign(self._at_home(value))
-        gradients = [self._at_home(gradient) for gradient in update.gradients]
-        with custom_gradients_forgotten():
-            update.optimizer.apply(gradients, update.variables)
 
     def _at_home(self, value: Any) -> Any:
         """The value, on the variables' device, of a traced tensor."""

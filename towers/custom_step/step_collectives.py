@@ -89,7 +89,8 @@ class StepCollectives(TowerCollectives):
 
         def backward(*gradients: Any) -> list[Any]:
             """The tower's own part of the gradient of each tensor of floats."""
-            totals = iter(self.total([g for g, f in zip(gradients, floats) if f]))
+            of_floats = [tf.convert_to_tensor(g) for g, f in zip(gradients, floats) if f]
+            totals = iter(self.sum(of_floats))
             given = iter([next(totals) if f else v for v, f in zip(joined, floats)])
             own = components([self._own(packed(spec, given))])
             return [self.facts.masked(v) if f else None for v, f in zip(own, floats)]

@@ -20,13 +20,12 @@ from towers.custom_step.patches import Patches
 from towers.custom_step.step_collectives import StepCollectives
 from towers.custom_step.variables import VariableScope
 from towers.step.fixed_batch import check_no_fixed_batch
-from towers.step.raw_variables import raw_variables_in
+from towers.step.raw_variables import check_closed, raw_variables_in, reads_none
 from towers.step.state import statistics as statistics_of
 from towers.step.structures import components
 from towers.step.synchronized import synchronized, synchronized_layers, warn_of_averages
 
 _MOST_TRACES = 4  # layers in layers are built one after another
-_OF_VARIABLES = ("ReadVariableOp", "ResourceGather", "Assign", "ResourceScatter", "VariableShape")
 _READS_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
 
 
@@ -79,13 +78,8 @@ class Trace:
 
 
 def trace_step(
-    model: keras.Model,
-    step: Callable[[Any], Any],
-    specs: Any,
-    *,
-    home: str,
-    batch_norm: str | None,
-    is_alone: bool = False,
+    model: keras.Model, step: Callable[[Any], Any], specs: Any, *, home: str,
+    batch_norm: str | None, is_alone: bool = False,
 ) -> Trace:
     """Traces a step until it makes no more variables.
 
@@ -171,35 +165,25 @@ def _check_no_foreign_resources(trace: Trace) -> None:
     """
     reads = [trace.scope.reads, *(update.reads for update in trace.collectives.updates)]
     known = {tensor.name for each in reads for tensor, _ in each}
-    for handle, placeholder in captures(trace.function):
+    check_closed(trace.function, known)
+    for _, placeholder in captures(trace.function):
         if placeholder.dtype not in (tf.resource, tf.variant) or _is_read_table(placeholder):
             continue
         for user in placeholder.consumers():
-            if not any(output.name in known for output in user.outputs):
-                raise ValueError(f"{line_of(user)} {_what(user, handle, trace.function)}")
+            if user.type.startswith("LookupTable"):
+                raise ValueError(
+                    f"{line_of(user)} writes to a lookup table, which all towers share. Fill the "
+                    "table before training, or keep the values in a variable: add_weight."
+                )
+            if reads_none(user, known):
+                raise ValueError(
+                    f"{line_of(user)} uses {user.type}, which keeps its state outside of the step. "
+                    "Take it out of the step, into a callback or the data pipeline: "
+                    "dataset.map(layer) looks up a table."
+                )
 
 
 def _is_read_table(handle: tf.Tensor) -> bool:
     """Whether a resource of the trace is a lookup table that the step only reads."""
     users = handle.consumers()
     return handle.dtype == tf.resource and all(user.type in _READS_TABLES for user in users)
-
-
-def _what(user: tf.Operation, handle: Any, function: Any) -> str:
-    if user.type.startswith("LookupTable"):
-        return (
-            "writes to a lookup table, which all towers share. Fill the table before training, or "
-            "keep the values in a variable: add_weight."
-        )
-    names = [v.name for v in function.variables if v.handle is handle]
-    if names or user.type.startswith(_OF_VARIABLES):
-        name = f" {names[0]!r}" if names else ""
-        return (
-            f"uses tf.Variable{name}, which Keras does not track, so that towers cannot tell what "
-            "it becomes. Create it with add_weight or keras.Variable, and draw noise from "
-            "keras.random with a keras.random.SeedGenerator."
-        )
-    return (
-        f"uses {user.type}, which keeps its state outside of the step. Take it out of the step, "
-        "into a callback or the data pipeline: dataset.map(layer) looks up a table."
-    )

@@ -43,10 +43,7 @@ class VariableScope(keras.StatelessScope):
     """
 
     def __init__(
-        self,
-        collectives: StepCollectives,
-        home: str,
-        averaged: Iterable[keras.Variable],
+        self, collectives: StepCollectives, home: str, averaged: Iterable[keras.Variable],
         first: Iterable[keras.Variable],
     ) -> None:
         """

@@ -11,7 +11,8 @@ after it need.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -45,13 +46,6 @@ class Segment(NamedTuple):
         return self.function_of(tower_index)(*values) or []
 
 
-class _Level(NamedTuple):
-    """A level's results, and the operations that must run in it."""
-
-    outputs: dict[str, tf.Tensor]
-    effects: list[tf.Operation]
-
-
 def cut(
     function: Any, dependence: Levels, wanted: Iterable[tf.Tensor], *,
     effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
@@ -65,27 +59,23 @@ def cut(
         effects: operations that must run, too.
         options: of `tf.function`, for each segment.
     """
-    levels: dict[int, _Level] = {}
-
-    def want(tensor: tf.Tensor) -> None:
-        if not dependence.is_fed(tensor):
-            level = levels.setdefault(dependence.level(tensor), _Level({}, []))
-            level.outputs[tensor.name] = tensor
-
-    for tensor in wanted:
-        want(tensor)
+    definition = function.graph.as_graph_def()
+    outputs: dict[int, dict[str, tf.Tensor]] = defaultdict(dict)  # by level
+    must_run: dict[int, list[tf.Operation]] = defaultdict(list)
+    waiting = list(wanted)
     for operation in effects:
-        level = levels.setdefault(dependence.operation_level(operation), _Level({}, []))
-        level.effects.append(operation)
+        must_run[dependence.operation_level(operation)].append(operation)
     segments: dict[int, Segment] = {}
-    graph = _Graph(function, options)
-    for index in range(max(levels, default=-1), -1, -1):  # a level asks those before it for more
-        if index in levels:
-            inputs, operations = _reach(dependence, levels[index], index)
-            for tensor in inputs:
-                want(tensor)
-            outputs = list(levels[index].outputs.values())
-            segments[index] = graph.segment(inputs, outputs, operations)
+    last = max([*map(dependence.level, waiting), *must_run], default=-1)
+    for index in range(last, -1, -1):  # a level asks those before it for more
+        for tensor in waiting:
+            if not dependence.is_fed(tensor):
+                outputs[dependence.level(tensor)][tensor.name] = tensor
+        if index in outputs or index in must_run:
+            results = list(outputs[index].values())
+            waiting, operations = _reach(dependence, index, results, must_run[index])
+            part = repeatable(_part(definition, operations))
+            segments[index] = _segment(part, waiting, results, options)
     return segments
 
 
@@ -102,20 +92,20 @@ def effects_of(function: Any) -> list[tf.Operation]:
 
 
 def _reach(
-    dependence: Levels, level: _Level, index: int
+    dependence: Levels, index: int, results: Iterable[tf.Tensor], must_run: Sequence[tf.Operation]
 ) -> tuple[list[tf.Tensor], set[str]]:
     """Finds a level's inputs, and the names of its operations.
 
     It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
     """
-    inputs, operations = [], {op.name for op in level.effects}
-    wanted = [*level.outputs.values(), *(v for op in level.effects for v in op.inputs)]
+    inputs, operations = [], {operation.name for operation in must_run}
 
     def comes_from_outside(tensor: tf.Tensor) -> bool:
         is_before = dependence.level(tensor) < index and not dependence.is_anew(tensor)
         return dependence.is_fed(tensor) or is_before or tensor.op.type == "Placeholder"
 
-    for tensor, is_input in before(wanted, comes_from_outside):
+    ends = [*results, *(v for operation in must_run for v in operation.inputs)]
+    for tensor, is_input in before(ends, comes_from_outside):
         if is_input:
             inputs.append(tensor)
         else:
@@ -123,63 +113,45 @@ def _reach(
     return inputs, operations
 
 
-class _Graph:
-    """The traced graph, from which segments are copied."""
-
-    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
-        self._options = options
-        self._definition = function.graph.as_graph_def()
-        self._places = {node.name: i for i, node in enumerate(self._definition.node)}
-
-    def segment(
-        self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], operations: set[str]
-    ) -> Segment:
-        """A function of the inputs that runs these operations."""
-        graph = repeatable(self._part(operations))
-
-        @functools.cache
-        def make(tower: int) -> Callable:
-            return _function(with_noise_of(graph, tower), inputs, outputs, self._options)
-
-        has_noise = draws_noise(graph)
-        return Segment(
-            [v.name for v in inputs], [v.name for v in outputs],
-            lambda tower: make(tower if has_noise else 0),
-        )
-
-    def _part(self, operations: set[str]) -> tf.compat.v1.GraphDef:
-        """These operations, in the order of the trace, which asserts and prints keep."""
-        part = tf.compat.v1.GraphDef(
-            library=self._definition.library, versions=self._definition.versions
-        )
-        for place in sorted(self._places[name] for name in operations):
-            node = self._definition.node[place]
-            copy = part.node.add()
-            copy.CopyFrom(node)
-            kept = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
-            del copy.input[:]
-            copy.input.extend(kept)
-            copy.attr.pop(COLOCATION, None)  # operations that may not be here
-        return part
+def _part(
+    definition: tf.compat.v1.GraphDef, operations: Collection[str]
+) -> tf.compat.v1.GraphDef:
+    """These operations of a graph, in the order of the trace, which asserts and prints keep."""
+    part = tf.compat.v1.GraphDef(
+        node=[node for node in definition.node if node.name in operations],
+        library=definition.library, versions=definition.versions,
+    )
+    for node in part.node:
+        node.input[:] = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
+        node.attr.pop(COLOCATION, None)  # operations that may not be here
+    return part
 
 
-def _function(
+def _segment(
     graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor],
     options: Mapping[str, Any],
-) -> Callable:
-    """The graph as a concrete function without a device: it follows its caller's."""
+) -> Segment:
+    """The graph as concrete functions without a device: they follow their caller's."""
+    input_names, output_names = [v.name for v in inputs], [v.name for v in outputs]
+    has_noise = draws_noise(graph)
 
-    def level(*values: tf.Tensor) -> list[tf.Tensor]:
-        copies = tf.graph_util.import_graph_def(
-            graph, input_map=dict(zip([v.name for v in inputs], values, strict=True)),
-            return_elements=[v.name for v in outputs], name="",
-        )
-        for copy, tensor in zip(copies or [], outputs, strict=True):
-            copy.set_shape(tensor.shape)  # importing forgets it
-        return copies
+    @functools.cache
+    def make(tower: int) -> Callable:
+        noisy = with_noise_of(graph, tower)
 
-    define_functions(graph)
-    with tf.device(None):
-        return tf.function(level, autograph=False, **options).get_concrete_function(
-            *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)
-        )
+        def level(*values: tf.Tensor) -> list[tf.Tensor]:
+            copies = tf.graph_util.import_graph_def(
+                noisy, input_map=dict(zip(input_names, values, strict=True)),
+                return_elements=output_names, name="",
+            )
+            for copy, tensor in zip(copies or [], outputs, strict=True):
+                copy.set_shape(tensor.shape)  # importing forgets it
+            return copies
+
+        define_functions(noisy)
+        with tf.device(None):
+            return tf.function(level, autograph=False, **options).get_concrete_function(
+                *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)
+            )
+
+    return Segment(input_names, output_names, lambda tower: make(tower if has_noise else 0))

@@ -9,7 +9,7 @@ names: a function's name stands for one definition in the whole process.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -74,12 +74,12 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
 
 def has_unsaved_noise(definition: tf.compat.v1.GraphDef) -> bool:
     """Whether a graph, or a function that it calls, draws noise by tf.random, seeded or not."""
-    return any("seed2" in node.attr for nodes in _node_lists(definition) for node in nodes)
+    return any("seed2" in node.attr for node in _nodes(definition))
 
 
 def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
     """Whether copies of a graph, or of the functions that it calls, would draw the same noise."""
-    return any(_draws(node) for nodes in _node_lists(definition) for node in nodes)
+    return any(map(_draws, _nodes(definition)))
 
 
 UNSAVED_NOISE = (
@@ -129,28 +129,26 @@ def _is_sum(node: Any) -> bool:
 def _order_sums(nodes: Any, output: str) -> bool:
     """Puts partial sums before each sum; returns whether there was one. `output`: see _changed."""
     ordered: list[Any] = []
-    for node in list(nodes):
+    for node in nodes:
         if _is_sum(node):
-            values = [name for name in node.input if not name.startswith("^")]
+            left, *others = [name for name in node.input if not name.startswith("^")]
             control = [name for name in node.input if name.startswith("^")]
-            node.op = "AddN"
-            node.attr["N"].i = 2
-            node.attr.pop("shape", None)  # of AccumulateNV2
-            left = values[0]
-            for index, right in enumerate(values[1:-1]):
+            for index, right in enumerate(others):
+                is_last = index == len(others) - 1
                 partial = type(node)()
                 partial.CopyFrom(node)
-                partial.name = f"{node.name}_partial_{index}"
+                partial.op = "AddN"
+                partial.name += "" if is_last else f"_partial_{index}"
                 partial.input[:] = [left, right, *control]
+                partial.attr["N"].i = 2
+                partial.attr.pop("shape", None)  # of AccumulateNV2
                 ordered.append(partial)
                 left = partial.name + output.format("sum")
-            node.input[:] = [left, values[-1], *control]
-        ordered.append(node)
+        else:
+            ordered.append(node)
     is_changed = len(ordered) > len(nodes)
     if is_changed:
-        copies = [type(node)() for node in ordered]
-        for copy, node in zip(copies, ordered, strict=True):
-            copy.CopyFrom(node)
+        copies = [type(node).FromString(node.SerializeToString()) for node in ordered]
         del nodes[:]
         nodes.extend(copies)
     return is_changed
@@ -179,34 +177,32 @@ def _changed(
     for function in copy.library.function:
         if function.signature.name in renamed:
             function.signature.name += suffix
-    for nodes in _node_lists(copy):
-        for node in nodes:
-            for reference in _references(node):
-                if reference.name in renamed:
-                    reference.name += suffix
+    for node in _nodes(copy):
+        for reference in _references(node):
+            if reference.name in renamed:
+                reference.name += suffix
     return copy
 
 
 def _without_uncalled(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     functions = {function.signature.name: function for function in definition.library.function}
-    called: set[str] = set()
-    waiting = [definition.node]
-    while waiting:
-        new = {name for node in waiting.pop() for name in _called(node)} - called
-        called |= new
-        waiting += [functions[name].node_def for name in new if name in functions]
     copy = tf.compat.v1.GraphDef(node=definition.node, versions=definition.versions)
+    called: set[str] = set()
+    new = {name for node in copy.node for name in _called(node)}
+    while new:
+        called |= new
+        nodes = [node for name in new if name in functions for node in functions[name].node_def]
+        new = {name for node in nodes for name in _called(node)} - called
     copy.library.function.extend(f for name, f in functions.items() if name in called)
     return copy
 
 
 def _callers(definition: tf.compat.v1.GraphDef, is_meant: Callable[[Any], bool]) -> set[str]:
     """The functions that hold a meant operation, or call such a function, however deep."""
-    functions = {f.signature.name: f.node_def for f in definition.library.function}
     found: set[str] = set()
     while more := {
-        name for name, nodes in functions.items()
-        if name not in found and any(is_meant(n) or found.intersection(_called(n)) for n in nodes)
+        f.signature.name for f in definition.library.function if f.signature.name not in found
+        and any(is_meant(node) or found.intersection(_called(node)) for node in f.node_def)
     }:
         found |= more
     return found
@@ -224,6 +220,8 @@ def _references(node: Any) -> Iterable[Any]:
         yield from value.list.func
 
 
-def _node_lists(definition: tf.compat.v1.GraphDef) -> list[Any]:
+def _nodes(definition: tf.compat.v1.GraphDef) -> Iterator[Any]:
     """The nodes of the graph, and of each function that it may call."""
-    return [definition.node, *(f.node_def for f in definition.library.function)]
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def

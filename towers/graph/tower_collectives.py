@@ -9,8 +9,7 @@ Nothing is computed here: the function is traced once, for one tower, and run la
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,8 +17,7 @@ from towers.graph.dependence import Dependence
 from towers.machine.user_lines import current_line
 
 
-@dataclass
-class TowerCollective:
+class TowerCollective(NamedTuple):
     """A place where the values of all towers become one, which `outputs` stand for.
 
     how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
@@ -51,12 +49,11 @@ class TowerCollectives:
             self.dependence.feed(tensor, local=True, level=0)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the towers. Their gradient is the sum of the towers' gradients."""
-        return self.add("sum", values, lambda *d: self.total(d))
+        """The sums over the towers. Their gradient is the sum of the towers' gradients.
 
-    def total(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Every tower's gradient is of its own part of the loss: they add up."""
-        return self.sum([tf.convert_to_tensor(d) for d in gradients])
+        Every tower's gradient is of its own part of the loss: they add up.
+        """
+        return self.add("sum", values, lambda *d: self.sum([tf.convert_to_tensor(v) for v in d]))
 
     def add(
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
@@ -76,8 +73,8 @@ class TowerCollectives:
             return (outputs, backward) if backward else outputs
 
         outputs = list((tf.custom_gradient(cross) if backward else cross)(*values))
-        event = TowerCollective(how, list(values), level, outputs, current_line(), spec)
-        self.events.append(event)
+        line = current_line()
+        self.events.append(TowerCollective(how, list(values), level, outputs, line, spec))
         for tensor in outputs:
             self.dependence.feed(tensor, local=False, level=level + 1)
         return outputs

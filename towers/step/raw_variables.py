@@ -11,7 +11,7 @@ its own to assign (`scatter_update`, a slice) is left to whoever checks the grap
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -96,22 +96,28 @@ def _current(scope: keras.StatelessScope | None) -> Iterator[None]:
         _SCOPE.reset(token)
 
 
-def check_closed(function: Any) -> None:
+def check_closed(function: Any, reads: Collection[str] = ()) -> None:
     """Raises ValueError where a traced tower still uses a variable: all towers would share it.
 
     Args:
         function: the concrete function.
+        reads: the names of tensors that are known to be a variable's value.
     """
     for handle, inside in captures(function):
-        for variable in function.variables:
-            if variable.handle is handle:
-                raise ValueError(
-                    f"{line_of(inside.consumers()[0])} uses tf.Variable {variable.name!r} in a way "
-                    f"that towers cannot follow ({inside.consumers()[0].type}). Read it as a whole "
-                    "and assign it as a whole, outside of loops and of tf.functions; or make it "
-                    "with add_weight or keras.Variable, and draw noise from keras.random with a "
-                    "keras.random.SeedGenerator."
-                )
+        names = [variable.name for variable in function.variables if variable.handle is handle]
+        users = [user for user in inside.consumers() if reads_none(user, reads)]
+        if names and users:
+            raise ValueError(
+                f"{line_of(users[0])} uses tf.Variable {names[0]!r} in a way that towers cannot "
+                f"follow ({users[0].type}). Read it as a whole and assign it as a whole, outside "
+                "of loops and of tf.functions; or make it with add_weight or keras.Variable, and "
+                "draw noise from keras.random with a keras.random.SeedGenerator."
+            )
+
+
+def reads_none(operation: tf.Operation, reads: Collection[str]) -> bool:
+    """Whether none of an operation's results is one of these reads."""
+    return not any(output.name in reads for output in operation.outputs)
 
 
 # What the calls become.
