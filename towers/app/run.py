@@ -88,7 +88,9 @@ def train(
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export, config.export_pixels)
-    several_workers.check_config(cluster, config)
+    for name in ("plan", "profile"):
+        if getattr(config, name):
+            several_workers.check_alone(cluster, f"{name}=True")
     if config.deterministic:  # before the first kernel, and the first random number
         keras.utils.set_random_seed(config.seed)
         tf.config.experimental.enable_op_determinism()

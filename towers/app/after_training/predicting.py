@@ -20,6 +20,7 @@ from towers.app.datasets.pixels import suited
 from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
+from towers.app.training.several_workers import check_alone
 from towers.app.training.user_objects import PYTHON
 from towers.machine.devices import place_towers
 from towers.machine.words import counted
@@ -100,12 +101,7 @@ def _prepare(
         The model on towers; the data set, the number of its test examples and their global batches.
     """
     export.check(config.export, config.export_pixels)
-    workers = join_workers().num_workers
-    if workers > 1:
-        raise ValueError(
-            f"{argument} ({file}) works with one worker, and the environment names {workers}. "
-            "Unset TF_CONFIG for it."
-        )
+    check_alone(join_workers(), f"{argument} ({file})")
     devices = find_devices(config)
     if ":" in config.model:  # its module may register layers
         named.import_module(config.model, "model")

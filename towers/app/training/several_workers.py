@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 from towers.resume import run_dir
-from towers.app.config import TrainConfig, fields_with
+from towers.app.config import fields_with
 from towers.app.datasets.batches import digest
 from towers.app.fields import Role
 from towers.machine.signals import Pending
@@ -17,14 +17,13 @@ from towers.workers.workers import Workers
 from towers.app.training.build import Run
 
 
-def check_config(cluster: Cluster, config: TrainConfig) -> None:
-    """Raises ValueError for what looks at one worker alone."""
-    for name in ("plan", "profile"):
-        if cluster.num_workers > 1 and getattr(config, name):
-            raise ValueError(
-                f"{name}=True looks at one worker, and the environment names "
-                f"{cluster.num_workers}. Unset TF_CONFIG for it."
-            )
+def check_alone(cluster: Cluster, what: str) -> None:
+    """Raises ValueError where the environment names several workers; `what` begins the sentence."""
+    if cluster.num_workers > 1:
+        raise ValueError(
+            f"{what} works with one worker, and the environment names {cluster.num_workers}. Unset "
+            "TF_CONFIG for it."
+        )
 
 
 def log_name(cluster: Cluster) -> str:
