@@ -158,25 +158,18 @@ def device_indices(gpus: Any) -> list[int]:
         ValueError: `gpus` is neither a count nor a list of distinct indices.
     """
     count = as_integer(gpus)
-    if count is not None:
-        if count < 1:
-            raise _malformed(gpus)
-        return list(range(count))
-    if isinstance(gpus, (str, bytes)) or not isinstance(gpus, Iterable):
-        raise _malformed(gpus)
-    indices = [as_integer(value) for value in gpus]
+    given: Iterable[Any] = () if count is None else range(count)
+    if count is None and isinstance(gpus, Iterable) and not isinstance(gpus, (str, bytes)):
+        given = gpus
+    indices = [as_integer(value) for value in given]
     valid = [i for i in indices if i is not None and i >= 0]
-    if not valid or len(set(valid)) < len(indices):
-        raise _malformed(gpus)
-    return valid
-
-
-def _malformed(gpus: Any) -> ValueError:
+    if valid and len(set(valid)) == len(indices):
+        return valid
     # Physical devices: an error about the argument must not start TensorFlow.
-    count = len(tf.config.list_physical_devices("GPU"))
-    names = f" ({', '.join(f'/gpu:{i}' for i in range(count))})" if count else ""
-    return ValueError(
+    present = len(tf.config.list_physical_devices("GPU"))
+    names = f" ({', '.join(f'/gpu:{i}' for i in range(present))})" if present else ""
+    raise ValueError(
         f"gpus ({gpus!r}) must be a count of at least 1, or a list of distinct device indices from "
-        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(count, 'GPU')}{names}"
-        + ("." if count else "; towers then run on logical CPU devices.")
+        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(present, 'GPU')}{names}"
+        + ("." if present else "; towers then run on logical CPU devices.")
     )
