@@ -186,13 +186,14 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     """Draws the share of its time that a GPU computes, by machines; a panel for each model."""
     from towers.app.reporting.chart_style import COLORS, drawn, style_axes
 
-    note = (f"A model, not a measurement: {GPUS} GPUs a machine, each with the same batch on any "
-            f"number. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
-            f"{PEERS['PCIe'] / 1e9:.0f} from GPU to GPU, {CPU_MEMORY / 1e9:.0f} "
-            f"for the update, {1e3 * MESSAGE:.1f} ms a message. Dashed: an exchange with "
-            f"{8 * constants.wire / 1e9:.1f} Gbit/s,\n{1e3 * constants.start:.1f} ms a sum and "
-            f"{1e3 * constants.message:.1f} ms a message, as fitted to one core a worker")
-    with drawn(target, 9.0, 6.6, "Share of a step in which GPUs compute", note) as figure:
+    note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
+            f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
+            f"{PEERS['PCIe'] / 1e9:.0f} GB/s between GPUs, {CPU_MEMORY / 1e9:.0f} GB/s for the "
+            f"update, {1e3 * MESSAGE:.1f} ms for each message. The dashed line assumes the\n"
+            f"network measured on 2 CPU cores: {8 * constants.wire / 1e9:.1f} Gbit/s, "
+            f"{1e3 * constants.start:.1f} ms for each sum, {1e3 * constants.message:.1f} ms for "
+            "each message.")
+    with drawn(target, 9.0, 6.6, "Share of a step during which GPUs compute", note) as figure:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for axes, (name, size) in zip(panels.flat, sizes.items(), strict=True):
             compute = GPU_MS[name] / 1e3
@@ -201,7 +202,8 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
             lines = [(f"{link} Gbit/s", linked(link), color, "-")
                      for link, color in zip(LINKS, COLORS, strict=False)]
             here = replace(constants, memory=CPU_MEMORY)
-            for label, used, color, style in [*lines, ("as measured here", here, "#777777", "--")]:
+            lines.append(("measured on 2 cores", here, "#777777", "--"))
+            for label, used, color, style in lines:
                 share = compute / gpu_step(used, size, compute, MACHINES)
                 axes.plot(MACHINES, 100 * share, style, color=color, label=label)
             axes.set_xscale("log", base=2)
