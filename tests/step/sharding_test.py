@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 from towers.step import sharding
+from towers.step.structures import batch_specs
+from towers.step.tensor_rows import as_tensor
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -52,3 +54,20 @@ def test_the_rows_of_a_sparse_tensor_are_split_and_joined_as_dense_rows_are():
 def test_shares_are_fractions_of_the_examples():
     shards = sharding.shard_batch(tf.range(5), 8)
     assert [float(shard.share) for shard in shards] == [0.2] * 5 + [0.0] * 3
+
+
+class Matrix:
+    """What towers take of a matrix of SciPy: entries in any order, by `tocoo()`."""
+
+    shape, dtype = (3, 4), np.dtype("float32")
+    row, col, data = np.array([2, 0, 2]), np.array([3, 1, 0]), np.array([1, 2, 3], "float32")
+
+    def tocoo(self):
+        return self
+
+
+def test_a_matrix_of_scipy_becomes_a_sparse_tensor_in_the_order_of_its_rows():
+    tensor = as_tensor(Matrix())
+    assert tensor.indices.numpy().tolist() == [[0, 1], [2, 0], [2, 3]]
+    assert tensor.values.numpy().tolist() == [2, 3, 1] and tensor.shape == [3, 4]
+    assert batch_specs(Matrix()) == tf.SparseTensorSpec([None, 4], tf.float32)
