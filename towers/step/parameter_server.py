@@ -66,7 +66,8 @@ class ParameterServer:
             )
 
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Tree:
-        """As `reduce`, for `update`; values: x [loss, V gradients ..., S statistics ...]."""
+        """Prepares what `update` takes; values: towers x [loss, V gradients ..., S statistics ...].
+        """
         return self.reduce(values, devices)
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
@@ -91,12 +92,11 @@ class ParameterServer:
         What is made outside of `tf.device` lies on a GPU where there is one: the iterations and the
         learning rate, which an XLA program on /cpu:0 cannot reach. Slots lie beside their
         parameters, wherever they were made: Keras sees to it. The variables stay where they are, as
-        callbacks, checkpoints and functions that were traced before know them there. Not where a
-        parameter lies elsewhere, too: no program of one device can update both.
+        callbacks, checkpoints and functions that were traced before know them there. If a parameter
+        lies elsewhere too, nothing is copied: no program of one device can update both.
         """
-        away, are_at_home = [], not self._away(self.parameters)
-        if are_at_home:
-            away = self._away(self.optimizer.variables)
+        are_at_home = not self._away(self.parameters)
+        away = self._away(self.optimizer.variables) if are_at_home else []
         for variable in away:
             if id(variable) not in self._borrowed:
                 with tf.init_scope(), tf.device(self.home):
