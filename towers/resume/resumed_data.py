@@ -53,6 +53,7 @@ class Data:
 
     x: what Keras' fit is given. skipped: the batches of x before the first one of the epoch.
     num_batches: of an epoch of all data; None: not known.
+    length: the batches of a pass, where they are taken by their index; None: there is no end.
     spec: of one batch. identity: what must not differ in a run that goes on.
     """
 
@@ -61,6 +62,7 @@ class Data:
     identity: dict[str, Any]
     skipped = 0
     num_batches: int | None = None
+    length: int | None = None
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -70,6 +72,20 @@ class Data:
         """Of an epoch, also where the last of several in one execution are not there."""
         is_known = self.num_batches is not None and self._start.steps_per_epoch is None
         return self.num_batches if is_known else sys.maxsize  # type: ignore[return-value]
+
+    def batches_before(self, epoch: int) -> int:
+        """The batches of all epochs before one; with `steps_per_epoch`, of those before the start.
+
+        Keras then makes one iterator, which goes on for ever.
+        """
+        start = self._start
+        if start.steps_per_epoch is None:
+            return epoch * (self.length or 0)
+        return start.epoch * start.steps_per_epoch
+
+    def is_done(self, index: Any) -> Any:
+        """Whether a batch is done; index: the batches before it, of all epochs."""
+        return index < self.batches_before(self._start.epoch) + self._start.step
 
     def begin_epoch(self, epoch: int) -> None:
         """Called before Keras begins to read the epoch."""
@@ -139,28 +155,11 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
     return first, last
 
 
-class ByIndex(Data):
-    """Batches that are counted from epoch 0 on. Those that are done have no rows."""
+class Arrays(Data):
+    """Batches of arrays in memory, in the order of train.py for the same seed.
 
-    length: int | None  # of a pass; None: it has no end
-
-    def batches_before(self, epoch: int) -> int:
-        """The batches before an epoch; with `steps_per_epoch`, before the one it began with.
-
-        Keras then makes one iterator, which goes on for ever.
-        """
-        start = self._start
-        if start.steps_per_epoch is None:
-            return epoch * (self.length or 0)
-        return start.epoch * start.steps_per_epoch
-
-    def is_done(self, total: Any) -> Any:
-        """Whether the batch after so many is done."""
-        return total < self.batches_before(self._start.epoch) + self._start.step
-
-
-class Arrays(ByIndex):
-    """Batches of arrays in memory, in the order of train.py for the same seed."""
+    Those that are done have no rows.
+    """
 
     def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
         super().__init__(start)
@@ -198,12 +197,12 @@ class Arrays(ByIndex):
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
 
-class Indexed(ByIndex, keras.utils.PyDataset):
+class Indexed(Data, keras.utils.PyDataset):
     """Batches that are taken by their index: a PyDataset's, or those of any such source.
 
-    What a source does between epochs (`on_epoch_end`), it is asked to do again for the epochs that
-    are done; with `steps_per_epoch`, where the next batches are read before an epoch ends, it is
-    not asked at all.
+    Those that are done have no rows. For epochs that are done, the source is told again of their
+    beginnings and ends (`on_epoch_end` may shuffle); with `steps_per_epoch`, where the next batches
+    are read before an epoch ends, it is told of none.
     """
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
