@@ -5,12 +5,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.resume.wire import Wire
 from towers.resume import checkpointer as module
 from towers.resume import run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
-from towers.workers.cluster import ALONE
+from towers.workers.cluster import ALONE, Cluster
 from towers.workers.workers import Workers
 
 STATE = {"fit": {"batch_size": 4}}
@@ -114,6 +113,23 @@ def test_a_finish_that_cannot_be_noted_is_a_warning(directory):
     warnings = []
     checkpointer(directory, warn=warnings.append).finish(TrainState())
     assert warnings == [f"{directory}/checkpoints cannot be written (No such file or directory)."]
+
+
+class Wire:
+    """The chief's `Workers` until `turn`, then worker 1's, which hears what the chief told."""
+
+    def __init__(self):
+        self.cluster = Cluster(("a:1", "b:1"), 0)
+        self.told = []
+
+    def turn(self):
+        self.cluster = Cluster(("a:1", "b:1"), 1)
+
+    def broadcast(self, data):
+        if self.cluster.is_chief:
+            self.told.append(data)
+            return data
+        return self.told.pop(0)
 
 
 VALUES = {
