@@ -191,7 +191,7 @@ class TrainConfig:
     class_weight: str | None = text(
         None, "The weight of the examples of each class in the loss, as in Keras' fit: 0:1,1:5 "
         "(other classes weigh 1), or balanced, which makes all classes count equally. Default: all "
-        "weigh 1.", convert=as_text)
+        "weigh 1.")
     dropout: float | None = part(
         None, "The rate of every Dropout layer. Default: the model's own rates.")
     batch_norm: str | None = choice(
@@ -285,6 +285,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value that makes no sense, or for two that contradict."""
+        object.__setattr__(self, "class_weight", as_text(self.class_weight))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:

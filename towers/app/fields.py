@@ -67,17 +67,13 @@ def names(config: type, roles: Role) -> tuple[str, ...]:
 
 def text(
     default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False,
-    convert: Callable[[Any], Any] = lambda value: value,
     check: Callable[[str, str], Any] = lambda name, value: None,
 ) -> Any:
     """A field of text that is not empty.
 
-    Args:
-        convert: value -> text, for what is given in another form.
-        check: (name, text); raises ValueError for what the text may not be.
+    Args: check: (name, text); raises ValueError for what the text may not be.
     """
     def checked_text(name: str, value: Any) -> str:
-        value = convert(value)
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if not isinstance(text, str):
             raise refused(name, value, "text")
