@@ -59,10 +59,3 @@ def test_an_unknown_name_lists_the_names_the_nearest_and_the_form():
         "model ('CNM') must be one of cnn, mlp, or package.module:function. Did you mean 'cnn'?"
     )
     assert "Did you mean" not in str(named.unknown_name("xyz", "model", ("cnn", "mlp")))
-
-
-def test_why_keras_cannot_load_a_model_is_the_class_that_it_does_not_know():
-    config = "{'layers': " + "x" * 5000 + "}"
-    error = TypeError(f"could not be deserialized. {config} Could not locate class 'Mixes'. Make")
-    assert named.loading_failed(error) == "Could not locate class 'Mixes'"
-    assert len(named.loading_failed(TypeError(config))) == 300

@@ -3,15 +3,12 @@
 import difflib
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from towers.machine.user_lines import line_of_error
-
-_LONGEST_REASON = 300  # characters
 
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
@@ -75,15 +72,6 @@ def one_line(error: BaseException) -> str:
     """An exception's type, message and line of the user's, in one line without a full stop."""
     text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
     return text.rstrip(".: ") + (f" ({line})" if line else "")
-
-
-def loading_failed(error: BaseException) -> str:
-    """Why Keras could not load a model: a class that it does not know, or the error's beginning.
-
-    Keras prints the whole configuration of the model, at each of its levels.
-    """
-    unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
-    return unknown[0] if unknown else one_line(error)[:_LONGEST_REASON]
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:

@@ -91,9 +91,20 @@ def test_a_saved_model_loads_without_towers(name, tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
+class Mixes(keras.layers.Layer):
+    """Not registered."""
+
+    def call(self, x):
+        return x
+
+
 def test_a_file_that_keras_cannot_read_is_refused_in_one_line(tmp_path):
     (tmp_path / "model.keras").write_text("not a model")
-    for name, said in (("model.keras", "cannot be .*: "), ("missing.keras", "does not exist")):
+    keras.Sequential([keras.Input((2,)), Mixes()]).save(tmp_path / "mixes.keras")
+    for name, said in (
+        ("model.keras", "cannot be .*: "), ("missing.keras", "does not exist"),
+        ("mixes.keras", "cannot be .*: Could not locate class 'Mixes'. "),
+    ):
         with pytest.raises(ValueError, match=rf"^init_from \(.*{name}\) {said}[^\n]*$"):
             models.load_file(tmp_path / name, "init_from")
 

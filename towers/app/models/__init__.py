@@ -1,6 +1,7 @@
 """Models by name: the built-in ones, `package.module:function`, and FILE.keras."""
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import keras
 from towers.app import named
 from towers.app.models import feed_forward, recurrent, residual
 
+_LONGEST_REASON = 300  # characters
 RECURRENT = ("gru", "lstm")  # whose towers get the threads on a CPU that XLA needs
 
 
@@ -89,10 +91,13 @@ def load_file(path: str | Path, argument: str = "model", *, compile: bool = True
     try:
         return keras.saving.load_model(path, compile=compile)
     except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
+        # Keras prints the whole configuration of the model, at each of its levels.
+        unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
+        reason = unknown[0] if unknown else named.one_line(error)[:_LONGEST_REASON]
         raise ValueError(
-            f"{argument} ({path}) cannot be loaded by Keras: {named.loading_failed(error)}. Custom "
-            "layers need keras.saving.register_keras_serializable, in the module that `model` "
-            "names: model=package.module:function."
+            f"{argument} ({path}) cannot be loaded by Keras: {reason}. Custom layers need "
+            "keras.saving.register_keras_serializable, in the module that `model` names: "
+            "model=package.module:function."
         ) from error
 
 
