@@ -1,10 +1,14 @@
 """What the tests of the data sets share."""
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from towers.app import datasets
 from towers.app.config import TrainConfig
+from towers.app.datasets.image_files import ImageFiles
+from towers.app.datasets.random_access import split_of
 
 
 def load(name, data_dir=None):
@@ -18,6 +22,21 @@ def refusal(function, *args):
         function(*args)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def in_each_form(source, num_classes, directory):
+    """The images of a random-access source, their labels, and each form as which data may come."""
+    pixels, y = zip(*(source[index] for index in range(len(source))), strict=True)
+    x, y = np.stack(pixels) / np.float32(255), np.array(y, np.int32)
+    names = [f"{index}.png" for index in range(len(y))]
+    for name, image in zip(names, pixels, strict=True):
+        (directory / name).write_bytes(tf.io.encode_png(image).numpy())
+    return {
+        "arrays": (x, y),
+        "image files": ImageFiles(directory, names, y, x.shape[1:]),
+        "a source": split_of(source, "here", num_classes, own_task=False)[0],
+        "tf.data": tf.data.Dataset.from_tensor_slices((x, y)),
+    }
 
 
 def model(input_shape, num_classes):

@@ -7,13 +7,12 @@ import tensorflow as tf
 
 import towers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels
-from tests.loading import refusal
+from tests.loading import in_each_form, refusal
 from tests.resuming import outcome, resumed, train
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets import random_access, tf_data
+from towers.app.datasets import tf_data
 from towers.app.datasets.augment import LAYERS, MIXING
-from towers.app.datasets.image_files import ImageFiles
 from towers.resume.source import InputOptions
 
 COUNT, SHAPE, CLASSES, NUM_MIXED = 19, (6, 5, 3), 4, 22
@@ -39,30 +38,9 @@ def layers():
     ])
 
 
-def source():
-    return Pixels(COUNT, SHAPE)
-
-
-def arrays():
-    pairs = [source()[index] for index in range(COUNT)]
-    x = np.stack([x for x, _ in pairs]).astype(np.float32)
-    return x / np.float32(255), np.array([y for _, y in pairs], np.int32)
-
-
 @pytest.fixture(name="splits", scope="module")
 def _splits(tmp_path_factory):
-    """The same examples in each form."""
-    x, y = arrays()
-    directory = tmp_path_factory.mktemp("images")
-    names = [f"{index}.png" for index in range(COUNT)]
-    for index, name in enumerate(names):
-        (directory / name).write_bytes(tf.io.encode_png(source()[index][0]).numpy())
-    return {
-        "arrays": (x, y),
-        "image files": ImageFiles(directory, names, y, SHAPE),
-        "a source": random_access.split_of(source(), "here", NUM_CLASSES, own_task=False)[0],
-        "tf.data": tf.data.Dataset.from_tensor_slices((x, y)),
-    }
+    return in_each_form(Pixels(COUNT, SHAPE), NUM_CLASSES, tmp_path_factory.mktemp("images"))
 
 
 def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_flip", **options):
@@ -213,11 +191,10 @@ def test_every_layer_draws_from_the_examples_seed_alone(name):
     assert first.dtype == np.float32 and first.min() >= -0.01 and first.max() <= 1.01
 
 
-def test_layers_by_name_have_the_bits_of_the_same_layers_in_a_function():
-    x, y = arrays()
+def test_layers_by_name_have_the_bits_of_the_same_layers_in_a_function(splits):
     names = "RandomFlip('horizontal'),RandomTranslation(0.2,0.2),RandomContrast(factor=0.5)"
-    found = by_example((x, y), name=names)
-    assert found == by_example((x, y), name=f"{ME}:layers")
+    found = by_example(splits["arrays"], name=names)
+    assert found == by_example(splits["arrays"], name=f"{ME}:layers")
     assert any(a != b for a, b in found.items())
 
 

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.app.datasets.sources import Numbers
+from tests.app.datasets.sources import Rows
+from tests.loading import in_each_form
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets.image_files import ImageFiles
-from towers.app.datasets.random_access import split_of
 from towers.app.datasets.tf_data import Streamed
 from towers.resume.source import InputOptions
 
@@ -19,23 +17,13 @@ INDEXED = ["arrays", "image files", "a source", "a source of 2 processes"]
 @pytest.fixture(name="forms", scope="module")
 def _forms(tmp_path_factory):
     """The same examples in each form: two pixels as bright as the label."""
-    y = np.arange(NUM_EXAMPLES, dtype=np.int32)
-    pixels = np.repeat(y, 2).reshape(NUM_EXAMPLES, 1, 2, 1).astype(np.uint8)
-    x = pixels / np.float32(255)
-    directory = tmp_path_factory.mktemp("images")
-    names = [f"{label}.png" for label in y]
-    for name, image in zip(names, pixels, strict=True):
-        (directory / name).write_bytes(tf.io.encode_png(image).numpy())
-    dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    source, *_ = split_of(Numbers(NUM_EXAMPLES), "here", NUM_EXAMPLES, own_task=False)
-    splits = {
-        "arrays": (x, y), "tf.data": dataset, "streamed": Streamed(dataset, "here", NUM_EXAMPLES),
-        "image files": ImageFiles(directory, names, y, (1, 2, 1)), "a source": source,
-    }
+    rows = Rows([(np.full((1, 2, 1), label, np.uint8), label) for label in range(NUM_EXAMPLES)])
+    splits = in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))
+    splits["streamed"] = Streamed(splits["tf.data"], "here", NUM_EXAMPLES)
     options = InputOptions(shuffle_buffer=BUFFER)
     forms = {name: input_lib.load_examples(split, options) for name, split in splits.items()}
-    options = options._replace(data_workers=2)
-    return forms | {"a source of 2 processes": input_lib.load_examples(source, options)}
+    by_processes = input_lib.load_examples(splits["a source"], options._replace(data_workers=2))
+    return forms | {"a source of 2 processes": by_processes}
 
 
 def order(examples, **arguments):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.app.datasets.sources import Rows
 from towers.app.config import TrainConfig
 from towers.app.datasets import batches, pixels, tf_data
 from towers.app.datasets.npz import load as load_npz
@@ -21,17 +22,8 @@ SAID = "x: uint8 images, divided by 255; give floats to have them as they are"
 LEFT = "x: uint8 of less than 3 dimensions, so no images: 0 to 255 as it is"
 
 
-class Source:
-    """Examples by their index."""
-
-    def __init__(self, x):
-        self._x = x
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return self._x[index], LABELS[index]
+def source_of(x):
+    return Rows(list(zip(x, LABELS, strict=True)))
 
 
 def of_npz(x, own_task, directory):
@@ -54,7 +46,7 @@ CONTAINERS = {
     "arrays": of_split(lambda x: (x, LABELS)),
     "lists": of_split(lambda x: (list(x), LABELS)),
     "tf.data": of_split(lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))),
-    "source": of_split(Source),
+    "source": of_split(source_of),
     "npz": of_npz,
 }
 
@@ -97,7 +89,7 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
 @pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
 @pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
 def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, own_task):
-    make = {"arrays": lambda x: (x, LABELS), "source": Source,
+    make = {"arrays": lambda x: (x, LABELS), "source": source_of,
             "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
     for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
         with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):

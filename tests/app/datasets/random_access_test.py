@@ -7,7 +7,7 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests import real_workers as workers
-from tests.app.datasets.sources import NUM_CLASSES, Pixels
+from tests.app.datasets.sources import NUM_CLASSES, Pixels, Rows
 from tests.loading import config, final_weights, refusal
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets.random_access import split_of
@@ -31,19 +31,6 @@ def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     assert x["a"][0].shape == (4, 2) and list(x) == ["b", "a"]
     dtypes = {part.dtype for part in tf.nest.flatten((x, y))}
     assert dtypes == {tf.float32, tf.int32}
-
-
-class Rows:
-    """A source that is nothing but that."""
-
-    def __init__(self, rows):
-        self._rows = rows
-
-    def __len__(self):
-        return len(self._rows)
-
-    def __getitem__(self, index):
-        return self._rows[index]
 
 
 @pytest.mark.parametrize(("rows", "message"), [

@@ -31,7 +31,7 @@ def test_folders_or_names_say_what_a_file_is_for(tmp_path, names, train, test):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert record_files.find("tfrecord", str(tmp_path)) == {"train": train, "test": test}
+    assert record_files.find("tfrecord", str(tmp_path)) == (train, test)
 
 
 def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):

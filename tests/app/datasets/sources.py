@@ -29,17 +29,17 @@ class Pixels:
         return x, index % NUM_CLASSES
 
 
-class Numbers:
-    """N examples: two pixels as bright as the label, the index."""
+class Rows:
+    """A source that is nothing but that."""
 
-    def __init__(self, count):
-        self._count = count
+    def __init__(self, rows):
+        self._rows = rows
 
     def __len__(self):
-        return self._count
+        return len(self._rows)
 
     def __getitem__(self, index):
-        return np.full((1, 2, 1), index, np.uint8), index
+        return self._rows[index]
 
 
 def arrays(count, shape=(2, 3, 1)):

@@ -56,12 +56,9 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
 
 
 def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset:
-    """The data set of images in train and test: x uint8 [N, height, width, ...], y [N] or [N, 1].
+    """The data set of ((x_train, y_train), (x_test, y_test)): images, and labels in 0 ... 9.
 
-    Args:
-        name: of the data set.
-        splits: ((x_train, y_train), (x_test, y_test)).
-        where: see `from_splits`.
+    Each x is uint8 [N, height, width, ...], each y [N] or [N, 1]. where: see `from_splits`.
     """
     train, test = ((x if x.ndim == 4 else x[..., np.newaxis], y) for x, y in splits)
     return replace(from_splits(name, train, test, num_classes=10, where=where), notes=())

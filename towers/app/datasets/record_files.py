@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -46,16 +47,16 @@ def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
     Raises:
         ValueError: a file cannot be read, or the function gives something else than (x, y).
     """
-    files = find(dataset, data_dir)
+    splits = find(dataset, data_dir)
     if features is None:
         raise ValueError(
             f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
         )
     named.import_function(features, "features")
     num_classes = named_classes(features, "features")
-    places = [f"{data_dir} ({which})" for which in files]
+    places = [f"{data_dir} (train)", f"{data_dir} (test)"]
     found = []
-    for names, place in zip(files.values(), places, strict=True):
+    for names, place in zip(splits, places, strict=True):
         paths = [f"{Path(data_dir or '')}/{name}" for name in names]
         if dataset == "tfrecord":
             found.append(_tf_records(paths, names, place, features, num_classes))
@@ -65,7 +66,7 @@ def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
     return of_splits(dataset, found, places)
 
 
-def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
+def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
     """The names of the files below a directory to train and to test on, sorted.
 
     Raises:
@@ -77,55 +78,57 @@ def find(dataset: str, data_dir: str | None) -> dict[str, list[str]]:
     directory = Path(data_dir)
     if not directory.is_dir():
         raise ValueError(f"data_dir ({directory}) is no directory; give one with {forms}.")
-    words = {
-        str(path.relative_to(directory)): re.split(
-            r"[^a-z]+", str(path.relative_to(directory)).lower()
-        )
-        for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
+    names = sorted(
+        str(path.relative_to(directory)) for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
         for path in directory.glob(pattern) if path.is_file()
-    }
-    found = {word: sorted(n for n in words if word in words[n]) for word in (TRAIN, *TESTS)}
-    train, test = found[TRAIN], next((found[word] for word in TESTS if found[word]), [])
+    )
+    train, *tests = (
+        [name for name in names if word in re.split(r"[^a-z]+", name.lower())]
+        for word in (TRAIN, *TESTS)
+    )
+    test = next(filter(None, tests), [])
     if not (train and test):
         missing = TRAIN if not train else " or ".join(TESTS)
         raise ValueError(
-            f"data_dir ({directory}) holds {len(words)} *.{dataset}* files, but none for "
+            f"data_dir ({directory}) holds {len(names)} *.{dataset}* files, but none for "
             f"{missing}; give {forms}."
         )
-    return {"train": train, "test": test}
+    return train, test
+
+
+class TfFile(NamedTuple):
+    """A TFRecord file.
+
+    name: its path below the directory, which may be moved.
+    compression: "", "GZIP" or "ZLIB".
+    begin: the index of its first record among those of all files.
+    """
+
+    path: str
+    name: str
+    compression: str
+    begin: int
 
 
 @dataclass(frozen=True, eq=False)
 class TfRecords(Streamed):
-    """N records in TFRecord files.
+    """N records in TFRecord files."""
 
-    files: their paths. names: below their directory, which may be moved.
-    counts: of the records in each.
-    compressions: how each file is compressed: "", "GZIP" or "ZLIB".
-    """
-
-    files: Sequence[str] = ()
-    names: Sequence[str] = ()
-    counts: Sequence[int] = ()
-    compressions: Sequence[str] = ()
+    files: Sequence[TfFile] = ()
 
     def identity(self) -> Iterator[bytes]:
         yield b"streamed\0"
-        for name, file in zip(self.names, self.files, strict=True):
-            yield os.fsencode(f"{name}\0{os.path.getsize(file)}\0")
+        for file in self.files:
+            yield os.fsencode(f"{file.name}\0{os.path.getsize(file.path)}\0")
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """The files in another order; the records of each one after the other."""
         count = len(self.files)
         places = epoch.order(count)(tf.range(count, dtype=tf.int64)).numpy()
-        begins = [0, *accumulate(self.counts)]
-        files = tf.data.Dataset.from_tensor_slices(tuple(
-            [values[place] for place in places]
-            for values in (self.files, self.compressions, begins)
-        ))
-        return files.flat_map(
-            lambda file, compression, begin:
-            tf.data.TFRecordDataset(file, compression).enumerate(tf.cast(begin, tf.int64))
+        paths, _, *others = zip(*[self.files[place] for place in places], strict=True)
+        return tf.data.Dataset.from_tensor_slices((list(paths), *map(list, others))).flat_map(
+            lambda path, compression, begin:
+            tf.data.TFRecordDataset(path, compression).enumerate(tf.cast(begin, tf.int64))
         )
 
 
@@ -141,10 +144,11 @@ def _tf_records(
     if sum(counts) == 0:
         raise ValueError(f"{where}: no records; give at least one.")
     records = tf.data.Dataset.from_tensor_slices((list(paths), list(compressions)))
+    begins = accumulate(counts, initial=0)
     split = TfRecords(
         records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
         named.import_function(features, "features"),
-        files=paths, names=names, counts=counts, compressions=compressions,
+        files=list(map(TfFile, paths, names, compressions, begins)),
     )
     try:
         x, y = split.given_spec

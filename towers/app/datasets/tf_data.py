@@ -120,10 +120,7 @@ class Streamed(DataSource):
         return records.map(example, count_cores(), deterministic=True)
 
     def _find_fault(self, left: tf.data.Dataset) -> None:
-        """Raises ValueError for what is wrong with the (index, record) that are left.
-
-        That is the first one that cannot be parsed, or read, or that there are fewer.
-        """
+        """Raises ValueError if an (index, record) cannot be parsed or read, or is missing."""
         if self.parse is not None:
             with suppress(tf.errors.OpError):  # of a record that cannot be read
                 for index, record in left:
@@ -158,7 +155,7 @@ class Cached(Streamed):
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
     def opened(self, options: InputOptions) -> "Cached":
-        # Nothing behind the cache may take(N): it is complete once its end has been read.
+        # No take(N) may follow the cache: the cache is complete once its end has been read.
         records = self.records.take(self.num_examples).cache()
         return replace(self, records=records, shuffle_buffer=self.num_examples)
 

@@ -151,7 +151,7 @@ class _Reader:
                         "seconds. Mend what it waits for, or allow more; `resume` then goes on "
                         "from there."
                     )
-            return _received(self._connection)
+            return _receive(self._connection)
         except (EOFError, OSError):
             raise self._gone() from None
 
@@ -229,7 +229,7 @@ def _send(connection: Any, answer: Arrays | str) -> None:
         connection.send_bytes(_bytes(array))
 
 
-def _received(connection: Any) -> Arrays | str:
+def _receive(connection: Any) -> Arrays | str:
     """An answer of `_send`."""
     answer = connection.recv()
     if isinstance(connection, _End) or isinstance(answer, str):
