@@ -125,9 +125,9 @@ def _trace_once(
         given = [leaf for leaf in leaves if leaf is not None]
         collectives = StepCollectives(given, share, begin)
         layers = synchronized_layers(model, batch_norm)
-        statistics = statistics_of(model)
-        averaged, first = ([], statistics) if batch_norm == "tower0" else (statistics, [])
-        scope = VariableScope(collectives, home, averaged, first)
+        scope = VariableScope(
+            collectives, home, statistics_of(model), takes_first=batch_norm == "tower0"
+        )
         with (
             scope, Patches(collectives, scope).applied(), raw_variables_in(scope),
             synchronized(layers, share > 0, collectives.sum),

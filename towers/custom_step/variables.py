@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras
 from towers.custom_step.step_collectives import StepCollectives, Update
-from towers.step.assigned import terms_and_parts, warn_of_first
+from towers.step.assigned import terms_of_new
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.state import is_seed
 
@@ -43,21 +43,21 @@ class VariableScope(keras.StatelessScope):
     """
 
     def __init__(
-        self, collectives: StepCollectives, home: str, averaged: Iterable[keras.Variable],
-        first: Iterable[keras.Variable],
+        self, collectives: StepCollectives, home: str, statistics: Iterable[keras.Variable],
+        takes_first: bool,
     ) -> None:
         """
         Args:
             collectives: of the trace.
             home: the device for variables that the step makes.
-            averaged: variables whose values in all towers are averaged.
-            first: variables that take tower 0's value.
+            statistics: BatchNormalization's, which are averaged.
+            takes_first: take tower 0's statistics instead.
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
         self.is_unready = False
         self._collectives, self._home = collectives, home
-        self._averaged, self._first = set(map(id, averaged)), set(map(id, first))
+        self._statistics, self._takes_first = set(map(id, statistics)), takes_first
         # By the id of a variable:
         self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the line that did it
         self._latest: dict[int, Update] = {}
@@ -185,23 +185,15 @@ class VariableScope(keras.StatelessScope):
 
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """The one value of what towers have assigned."""
-        collectives, facts, key = self._collectives, self._collectives.facts, id(variable)
-        if not collectives.dependence.local(value):
-            return value
-        if key in self._averaged:
-            return collectives.sum([facts.weighted(value)])[0]
-        is_first = variable.aggregation == "only_first_replica" or key in self._first
-        if is_first or is_seed(variable):
-            return collectives.add("first", [value])[0]
-        same, own, parts = terms_and_parts(value, facts)
-        known = [part for part in parts if part is not None]
-        if len(known) == len(own):
-            return functools.reduce(tf.add, [*same, *collectives.sum(known)])
-        if variable.aggregation == "mean" and value.dtype.is_floating:
-            what = f"what is assigned to variable {variable.path!r}"
-            return collectives.sum([facts.part(value, what)])[0]
-        warn_of_first(variable, self._assigned[key][1])
-        return collectives.add("first", [value])[0]
+        collectives, (_, line) = self._collectives, self._assigned[id(variable)]
+        same, parts = terms_of_new(
+            variable, value, collectives.facts, self._statistics, self._takes_first, line
+        )
+        same = [
+            collectives.add("first", [v])[0] if collectives.dependence.local(v) else v
+            for v in same
+        ]
+        return functools.reduce(tf.add, [*same, *(collectives.sum(parts) if parts else [])])
 
 
 def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

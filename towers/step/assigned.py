@@ -192,20 +192,17 @@ def what_becomes_of(
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
-        is_statistic = id(variable) in statistics
-        is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"
-        if not shard.dependence.local(after) or is_seed(variable) or is_first:
-            assigned.same[i] = after
-        elif scope.is_parameter(variable):
-            raise _refused(variable, scope, "Assign parameters what no row has a part in.")
-        elif is_statistic:
-            assigned.parts[i] = shard.weighted(after)
-        else:
-            same, parts = _split(variable, before, after, scope, shard)
-            if same:
-                assigned.same[i] = functools.reduce(tf.add, same)
-            if parts:
-                assigned.parts[i] = functools.reduce(tf.add, parts)
+        is_first = variable.aggregation == "only_first_replica"
+        if scope.is_parameter(variable) and shard.dependence.local(after) and not is_first:
+            raise _refused(
+                variable, scope.line(variable), "Assign parameters what no row has a part in.")
+        same, parts = terms_of_new(
+            variable, after, shard, statistics, takes_first, scope.line(variable), before
+        )
+        if same:
+            assigned.same[i] = functools.reduce(tf.add, same)
+        if parts:
+            assigned.parts[i] = functools.reduce(tf.add, parts)
     return assigned
 
 
@@ -245,43 +242,46 @@ def without_rows(
     return whole
 
 
-def _split(
-    variable: Any, before: tf.Tensor, after: tf.Tensor, scope: TowerScope, shard: ShardFacts
+def terms_of_new(
+    variable: Any, value: tf.Tensor, facts: ShardFacts, statistics: Collection[int],
+    takes_first: bool, line: str, before: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Splits a new value into terms that enter once, and the tower's parts of all other terms."""
-    same, own, parts = terms_and_parts(after, shard)
+    """Splits a new value into terms that enter once, and the tower's parts of all other terms.
+
+    Of a term that enters once, and that towers have values of their own of, tower 0's is meant.
+
+    Args:
+        variable: that the value is assigned to; `line`: of the user's, that does it.
+        facts, statistics, takes_first: as for `what_becomes_of`.
+        before: the variable's value before, to which aggregation="sum" adds; None: it does not.
+    """
+    is_statistic = id(variable) in statistics
+    is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"
+    if not facts.dependence.local(value) or is_seed(variable) or is_first:
+        return [value], []
+    if is_statistic:
+        return [], [facts.weighted(value)]
+    same, own = terms_of(value, facts.dependence.local)
+    parts = [part_of(term, facts) for term in own]
     known = [part for part in parts if part is not None]
     if len(known) == len(own):
         return same, known
-    if variable.aggregation == "sum":
+    if variable.aggregation == "sum" and before is not None:
         if not (len(same) == 1 and same[0] is before):
-            raise _refused(variable, scope, "Add to it, by assign_add, what the shard's rows add.")
+            raise _refused(variable, line, "Add to it, by assign_add, what the shard's rows add.")
         for term in own:
-            fault = shard.rows.kind(term).fault
+            fault = facts.rows.kind(term).fault
             if fault and not is_of_keras(fault.operation, "metrics"):
-                shard.rows.check(term, f"what variable {variable.path!r} adds up")
+                facts.rows.check(term, f"what variable {variable.path!r} adds up")
         return same, [
-            shard.masked(term) if part is None else part
+            facts.masked(term) if part is None else part
             for term, part in zip(own, parts, strict=True)
         ]
-    if variable.aggregation == "mean" and after.dtype.is_floating:
-        shard.rows.check(after, f"what is assigned to variable {variable.path!r}")
-        return [], [shard.weighted(after)]
-    warn_of_first(variable, scope.line(variable))
-    return [after], []
-
-
-def terms_and_parts(
-    value: tf.Tensor, facts: Any
-) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
-    """(terms that depend on no shard, terms that do, the tower's parts of these) of a new value.
-
-    Args:
-        value: that a tower assigns.
-        facts: as of `part_of`, which says when a part is None.
-    """
-    same, own = terms_of(value, facts.dependence.local)
-    return same, own, [part_of(term, facts) for term in own]
+    if variable.aggregation == "mean" and value.dtype.is_floating:
+        facts.rows.check(value, f"what is assigned to variable {variable.path!r}")
+        return [], [facts.weighted(value)]
+    _warn_of_first(variable, line)
+    return [value], []
 
 
 def terms_of(
@@ -305,7 +305,7 @@ def terms_of(
     return [], [value]
 
 
-def warn_of_first(variable: Any, line: str) -> None:
+def _warn_of_first(variable: Any, line: str) -> None:
     """Warns that tower 0's value is kept of what the line assigns to a variable."""
     warnings.warn(
         f"{line} assigns variable {variable.path!r} what it computes of a shard: "
@@ -316,9 +316,9 @@ def warn_of_first(variable: Any, line: str) -> None:
     )
 
 
-def _refused(variable: Any, scope: TowerScope, way_out: str) -> ValueError:
+def _refused(variable: Any, line: str, way_out: str) -> ValueError:
     return ValueError(
-        f"{scope.line(variable)} assigns variable {variable.path!r} what it computes of a shard: "
+        f"{line} assigns variable {variable.path!r} what it computes of a shard: "
         f"every tower has a value of its own. {way_out} Or compute it of towers.gather(rows), the "
         "rows of all towers, with towers.make_parallel(model, gpus)."
     )
