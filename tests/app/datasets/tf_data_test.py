@@ -61,12 +61,11 @@ def test_an_epoch_reads_from_memory_what_another_has_read(monkeypatch):
         passes.append(1)
         yield from (([float(i)], i % 3) for i in range(COUNT))
 
-    dataset = generated(elements).apply(tf.data.experimental.assert_cardinality(COUNT))
-    examples = input_lib.load_examples(dataset)
+    examples = input_lib.load_examples(generated(elements))
     for epoch in range(3):
         batches = input_lib.shuffled_batches(examples, BATCH, 0, epoch)
         assert sum(len(x) for x, _ in batches) == COUNT
-    assert len(passes) == 1
+    assert len(passes) == 2  # the first one counts
 
 
 def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():

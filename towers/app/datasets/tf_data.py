@@ -155,7 +155,8 @@ class Cached(Streamed):
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
     def opened(self, options: InputOptions) -> "Cached":
-        # No take(N) may follow the cache: the cache is complete once its end has been read.
+        # No take(N) may follow the cache: if TensorFlow does not know the length, the cache is
+        # complete once its end has been read.
         records = self.records.take(self.num_examples).cache()
         return replace(self, records=records, shuffle_buffer=self.num_examples)
 
