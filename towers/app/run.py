@@ -49,7 +49,7 @@ def train(
     test: Any = None,
     captured: CapturedStderr | None = None,
 ) -> dict[str, list[float]]:
-    """Trains a model, and leaves a run directory (see `run_dir`).
+    """Trains a model and writes a run directory.
 
     ```python
     towers.train(towers.TrainConfig(epochs=3), model=compiled, train=(x, y), test=(x_test, y_test))
@@ -57,22 +57,22 @@ def train(
     ```
 
     Args:
-        config: the run.
-        callbacks: Keras callbacks; `model.stop_training` ends the run. Those that `config` names
-            come before them.
-        model: trained in place of the one that `config` names. What it was compiled with, its
-            loss, metrics and optimizer, is the run's; a model that is not compiled is a classifier.
-        train: what it is trained on: (x, y), (x, y, sample_weight) or x alone, arrays or
-            structures of arrays [N, ...]; or an unbatched tf.data.Dataset of such elements.
-        test: what it is validated on, likewise; None for no validation.
-        captured: what is held back of libraries' messages until there is a log.txt.
+        config: the configuration of the run.
+        callbacks: Keras callbacks, called after those that `config` names. A callback may end the
+            run by `model.stop_training`.
+        model: a model to train, in place of the one that `config` names. A compiled model brings
+            its loss, metrics and optimizer; any other model is trained as a classifier.
+        train: training data: x, (x, y) or (x, y, sample_weight), where each is an array [N, ...] or
+            a structure of arrays; or an unbatched tf.data.Dataset of such elements.
+        test: validation data in the same forms; None for no validation.
+        captured: holds libraries' messages back until there is a log.txt.
 
     Returns:
-        Keras' History.history: {"loss": [one an epoch], "val_accuracy": ...}.
+        The history of Keras: {"loss": [one value for each epoch], "val_accuracy": ...}.
 
     Raises:
-        ValueError: the configuration does not fit the machine, the data, or the files there are;
-            or the trained model holds NaN or infinite values.
+        ValueError: the configuration does not fit the machine, the data or the existing files, or
+            the trained model holds NaN or infinite values.
         LostDirectoryError: final.keras or best.keras could not be written.
     """
     environment.check()

@@ -23,18 +23,18 @@ def has_gpus() -> bool:
 
 
 def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str]:
-    """The devices that towers run on, in order.
+    """
+    Returns the names of the devices that towers run on, in order.
 
     Args:
-        num_gpus: how many devices; None means all that there are.
-        device: "gpu", "cpu" (logical CPU devices, see `logical.py`), or "auto": the GPUs when
-            the machine has any, else the CPU.
+        num_gpus: the number of devices. Default: all.
+        device: "gpu", "cpu" for logical CPU devices, or "auto", which takes GPUs if there are any.
 
     Returns:
-        Device names such as ["/gpu:0", "/gpu:1"].
+        Device names, such as ["/gpu:0", "/gpu:1"].
 
     Raises:
-        ValueError: there are fewer devices than asked for, or the request makes no sense.
+        ValueError: there are fewer devices, or an argument is wrong.
     """
     kind = device_kind(device)
     present = device_names(kind)

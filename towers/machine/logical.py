@@ -29,18 +29,18 @@ _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus`
 def logical_cpus(
     count: int, *, num_towers: int | None = None, set_threads: bool = True, compiled: bool = False
 ) -> None:
-    """Splits the CPU into `count` logical devices, /cpu:0 ..., to rehearse without GPUs.
+    """Splits the CPU into logical devices, /cpu:0, /cpu:1 and so on, which simulate GPUs.
 
-    TensorFlow's threads become those that train.py uses for as many towers, see `cpu_threads`: they
-    make towers faster, and give train.py's bits. What the caller has chosen before through
-    tf.config.threading stays, and so does everything when TensorFlow has started with `count`.
+    It also sets TensorFlow's threads to the numbers that train.py uses. They make towers faster,
+    and results bit-identical to train.py's. Threads that you have set with tf.config.threading
+    before stay. If TensorFlow has started with `count` devices, nothing changes.
 
     Args:
         count: the number of logical devices, at least 1.
-        num_towers: of the step or model to come; None means one for each device of each worker.
-        set_threads: False leaves TensorFlow's threads alone, as a rehearsal of GPUs does.
-        compiled: whether XLA is to compile the towers, small recurrent ones by itself and others by
-            `jit_compile=True`: they need other threads.
+        num_towers: the number of towers to come. Default: one for each device of each worker.
+        set_threads: whether to set TensorFlow's threads.
+        compiled: whether XLA will compile the towers, which then need other threads. Small
+            recurrent models are then compiled by default, others with `jit_compile=True`.
 
     Raises:
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
@@ -95,18 +95,20 @@ def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
 
 
 def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
-    """Divides the GPUs into `count` logical ones, /gpu:0 ..., of equal memory.
+    """Divides the GPUs into logical ones, /gpu:0, /gpu:1 and so on, of equal memory.
 
-    One GPU then rehearses the run of several, with real kernels and copies; not their speed. GPUs
-    share `count` as evenly as possible, in order. Nothing changes where there are `count` already.
+    One GPU then simulates several, with real kernels and copies, but not with their speed. If there
+    are `count` already, nothing changes.
 
     Args:
-        count: the number of logical GPUs, at least one for each GPU.
-        memory_mib: of each, in MiB; None divides what nvidia-smi says is free, less a reserve.
+        count: the number of logical GPUs, at least one for each GPU. GPUs share it as evenly as
+            possible, in order.
+        memory_mib: the memory of each logical GPU in MiB. Default: the free memory that nvidia-smi
+            reports, less a reserve, divided among them.
 
     Raises:
         ValueError: there is no GPU, there are more than `count`, their memory is unknown or too
-            little, or TensorFlow has already started with another count.
+            small, or TensorFlow has already started with another count.
     """
     divide_gpus(count, memory_mib, "logical_gpus: count")
 

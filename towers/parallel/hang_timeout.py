@@ -12,24 +12,25 @@ _AUTO = "auto"
 
 
 class HangTimeout(FitOption):
-    """Ends a fit that makes no progress, with the phase it hangs in and the stacks on stderr.
+    """Ends a fit that makes no progress, and prints where it hangs.
 
     ```python
     parallel.fit(x, y, callbacks=[towers.HangTimeout(600), towers.Resume("backup")])
     ```
 
-    It does nothing by itself: a parallel model's `fit` finds it among its callbacks. The exit code
-    is 4. Several workers watch each other, and need none.
+    A parallel model's `fit` finds this callback and watches the time. The process then prints its
+    phase and the stacks of its threads to stderr, and ends with exit code 4. Several workers watch
+    each other and need no such callback.
     """
 
     def __init__(self, seconds: float | str = _AUTO) -> None:
         """
         Args:
-            seconds: without progress, after the first step; "auto": 10 times the longest so far,
-                at least 5 minutes; 0: never.
+            seconds: the longest time without progress after the first step, or 0 for no limit.
+                "auto" means 10 times the longest step so far, and at least 5 minutes.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: `seconds` is none of these.
         """
         super().__init__()
         if seconds != _AUTO and not (

@@ -55,38 +55,43 @@ def make_parallel(
     gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
 ) -> keras.Model:
-    """The model as one whose fit, evaluate and predict run on towers.
+    """
+    Returns the model with a fit, evaluate and predict that run on towers.
 
     ```python
     parallel = towers.make_parallel(model, 8)
     parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     parallel.fit(x, y, batch_size=1024)
-    parallel.save("model.keras")  # plain Keras
+    parallel.save("model.keras")  # the plain model
     ```
 
-    It has the layers and variables of `model`: train one, and the other has learnt. Whatever Keras
-    writes of it (`save`, `export`, `clone_model`) is the plain model. Each is compiled on its own;
-    a model that is compiled already hands its compile arguments on. `batch_size` is the global
-    batch. Towers are graphs on devices of their own: `run_eagerly` is off, and `jit_compile`
-    compiles each of them, as Keras decides or as `compile` was told; not a step of its own.
+    The parallel model has the layers and variables of `model`, so training one changes both.
+    `save`, `export` and `clone_model` write the plain model. If `model` is compiled, the parallel
+    model is compiled with the same arguments. `batch_size` is the global batch. `run_eagerly` has
+    no effect. `jit_compile` compiles each tower, except in a custom `train_step`.
 
-    Of several workers, each makes the same model and gives it the same global batches.
+    With several workers, each worker makes the same model and passes it the same global batches.
 
     Args:
-        model: any Keras 3 model; one that is not built yet is built on the first batch, on the
-            CPU. A `train_step`, `test_step` or `predict_step` of its class's own is run as
-            docs/train_step_rules.md says.
-        gpus: a count, or a list of device indices such as [0, 2, 4]; None means all GPUs. Other
-            GPUs are hidden from TensorFlow, which would take their memory; where it has started
-            already, a warning says so. On a machine without GPUs the towers run on the logical CPU
-            devices that `logical_cpus` makes. If TensorFlow has started with one CPU device, all
-            towers share it, and a warning says so. None means all logical CPU devices there.
-        num_towers: the number of towers of all workers together; None means one tower for each
-            `gpus_per_tower` of the devices that `gpus` names.
-        batch_norm, strategy, gpus_per_tower, stages: as for `TowerStep`.
+        model: any Keras 3 model. A model that is not built is built on the CPU, by the first batch.
+            docs/train_step_rules.md describes how a custom `train_step`, `test_step` or
+            `predict_step` runs.
+        gpus: a number of GPUs, or a list of device indices such as [0, 2, 4]. Default: all GPUs.
+            The other GPUs are hidden from TensorFlow, so that their memory stays free. Without
+            GPUs, towers run on the logical CPU devices that `logical_cpus` makes. If TensorFlow
+            started with one CPU device, all towers share it, with a warning.
+        num_towers: the number of towers of all workers together. Default: one for each device, or
+            for each `gpus_per_tower` devices.
+        batch_norm: "average", "tower0" or "synchronized", see `TowerStep`. Default: "average", with
+            a warning.
+        strategy: "parameter_server" keeps the parameters on the CPU, and "mirrored" keeps a copy on
+            each device.
+        gpus_per_tower: the number of devices that share the layers of one tower.
+        stages: with `gpus_per_tower`, the names of the layers that begin the second and later
+            stages. Default: stages are balanced by bytes.
 
     Raises:
-        ValueError: the model cannot be computed in towers, or an argument makes no sense.
+        ValueError: towers cannot compute the model, or an argument is wrong.
     """
     check_model(model)
     checks.check_batch_norm(batch_norm)

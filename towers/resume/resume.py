@@ -26,27 +26,27 @@ class FitOption(keras.callbacks.Callback):
 
 
 class Resume(FitOption):
-    """A fit that goes on at the step where it was killed, when its script is started again.
+    """Lets a fit continue where it was killed, when its script runs again.
 
     ```python
     parallel.fit(x, y, epochs=90, callbacks=[towers.Resume("backup", every=500)])
     ```
 
-    It does nothing by itself: a parallel model's `fit` finds it among its callbacks, and then saves
-    all that the bits of the next steps depend on, and begins where the newest checkpoint was
-    written. One directory belongs to one `fit`.
+    A parallel model's `fit` finds this callback. It saves everything that the next steps depend on,
+    and begins at the newest checkpoint. The result is bit-identical to a fit that was never
+    interrupted. Each `fit` needs its own directory.
     """
 
     def __init__(self, directory: Any, every: int | None = None) -> None:
         """
         Args:
-            directory: of the checkpoints, or its URL, such as s3://bucket/path (see
-                `remote_dir`); made where it is missing.
-            every: updates from one checkpoint to the next; None: at least one every 10 minutes.
-                The end of each epoch is saved in any case.
+            directory: the directory of the checkpoints, which is made if it is missing, or a URL of
+                fsspec, such as s3://bucket/path.
+            every: the number of updates between two checkpoints. None saves at least every 10
+                minutes. The end of each epoch is always saved.
 
         Raises:
-            ValueError: an argument makes no sense.
+            ValueError: an argument is wrong.
         """
         super().__init__()
         if every is not None and (type(every) is not int or every < 1):

@@ -17,20 +17,21 @@ class NeedsOtherTowers(ValueError):
 
 @tf.autograph.experimental.do_not_convert
 def gather(rows: tf.Tensor) -> tf.Tensor:
-    """The rows of all towers, in the order of the global batch.
+    """
+    Returns the rows of all towers, in the order of the global batch.
 
-    For what compares examples with each other: a contrastive loss, a batch's own statistics, a mean
-    over a mask. Its gradient reaches the rows of every tower. Outside of towers: the rows
-    themselves, so that a model means the same with and without them.
+    Use it where examples are compared with each other, as in a contrastive loss, in statistics of a
+    batch or in a mean over a mask. Gradients reach the rows of every tower. Outside of towers it
+    returns `rows`, so the model is still a plain Keras model.
 
     Args:
         rows: a tensor [n, ...] with one row for each example of the tower's shard.
 
     Returns:
-        [N, ...].
+        A tensor [N, ...].
 
     Raises:
-        ValueError: `rows` has no batch axis, or is gathered in a condition or a loop.
+        ValueError: `rows` has no batch axis, or the call is within a condition or a loop.
     """
     gather_rows = _GATHER.get()
     return rows if gather_rows is None else gather_rows(as_tensor(rows))

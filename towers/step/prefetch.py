@@ -95,18 +95,18 @@ def prefetched(
     *,
     to_devices: bool | None = None,
 ) -> Iterator[Any]:
-    """Each batch in order; its shards are copied to their devices while the step before it runs.
+    """Yields each batch with its shards copied to their devices while the step before it runs.
 
-    It changes no bit, and takes the memory of one more shard a tower on each device.
+    Results do not change. Each device needs memory for one more shard of each of its towers.
 
     Args:
-        step: the towers.
-        batches: (x, y), what `step` is to be called with; or x alone, or (x, y, sample_weight),
-            as Keras takes them.
-        to_devices: None: as the step's policy has it.
+        step: the `TowerStep` that trains on the batches.
+        batches: an iterable of x, (x, y) or (x, y, sample_weight).
+        to_devices: whether to copy the shards ahead. Default: the policy of the step's devices.
 
     Returns:
-        A Batch for each, or a WeightedBatch: what `TowerStep.train_batch` takes, by its names.
+        An iterator of named tuples, (x, y, placed) or (x, y, sample_weight, placed). The fields
+        are arguments of `TowerStep.train_batch`.
     """
     if to_devices is None:
         to_devices = step.policy.prefetch_to_devices

@@ -65,7 +65,7 @@ class Computed(NamedTuple):
 
 
 class Step:
-    """The diagram: one update of a model's parameters, to be called in anybody's tf.function."""
+    """Makes updates of a model's parameters, within a tf.function of the caller."""
 
     def __init__(
         self,
@@ -88,34 +88,37 @@ class Step:
     ) -> None:
         """
         Args:
-            model: any built Keras 3 model.
-            optimizer: a Keras optimizer or its name, called once, on the averaged gradients.
-            loss: a Keras loss, its name, a function, a list or dict of these; None: layers add all.
-                A compiled model's optimizer and loss (with weights and metrics) are the defaults.
-            loss_weights: a factor, or a list or dict of factors, for several outputs.
-            metrics: Keras metrics, as `compile` takes them; or a BatchMetrics.
-            devices: this worker's device names; None means `tower_devices()`.
-            num_towers: of all workers together; None means one tower per device.
-            batch_norm: how BatchNormalization's statistics of T towers become one: "average"
-                (weighted by examples), "tower0", or "synchronized": one mean and variance over
-                the examples of all towers, which equals the large batch's. Layers with
-                `synchronized=True` always do that. None means "average", with a warning.
-            nonfinite: what a NaN or infinite loss or gradient of a tower does: "apply" it, as
-                Keras does; "stop": raise `NonFiniteError`; or "skip" the update. Neither of the
-                last two changes anything but counts no update in `optimizer.iterations` either.
-                With `LossScaleOptimizer` gradients are its own to check.
-            jit_compile: compile each tower with XLA; "auto": where it pays; "compiled": as the
-                model's `compile` was told, or else "auto"; see `towers.step.xla.compiles`.
-            strategy: the parameters are on their device alone, "parameter_server", or on every
-                one, "mirrored", see `strategies`: same bits.
-            gpus_per_tower: S: the layers are in stages on S devices, see `stages`: same bits.
-            stages: the layers that begin the stages 1 ... S - 1; None: balanced by bytes.
-            policy: how the devices are used; None means as suits their kind, see `policy_of`.
-            cluster: the workers that share the towers, each with the same step and the same global
-                batches; None means all that the environment names, see `towers.machine.cluster`.
+            model: a built Keras 3 model.
+            optimizer: a Keras optimizer or its name. It is called once for each update, with the
+                averaged gradients.
+            loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
+                every loss. Optimizer, loss, loss weights and metrics default to those of `compile`.
+            loss_weights: a factor, or a list or dict with a factor for each output.
+            metrics: Keras metrics in any form that `compile` takes, or a `BatchMetrics`.
+            devices: the names of this worker's devices. Default: `tower_devices()`.
+            num_towers: the number of towers of all workers together. Default: one for each device.
+            batch_norm: how the towers' BatchNormalization statistics become one. "average" averages
+                them, weighted by examples, and "tower0" takes tower 0's. "synchronized" uses one
+                mean and variance over the examples of all towers, as one device does; layers with
+                `synchronized=True` always do. Default: "average", with a warning.
+            nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
+                does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
+                and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
+                gradients itself.
+            jit_compile: whether XLA compiles each tower. "auto" compiles where it is faster.
+                "compiled" does what the model's `compile` was told, or else the same as "auto".
+            strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
+                copy on every tower device. Both give the same bits.
+            gpus_per_tower: the number of devices that share the layers of one tower, in as many
+                stages. Any number gives the same bits.
+            stages: the names of the layers that begin the second and later stages. Default: stages
+                are balanced by the bytes of parameters and outputs.
+            policy: how devices are used. Default: the policy for their kind, CPU or GPU.
+            cluster: the workers that share the towers. Each makes the same step and passes the same
+                global batches. Default: the workers that the environment names.
 
         Raises:
-            ValueError: an argument makes no sense, a device is absent, the model is not built.
+            ValueError: an argument is wrong, a device does not exist, or the model is not built.
         """
         checks.check_model(model)
         checks.check_batch_norm(batch_norm)

@@ -19,14 +19,16 @@ from towers.workers.watch import watched
 
 
 class TowerStep(Step):
-    """Trains a Keras model with towers; the parameters stay where they were created.
+    """Trains a Keras model with towers in a custom loop.
 
     ```python
     step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    logs = step(x, y)        # one synchronous update; this batch's loss and accuracy
+    logs = step(x, y)  # makes one update; returns this batch's loss and accuracy
     ```
 
-    traces: the concrete functions, for batches of any number of rows, in the order of their traces.
+    The parameters stay on the device on which they were created.
+
+    traces: the traced functions in the order of their traces; each takes any number of rows.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -35,15 +37,16 @@ class TowerStep(Step):
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
-        """One synchronous update.
+        """Makes one synchronous update.
 
         Args:
-            x: the global batch's inputs: a tensor or array [N, ...], or a structure of these.
-            y: its labels: [N, ...], or one for each output as a list, tuple or dict.
-            sample_weight: [N] or [N, ...], or one for each output.
+            x: inputs of the global batch: a tensor or array [N, ...], or a structure of these.
+            y: labels [N, ...]; for several outputs, a list, tuple or dict of these.
+            sample_weight: weights [N] or [N, ...]; for several outputs, a list, tuple or dict of
+                these.
 
         Returns:
-            {"loss": scalar, metric name: scalar} of this batch alone.
+            {"loss": scalar, metric name: scalar}, computed from this batch alone.
         """
         check_rows(x, y, sample_weight)
         self.reset_metrics()
@@ -52,15 +55,19 @@ class TowerStep(Step):
     def train_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
     ) -> dict[str, tf.Tensor]:
-        """One synchronous update; returns the running means since `reset_metrics`.
+        """Makes one synchronous update.
 
         Args:
-            x, y, sample_weight: as for a call.
-            placed: their shards as `prefetch.place` returns them; None: the step splits them.
+            x, y, sample_weight: the global batch, in the forms that a call of the step takes.
+            placed: the shards on their devices, from `towers.prefetched`; None splits the batch.
+
+        Returns:
+            {"loss": scalar, metric name: scalar}: running means since `reset_metrics`.
 
         Raises:
-            NonFiniteError: with nonfinite="stop"; nothing has changed.
-            ValueError: x, y and sample_weight differ in their number of rows; nothing has changed.
+            NonFiniteError: with nonfinite="stop", a loss or gradient is NaN or infinite. Nothing
+                has changed.
+            ValueError: x, y and sample_weight have different numbers of rows. Nothing has changed.
         """
         logs, finite = self._run("train", (x, y, sample_weight), placed)
         if self.nonfinite == "stop" and not finite.numpy().all():
@@ -71,24 +78,29 @@ class TowerStep(Step):
     def test_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
     ) -> dict[str, tf.Tensor]:
-        """Loss and metrics in inference mode; arguments and result as for `train_batch`."""
+        """Computes loss and metrics in inference mode; arguments and result as in `train_batch`."""
         return self._run("test", (x, y, sample_weight), placed)
 
     def predict_batch(self, x: Any) -> Any:
-        """The model's outputs for one global batch, in the model's structure, rows in order."""
+        """
+        Returns the model's outputs for one global batch, with the rows in the order of the batch.
+        """
         return self._run("predict", (x, None, None))
 
     def gradients(
         self, x: Any, y: Any = None, sample_weight: Any = None
     ) -> tuple[tf.Tensor, Values]:
-        """(loss, [gradient]): averaged, in trainable-variable order, without an update.
+        """Computes averaged gradients without an update.
 
-        Changes no variable, no state, no seed; the gradients are not multiplied by a loss scale.
+        Changes no variable, no state and no seed. A loss scale is not applied.
+
+        Returns:
+            (loss, [gradient]), with the gradients in the order of `trainable_variables`.
         """
         return self._run("gradients", (x, y, sample_weight))
 
     def reset_metrics(self) -> None:
-        """Starts the running means of the loss and the metrics anew."""
+        """Restarts the running means of the loss and the metrics."""
         self.metrics.reset()
 
     @property

@@ -24,19 +24,18 @@ _MOST_LISTED = 3
 
 @functools.cache
 def join_workers() -> Cluster:
-    """Joins the workers that TF_CONFIG or Slurm names; this process is one of them from then on.
+    """Makes this process one of the workers that TF_CONFIG or Slurm names.
 
-    A script calls it before anything uses TensorFlow, which listens at this worker's address once
-    it starts. `make_parallel`, `TowerStep`, `train` and `logical_cpus` call it too. A model's
-    variables start TensorFlow, so a script that makes its model first calls this function first.
+    Call it before anything else uses TensorFlow, which listens at the worker's address from its
+    start. Making a model starts TensorFlow. `make_parallel`, `TowerStep`, `train` and
+    `logical_cpus` call this function, too.
 
     Returns:
-        Its `num_workers`, this worker's `index` from 0, and `is_chief`, whether that is 0. Without
-        other workers 1, 0 and True.
+        The cluster, with `num_workers`, this worker's `index` from 0, and `is_chief`, which is true
+        for worker 0. Without other workers these are 1, 0 and True.
 
     Raises:
-        ValueError: the environment makes no sense, TensorFlow has started already, the port is
-            taken.
+        ValueError: the environment is wrong, TensorFlow has started already, or the port is taken.
     """
     cluster = find_cluster()
     if cluster is not ALONE:
