@@ -1,1 +1,1 @@
-"""`make_parallel`: any Keras model on towers; and its `fit`, which goes on where it was killed."""
+"""`make_parallel` runs any Keras model on towers. Its `fit` can resume where it was killed."""

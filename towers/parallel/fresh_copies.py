@@ -1,4 +1,4 @@
-"""A fit with copies of the parameters on devices: they are made anew when others may have assigned.
+"""Refreshes the parameter copies on the devices when code between steps may change parameters.
 
     begin   epoch: step 1  step 2  step 3 ...   evaluation: batch 1  batch 2 ...   epoch ...
               refresh: ^                          refresh: ^               refresh: ^
@@ -17,17 +17,17 @@ _BATCH_HOOKS = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",
     "on_test_batch_begin", "on_test_batch_end",
 )
-_OURS = ("keras.", "towers.")  # whose hooks assign to no parameter between two steps
+_OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two steps
 
 
 def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
-    """Whether no callback may assign to parameters between two steps of an epoch.
+    """Returns whether no callback can assign to parameters between two steps of an epoch.
 
-    Warns where one may, of what it costs: the devices' copies are made anew before each step.
+    If a callback can, warns of the cost: the copies on all devices are refreshed before each step.
 
     Args:
-        callbacks: the user's.
-        strategy: the step's, see `towers.step.strategies`.
+        callbacks: the user's Keras callbacks.
+        strategy: the strategy of the step that trains, with `num_copies` and `num_bytes`.
     """
     found = [
         type(callback).__name__ for callback in callbacks
@@ -49,11 +49,11 @@ def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
 def with_fresh_copies(
     fit: Callable[..., Any], find: Callable[[], ParameterServer | None]
 ) -> Callable[..., Any]:
-    """Keras' `fit`, with one more callback; a CallbackList stays as it is, and all is refreshed.
+    """Wraps Keras' `fit` to add a `_FreshCopies`. With a CallbackList, each step refreshes copies.
 
     Args:
-        fit: takes what `keras.Model.fit` takes.
-        find: returns the strategy of the step that trains; None before there is one.
+        fit: a function with the arguments of `keras.Model.fit`.
+        find: returns the strategy of the step that trains, or None before the step exists.
     """
     def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
         arguments = fit_arguments(*args, **kwargs)
@@ -67,9 +67,9 @@ def with_fresh_copies(
 
 
 class _FreshCopies(keras.callbacks.Callback):
-    """Tells a fit's strategy where others may have assigned to parameters.
+    """Tells the strategy when parameters may have changed outside of a step.
 
-    The first of the callbacks: what another one assigns is seen by what that one calls.
+    It must be the first callback: an `evaluate` that a later callback calls then sees new values.
     """
 
     def __init__(self, find: Callable[[], ParameterServer | None], others: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""HangTimeout: the callback with which a process that hangs in `make_parallel(...).fit` ends."""
+"""HangTimeout: the callback that ends a process when its `make_parallel(...).fit` hangs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,12 +44,12 @@ class HangTimeout(FitOption):
         self.seconds = seconds
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses a `fit` that nobody watches."""
+        """Raises ValueError in a `fit` of a plain model, which does not watch the time."""
         if not hang.now.watchers:
             super().on_train_begin(logs)
 
     def watch(self, devices: Sequence[str], num_towers: int) -> hang.Watch:
-        """Watches a fit of so many towers on these devices; several workers watch each other."""
+        """Returns a context manager that ends a hanging fit; several workers watch each other."""
         is_alone = join_workers().num_workers == 1
         return hang.Watch(
             placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",

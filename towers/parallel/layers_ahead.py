@@ -1,4 +1,4 @@
-"""Builds a parallel model's layers ahead of its first step, which must find all variables."""
+"""Builds the layers of a parallel model before its first step, which needs all variables."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,14 +11,14 @@ from towers.machine import keras_internals, loss_internals
 from towers.step.metrics import overrides, own_loss, tracks_outputs
 from towers.step.structures import one_row
 
-_ABSENT = object()  # stands for an attribute that is not there, as None may be a value
+_ABSENT = object()  # marks a missing attribute; None may be a value
 
 
 class Base(NamedTuple):
-    """The model that a parallel one is of.
+    """Holds the model that was given to `make_parallel`.
 
-    model: the same layers and variables. unbuilt: its attributes as they were when it was taken.
-    home: the device to build it on.
+    model: the plain model; it shares its layers and variables with the parallel model.
+    unbuilt: its attributes before it was built, by name. home: the device to build it on.
     """
 
     model: keras.Model
@@ -27,16 +27,16 @@ class Base(NamedTuple):
 
 
 def build(model: keras.Model, base: Base, x: Any) -> None:
-    """Builds a model that is not built yet, at home.
+    """Builds the model on `base.home` if it or one of its layers is not built yet.
 
-    Layers count, too: `build` of a subclassed model may leave its layers without variables. The
-    model is traced, as Keras' own `fit` builds it: symbolic tensors of Keras do not pass through
-    every layer, such as one without shape inference in an unbuilt Sequential model.
+    The layers are checked because `build` of a subclassed model may leave them without variables.
+    The model is traced, as Keras' `fit` does. Keras' symbolic tensors do not pass through every
+    layer, such as a layer without shape inference in an unbuilt Sequential model.
 
     Args:
         model: the parallel model.
-        base: the model that it is of.
-        x: specs of its inputs.
+        base: the plain model, which is traced.
+        x: specs of the inputs.
     """
     if not _is_built(base.model):
         with tf.init_scope(), tf.device(base.home):
@@ -46,10 +46,10 @@ def build(model: keras.Model, base: Base, x: Any) -> None:
 
 
 def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
-    """Builds the layers that a `compute_loss` alone calls, as a distillation's teacher is one.
+    """Builds the layers that only `compute_loss` calls, such as the teacher in distillation.
 
     Args:
-        model, base: as for `build`.
+        model, base: the parallel model and its plain model.
         batch: specs of x, y and sample_weight.
     """
     with tf.init_scope(), tf.device(base.home):
@@ -59,14 +59,14 @@ def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
             def compute(x: Any, y: Any, sample_weight: Any) -> Any:
                 return own_loss(model, x, y, model(x, training=True), sample_weight, True)
 
-            with suppress(Exception):  # the step fails again, and names the line
+            with suppress(Exception):  # the step raises the error again, with its line
                 tf.function(compute, autograph=False).get_concrete_function(*batch)
 
 
 def take_over(model: keras.Model, base: Base) -> None:
-    """Copies the attributes that `build` changed on the base, except those that also changed here.
+    """Copies the attributes that `build` changed on the base, unless `model` changed them too.
 
-    An attribute that `build` made counts as changed, with whatever value: `Dense.build` sets None.
+    An attribute that `build` made counts as changed even if it is None, as in `Dense.build`.
     """
     before, current = base.unbuilt, vars(model)
     changed = {
@@ -84,14 +84,13 @@ def _is_built(model: keras.Model) -> bool:
 
 
 def track_outputs(model: keras.Model, home: str, y: Any, y_pred: Any) -> None:
-    """Makes the means of several outputs' losses, which Keras makes where it first computes them.
+    """Creates the running mean of each output's loss, if there are several outputs.
 
-    Those that are there stay as they are.
+    Keras would create the means when it first computes the losses. Existing means are kept.
 
     Args:
-        model: compiled.
-        home: the device that they are made on.
-        y, y_pred: specs or tensors of labels and outputs.
+        model: a compiled model. home: the device for the variables of the means.
+        y, y_pred: specs or tensors of the labels and outputs.
     """
     if tracks_outputs(model, y_pred) and not loss_internals.has_output_losses(model):
         with tf.device(home):

@@ -1,4 +1,4 @@
-"""The steps of a parallel model: each is made on its first batch, and kept beside the model."""
+"""Creates the steps of a parallel model on their first batch, and keeps them beside the model."""
 
 import functools
 import itertools
@@ -27,19 +27,19 @@ from towers.step.structures import batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
-STATE = "parallel towers"  # among a model's attributes, of which no user's has a space
+STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
 
 
 @dataclass
 class Towers:
-    """State of a ParallelModel beside the model, hidden from Keras' attribute tracking.
+    """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
 
-    base: the model that was given; it is the one that builds itself.
-    wants_eager: whether it was compiled with run_eagerly=True.
-    jit_compile: as for `TowerStep`.
-    workers: the processes that call its fit, evaluate and predict together.
-    step: made on the first batch after each `compile`.
-    own_steps: "train", "test", "predict": those of its class's own, or that gather; made alike.
+    base: the plain model, which is also the model that is built.
+    workers: the processes that call fit, evaluate and predict together.
+    wants_eager: whether the model was compiled with run_eagerly=True.
+    jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
+    step: runs Keras' default steps; made on the first batch after each `compile`, else None.
+    own_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
     newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
     """
 
@@ -61,15 +61,15 @@ class Towers:
 
 
 def towers_of(model: keras.Model) -> Towers:
-    """The towers of a parallel model."""
+    """Returns the `Towers` of a parallel model."""
     return vars(model)[STATE]  # type: ignore[no-any-return]
 
 
 def make_function(model: keras.Model, name: str, make: Callable, force: bool) -> None:
-    """Lets Keras make its function, to begin with `_make_variables`."""
+    """Makes Keras' function for step `name`, with a first call that creates all variables."""
     attribute = f"{name}_function"
     before = getattr(model, attribute)
-    if force:  # by whoever has changed the model, or its optimizer, since `compile`
+    if force:  # the user has changed the model or its optimizer since `compile`
         towers_of(model).step, towers_of(model).own_steps = None, {}
     told, model.jit_compile = model.jit_compile, False
     make(force)  # with XLA around the whole step, all towers would be on one device
@@ -100,7 +100,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
 
 
 def _run_in_turn(model: keras.Model, name: str) -> None:
-    """Runs the towers on the newest batch, one after the other: the first error is raised."""
+    """Runs the towers one after the other on the newest batch, to raise the first error."""
     batch, step = towers_of(model).newest[name].read(), towers_of(model).step
     if batch is None:
         return
@@ -117,7 +117,7 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
 
 
 def run_step(model: keras.Model, name: str, data: Any) -> Any:
-    """What Keras' loop has of one step: the logs, or the outputs of "predict"."""
+    """Runs one step in Keras' loop. Returns the logs, or the outputs for "predict"."""
     own = own_step_of(model, name)
     if own is not None:
         with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
@@ -135,7 +135,7 @@ def run_step(model: keras.Model, name: str, data: Any) -> Any:
 
 
 def _parts(name: str, data: Any) -> tuple[Any, Any, Any]:
-    """x, y and sample_weight of a batch or its specs; x alone for "predict"."""
+    """Splits a batch or its specs into x, y and sample_weight; only x is set for "predict"."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     return (x, None, None) if name == "predict" else (x, y, sample_weight)
 
@@ -143,7 +143,7 @@ def _parts(name: str, data: Any) -> tuple[Any, Any, Any]:
 def update(
     model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
 ) -> dict[str, tf.Tensor]:
-    """One update of the towers, and Keras' metrics; `placed`: as of `TowerStep.train_batch`."""
+    """Makes one update and returns the logs. `placed`: the shards on their devices, or None."""
     step = step_of(model, "train", x)
     with tf.control_dependencies(towers_of(model).newest["train"].keep(x, y, sample_weight)):
         computed = step.compute((x, y, sample_weight), placed)
@@ -156,15 +156,15 @@ def update(
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
-    """Makes what Keras would make in the graph: with variables made in it, it is traced twice.
+    """Creates all variables before Keras traces its function, which would else be traced twice.
 
     Args:
         model: the parallel model.
         name: "train", "test" or "predict".
-        data: what Keras gives its function: an iterator over batches, or a list of them.
+        data: the argument of Keras' function: an iterator over batches, or a list of batches.
 
     Returns:
-        The same data, for the function.
+        An iterator or a list with all batches of `data`, for Keras' function.
     """
     if isinstance(data, tf.data.Iterator):
         batch = data.element_spec
@@ -179,7 +179,7 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
     if own is None:
         try:
             _trace_ahead(model, name, *_parts(name, batch))
-        except NeedsOtherTowers:  # Keras' own step, then, as if the model's class had written it
+        except NeedsOtherTowers:  # run Keras' step like a custom step
             own = _add_own_step(model, name)
     if own is not None:
         own.prepare(batch)
@@ -188,7 +188,7 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
 
 
 def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
-    """Makes all variables for batches of these specs; returns those that Keras may not list."""
+    """Creates all variables for these specs; returns those that Keras' lists may lack."""
     _make_variables(model, "train", [specs])
     own = own_step_of(model, "train")
     if (own or step_of(model, "train", specs)).has_unsaved_noise:
@@ -199,7 +199,7 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
 
 
 def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
-    """Makes the means of several outputs' losses; returns the step that trains."""
+    """Creates the means of the outputs' losses, and returns the step that trains."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
     step = step_of(model, "train", x)
     y_pred = step.trace_tower("train", x, y, sample_weight)
@@ -208,7 +208,7 @@ def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
 
 
 def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: Any) -> None:
-    """Traces the tower, for whose outputs the metrics are then made."""
+    """Traces one tower, and builds Keras' metrics for its outputs."""
     if name != "predict":
         build_loss(model, towers_of(model).base, x, y, sample_weight)
     step = step_of(model, name, x)
@@ -221,9 +221,9 @@ def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: A
 
 
 def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
-    """The TowerStep; made outside of the graph, where Keras is tracing one.
+    """Returns the TowerStep. If Keras is tracing a graph, it is made outside of this graph.
 
-    One that `predict` or `evaluate` made does not train: layers may have been frozen since then.
+    A step from `predict` or `evaluate` is not used to train: layers may be frozen since then.
     """
     step = towers_of(model).step
     if step is None or name == "train" and step.optimizer is not model.optimizer:
@@ -234,7 +234,7 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
 
 
 def own_step_of(model: keras.Model, name: str) -> OwnStep | None:
-    """The runner of a step of the class's own, or one that gathers; None: `TowerStep` runs it."""
+    """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
     towers = towers_of(model)
     if overrides(model, f"{name}_step") and name not in towers.own_steps:
         _add_own_step(model, name)
@@ -256,11 +256,11 @@ def _add_own_step(model: keras.Model, name: str) -> OwnStep:
 def _make_step(model: keras.Model, name: str) -> TowerStep:
     loss, loss_weights = losses(model)
     jit_compile: bool | str = towers_of(model).jit_compile
-    if not model.compiled:  # as Keras' own predict
+    if not model.compiled:  # `predict` works without `compile`, as in Keras
         jit_compile = bool(model.jit_compile) and towers_of(model).gpus_per_tower == 1
     return TowerStep(
         model,
-        model.optimizer if name == "train" else "sgd",  # which is never called
+        model.optimizer if name == "train" else "sgd",  # this optimizer is never called
         loss,
         loss_weights=loss_weights,
         devices=towers_of(model).devices,
@@ -281,7 +281,7 @@ def home_of(model: keras.Model) -> str:
 
 
 def forget_functions(model: keras.Model) -> None:
-    """Drops what belongs to an earlier `compile`, and the options that towers cannot follow."""
+    """Drops the functions and steps of an earlier `compile`, and turns run_eagerly off."""
     towers_of(model).wants_eager = bool(model.run_eagerly)
     if model.run_eagerly:
         warnings.warn(

@@ -1,10 +1,10 @@
-"""make_parallel: any Keras model on towers, with Keras' own compile, fit, evaluate and predict.
+"""make_parallel runs any Keras model on towers, with Keras' compile, fit, evaluate and predict.
 
     parallel.fit                                       Keras' loop, callbacks and data adapters
         train_step
             TowerStep.compute, .update                 towers, averaging, one update
-            loss tracker, metrics                      Keras' own, over the global batch
-        a train_step of the model's own
+            loss tracker, metrics                      from Keras, over the global batch
+        a custom train_step
             OwnStep                                    traced once, run on towers level by level
 """
 
@@ -120,7 +120,7 @@ def parallel_on(
     strategy: str = "parameter_server", gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
 ) -> keras.Model:
-    """`make_parallel`, given the names of the devices and the number of towers."""
+    """Does the work of `make_parallel` for given device names and a given number of towers."""
     given = towers_of(model).base.model if isinstance(model, ParallelModel) else model
     is_mirrored = strategy == "mirrored" and not policy_of(devices).shares_memory
     home = devices[0] if is_mirrored else "/cpu:0"
@@ -140,17 +140,17 @@ def parallel_on(
 
 
 class ParallelModel(keras.Model):
-    """A model whose steps run on towers; made by `make_parallel`, never by its constructor.
+    """A model whose steps run on towers. `make_parallel` makes it, never its constructor.
 
-    An instance's class derives from this one and from the model's own class, and its attributes are
-    the model's: it *is* the model, with other steps and with a `compile` of its own. All else is in
-    functions below, whose names cannot be those of a user's attributes.
+    The class of an instance derives from this class and from the class of the plain model, and both
+    models have the same attributes. This class replaces only Keras' methods. Everything else is in
+    functions, whose names cannot clash with a user's attributes.
     """
 
     run_eagerly: bool
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles as `keras.Model.compile`."""
+        """Compiles like `keras.Model.compile`."""
         with tf.device(home_of(self)):
             super().compile(*args, **kwargs)
         forget_functions(self)
@@ -158,11 +158,11 @@ class ParallelModel(keras.Model):
         towers_of(self).jit_compile = "auto" if is_auto else COMPILED
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `keras.Model.fit`; with a `towers.Resume` among the callbacks it goes on."""
+        """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""
         fit, towers = super().fit, towers_of(self)
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, lambda: getattr(towers_of(self).step, "strategy", None))
-        callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # as of Keras' fit
+        callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # the sixth
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
         watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:
@@ -186,49 +186,49 @@ class ParallelModel(keras.Model):
                 towers.step.strategy.trust(False)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates as `keras.Model.evaluate`."""
+        """Evaluates like `keras.Model.evaluate`."""
         values = super().evaluate(*args, **kwargs)
         towers_of(self).workers.barrier()
         return values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts as `keras.Model.predict`."""
+        """Predicts like `keras.Model.predict`."""
         outputs = super().predict(*args, **kwargs)
         towers_of(self).workers.barrier()
         return outputs
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One synchronous update, or what the model's own does; called by Keras' loop."""
+        """Makes one synchronous update, or runs a custom `train_step`. Keras' loop calls it."""
         return run_step(self, "train", data)  # type: ignore[no-any-return]
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Loss and metrics of one global batch; called by Keras' loop."""
+        """Returns the loss and metrics after one global batch. Keras' loop calls it."""
         return run_step(self, "test", data)  # type: ignore[no-any-return]
 
     def predict_step(self, data: Any) -> Any:
-        """The outputs for one global batch; called by Keras' loop."""
+        """Returns the outputs for one global batch. Keras' loop calls it."""
         return run_step(self, "predict", data)
 
     def make_train_function(self, force: bool = False) -> None:
-        """Keras' function, which first makes variables."""
+        """Makes Keras' train function, whose first call creates all variables."""
         make_function(self, "train", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> None:
-        """Keras' function, which first makes variables."""
+        """Makes Keras' test function, whose first call creates all variables."""
         make_function(self, "test", super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False) -> None:
-        """Keras' function, which first makes variables."""
+        """Makes Keras' predict function, whose first call creates all variables."""
         make_function(self, "predict", super().make_predict_function, force)
 
     def __repr__(self) -> str:
-        """Shows the plain model's own text, the number of towers and their devices."""
+        """Returns the text of the plain model, the number of towers and their devices."""
         towers = towers_of(self)
         where = f"{towers.num_towers} {plural('tower', towers.num_towers)}"
         return f"<parallel {super().__repr__()}: {where} on {', '.join(towers.devices)}>"
 
     def __reduce__(self) -> Any:
-        """Pickles, and copies, as the plain model."""
+        """Pickles or copies the plain model."""
         warnings.warn(
             f"a copy or a pickle of parallel model {self.name!r} is the plain model: its fit runs "
             "on one device. Call towers.make_parallel on it to train it on towers.",
@@ -240,18 +240,18 @@ class ParallelModel(keras.Model):
 
 
 def _share(model: keras.Model, towers: Towers) -> ParallelModel:
-    """A ParallelModel with the attributes of `model`: the same layers, variables, trackers."""
-    plain = model.__class__  # of a parallel model, too, the plain model's class
+    """Returns a ParallelModel with all attributes of `model`, such as layers and trackers."""
+    plain = model.__class__  # the plain class, even of a parallel model (see `fill`)
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = plain.__module__
-        # Keras writes `model.__class__` into files and clones by it: this makes both plain.
+        # Keras writes `model.__class__` into files and uses it to clone: both become plain models.
         namespace["__class__"] = property(lambda self: plain)
 
     made = types.new_class(plain.__name__, (ParallelModel, plain), exec_body=fill)
     parallel: ParallelModel = object.__new__(made)
     parallel.__dict__.update(vars(model))
-    # Not through setattr, which would track what `towers` holds as parts of the model.
+    # setattr would make Keras track the content of `towers` as parts of the model.
     parallel.__dict__[STATE] = towers
     if not model.built:
 

@@ -1,4 +1,4 @@
-"""Keras' training function over batches whose shards reach the towers' devices a step ahead.
+"""Replaces Keras' training function by one that copies shards to the devices one step ahead.
 
     Keras' loop:      train_function(iterator)   train_function(iterator) ...
     here:             [ step 1 ............. ]   [ step 2 ............. ] ...
@@ -20,24 +20,24 @@ from towers.step.structures import any_rows, components, map_tensors, packed
 
 
 class PlacedBatches:
-    """A function of an iterator over batches, as Keras' loop calls it: one step of the next one."""
+    """A train function for Keras' loop: takes an iterator and trains on its next batch."""
 
     def __init__(self, step: TowerStep, update: Callable[..., dict[str, tf.Tensor]]) -> None:
         """
         Args:
-            step: the towers.
-            update: (x, y, sample_weight, placed) -> logs; it is traced.
+            step: the step that splits batches into shards.
+            update: (x, y, sample_weight, placed) -> logs; it is traced by `tf.function`.
         """
         self._step, self._update = step, update
-        self._functions: dict[str, Callable] = {}  # by structure
+        self._functions: dict[str, Callable] = {}  # by the specs of a batch
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
-        """Trains on the next batch; returns the logs.
+        """Trains on the next batch and returns the logs.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there is no next batch.
         """
         if iterator is not self._iterator:
             self._iterator = iterator
@@ -53,7 +53,7 @@ class PlacedBatches:
             return self._functions[str(specs)](*components([values, batch.placed]))
 
     def _function(self, *specs: Any) -> Callable[..., dict[str, tf.Tensor]]:
-        """The traced update: metrics may make variables in it, as in Keras' own function."""
+        """Returns `update` as a `tf.function` for these specs. Its trace may create metrics."""
 
         def train(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
             given = iter(tensors)
@@ -63,17 +63,17 @@ class PlacedBatches:
         return tf.function(train, autograph=False, input_signature=components(list(specs)))
 
     def close(self) -> None:
-        """Lets go of the iterator; a batch that was read ahead is lost."""
+        """Drops the iterator. A batch that was read ahead is lost."""
         self._iterator, self._batches = None, iter(())
 
 
 def has_use(step: TowerStep | None, steps_per_execution: int, data: Any) -> bool:
-    """Whether shards are to reach the devices a step ahead.
+    """Returns whether `PlacedBatches` should replace Keras' training function.
 
     Args:
-        step: None before anything was traced.
-        steps_per_execution: as compiled: Keras' own function can make several.
-        data: what Keras gives its function; a `tf.data.Iterator` in `fit`.
+        step: the step that trains, or None before it exists.
+        steps_per_execution: the model's value; only Keras' function makes several steps in a call.
+        data: the argument of Keras' training function; `fit` passes a `tf.data.Iterator`.
     """
     if step is None or steps_per_execution > 1 or not isinstance(data, tf.data.Iterator):
         return False
@@ -81,13 +81,13 @@ def has_use(step: TowerStep | None, steps_per_execution: int, data: Any) -> bool
 
 
 def let_go(function: Any) -> None:
-    """Closes what Keras calls its training function, if it is one of these."""
+    """Closes the model's train function if it is a PlacedBatches."""
     if isinstance(function, PlacedBatches):
         function.close()
 
 
 def _present(element: Any) -> Any:
-    """The element with None in place of what Keras marks as absent."""
+    """Replaces the parts that Keras marks as absent by None."""
     return keras.tree.map_structure(
         lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
     )

@@ -1,4 +1,4 @@
-"""Requirements that make_parallel has of a model."""
+"""Checks that `make_parallel` can run a model, and explains errors of eager-only code."""
 
 import functools
 import warnings
@@ -17,7 +17,7 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 
 def check_model(model: Any) -> None:
-    """Raises ValueError for what is no model, or for one whose steps towers cannot run."""
+    """Raises ValueError if `model` is not a keras.Model, or if towers cannot run its steps."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"model ({model!r}) must be a keras.Model.")
     for name in _STEPS:
@@ -37,7 +37,7 @@ def check_model(model: Any) -> None:
 
 @functools.cache
 def hint_gpu_variables(home: str) -> None:
-    """Warns of parameters on a GPU; once in a process."""
+    """Warns once per process that the model's variables are on a GPU."""
     if devices_lib.is_gpu(home):
         warnings.warn(
             f"the model's variables are on {home} and stay there: that device also averages and "
@@ -47,18 +47,18 @@ def hint_gpu_variables(home: str) -> None:
 
 
 def _is_distributed(model: keras.Model) -> bool:
-    """Whether a model was made in the scope of a tf.distribute strategy."""
-    with tf.Graph().as_default():  # where nobody has entered a scope: the default is nobody's
+    """Returns whether the model was made in the scope of a tf.distribute strategy."""
+    with tf.Graph().as_default():  # a new graph has the default strategy
         return model.distribute_strategy is not tf.distribute.get_strategy()
 
 
 @contextmanager
 def explained(name: str, wants_eager: bool) -> Iterator[None]:
-    """Makes a ValueError of what a step raises that run_eagerly=True would have let run.
+    """Raises a ValueError that explains an error of code that only works with run_eagerly=True.
 
     Args:
-        name: the parallel model's.
-        wants_eager: whether it was compiled with run_eagerly=True.
+        name: the name of the parallel model.
+        wants_eager: whether the model was compiled with run_eagerly=True; if not, errors pass.
     """
     try:
         yield

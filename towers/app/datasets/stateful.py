@@ -1,9 +1,9 @@
-"""Examples of an iterable that has a state, in its own order: Grain's, torchdata's, anyone's.
+"""Reads examples in order from an iterable with a state, such as a loader of Grain or torchdata.
 
     state 0 | batch 0 | state 1 | batch 1 | state 2 | batch 2 ...     read ahead of the steps
-                                     ^ saved after step 1, and gone on from at once
+                                     ^ saved after step 1; a run resumes from it
 
-An epoch is N examples; the iterable begins anew whenever it ends.
+An epoch is N examples. When the iterable ends, it begins again.
 """
 
 import threading
@@ -20,18 +20,18 @@ from towers.resume.stateful import Repeated, methods
 
 
 class Sized(NamedTuple):
-    """An iterable, and the number of its examples that are an epoch."""
+    """Holds an iterable and the number of its examples in an epoch."""
 
     iterable: Any
     num_examples: int
 
 
 class InTurn:
-    """Examples by their number: the next one, or one before which the state is known."""
+    """Gives examples by number: the next example, or one that follows a noted state."""
 
     def __init__(self, row: Repeated, num_examples: int) -> None:
         self.row, self._num_examples = row, num_examples
-        self.lock = threading.Lock()  # an iteration that was left may still read
+        self.lock = threading.Lock()  # an abandoned iterator may still read
 
     def __len__(self) -> int:
         return self._num_examples
@@ -43,12 +43,12 @@ class InTurn:
 
 
 class Stateful(RandomAccess):
-    """N examples an epoch, of an endless row: (epoch, index) is at epoch * N + index."""
+    """Reads N examples per epoch from an endless sequence: number = epoch * N + index."""
 
     how = "in an order of their own, which the checkpoints keep"
 
     def opened(self, options: InputOptions) -> "Stateful":
-        """Raises ValueError for processes: there is one row."""
+        """Raises ValueError if `data_workers` is set, because there is one reader."""
         if options.data_workers:
             raise ValueError(
                 f"data_workers ({options.data_workers}): {self.source.where} is read in its own "
@@ -58,7 +58,7 @@ class Stateful(RandomAccess):
         return self
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """The next examples of the row, whatever order is asked for."""
+        """Returns batches of the next examples. `epoch.order` is ignored."""
         return super().batches(epoch._replace(
             order=lambda count: lambda indices: indices + epoch.number * count
         ))
@@ -70,7 +70,7 @@ class Stateful(RandomAccess):
         self.source.examples.row.note_saved(self._number(epoch, examples_done), saved)
 
     def _number(self, epoch: int, examples_done: int) -> int:
-        """The number of the next example in the row."""
+        """Returns the number of the next example in the endless sequence."""
         return epoch * self.num_examples + min(examples_done, self.num_examples)
 
     def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
@@ -83,10 +83,13 @@ class Stateful(RandomAccess):
 
 
 def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
-    """A split of an iterable of (x, y); Args as `random_access.split_of`.
+    """Makes a split of an iterable of (x, y), or of a `Sized`; errors call it `where`.
+
+    num_classes: the number of labels, if y is one integer. own_task: whether y is an argument of
+    the model's custom loss.
 
     Raises:
-        ValueError: nobody says how many examples an epoch has; or see there.
+        ValueError: the length of an epoch is not known, or an example does not fit the task.
     """
     sized = given if isinstance(given, Sized) else Sized(given, _length(given, where))
     examples = InTurn(Repeated(sized.iterable, where), sized.num_examples)
@@ -101,7 +104,7 @@ def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) ->
 
 
 def check_apart(name: str, train: Any, test: Any = None) -> None:
-    """Raises ValueError where two splits would move the same state."""
+    """Raises ValueError if two splits share an iterable, and so its state."""
     one, other = (getattr(split, "iterable", split) for split in (train, test))
     if one is other and methods(one):
         raise ValueError(
@@ -113,7 +116,7 @@ def check_apart(name: str, train: Any, test: Any = None) -> None:
 def _length(iterable: Any, where: str) -> int:
     try:
         return len(iterable)
-    except TypeError:  # torchdata's loaders have the method, and raise it of some data
+    except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
         raise ValueError(
             f"{where} ({type(iterable).__name__}) does not say how many examples an epoch has: "
             "give it a `__len__`; or its module, beside the function, NUM_EXAMPLES = TRAIN, TEST."
