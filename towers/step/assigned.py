@@ -22,7 +22,7 @@ Weighted: by the towers' examples, n_t / N. What depends on what stands in the t
 
 import functools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras, line_of
 from towers.step.raw_variables import read_as_they_are, variable_behind
-from towers.step.shard_facts import ShardFacts, part_of
+from towers.step.shard_facts import ShardFacts
 from towers.step.state import is_seed
 
 _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
@@ -227,7 +227,7 @@ def without_rows(
         elif is_alone or not facts.dependence.local(value):
             whole.same[i] = value
         else:
-            part = part_of(value, facts)
+            part = facts.known_part(value)
             if part is None:
                 fault = facts.rows.kind(value).fault
                 reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
@@ -261,8 +261,8 @@ def terms_of_new(
         return [value], []
     if is_statistic:
         return [], [facts.weighted(value)]
-    same, own = terms_of(value, facts.dependence.local)
-    parts = [part_of(term, facts) for term in own]
+    same, own = terms_of(value, facts)
+    parts = list(map(facts.known_part, own))
     known = [part for part in parts if part is not None]
     if len(known) == len(own):
         return same, known
@@ -285,22 +285,22 @@ def terms_of_new(
 
 
 def terms_of(
-    value: tf.Tensor, is_local: Callable[[tf.Tensor], bool]
+    value: tf.Tensor, facts: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """(terms that depend on no shard, terms that do) of a sum, or of a multiple of one."""
-    operation = value.op
+    operation, is_local = value.op, facts.dependence.local
     if operation.type in _PASSED_ON:
-        return terms_of(operation.inputs[value.value_index], is_local)
+        return terms_of(operation.inputs[value.value_index], facts)
     if not is_local(value):
         return [value], []
     if operation.type in ("AddV2", "Sub"):
-        (same, own), (same_too, own_too) = (terms_of(v, is_local) for v in operation.inputs)
+        (same, own), (same_too, own_too) = (terms_of(v, facts) for v in operation.inputs)
         if operation.type == "Sub":
             same_too, own_too = ([tf.negative(v) for v in terms] for terms in (same_too, own_too))
         return same + same_too, own + own_too
     if operation.type == "Mul" and not all(map(is_local, operation.inputs)):
         factor, product = sorted(operation.inputs, key=is_local)
-        same, own = terms_of(product, is_local)
+        same, own = terms_of(product, facts)
         return [factor * term for term in same], [factor * term for term in own]
     return [], [value]
 

@@ -15,16 +15,17 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import HOST
+from towers.step.shard_facts import ShardFacts
 
 
-def separate_lookups(gradient: Any, facts: Any) -> Any:
+def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:
     """Tells the kinds of slices apart by their dense_shape, for `add_slices` and `join_lookups`.
 
     A table that is looked up in both ways gives a tuple of two; what is no IndexedSlices stays.
 
     Args:
         gradient: a tower's gradient of one variable.
-        facts: of the trace: ShardFacts, or a custom step's collectives.
+        facts: of the trace.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -102,7 +103,7 @@ def _added_by_index(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices
 
 
-def _are_shared(indices: tf.Tensor, facts: Any) -> bool:
+def _are_shared(indices: tf.Tensor, facts: ShardFacts) -> bool:
     """Whether all towers look up equal indices: no row of the batch has a part in them."""
     fact = facts.rows.fact(indices)
     counts_rows = fact.has_rows or fact.degree != 0

@@ -43,6 +43,17 @@ class ShardFacts(NamedTuple):
         is_sum = self.rows.check(value, what).name == "sum"
         return self.masked(value) if is_sum else self.weighted(value)
 
+    def known_part(self, value: tf.Tensor) -> tf.Tensor | None:
+        """A tower's part of a sum or a mean over the batch's rows; None for any other value.
+
+        Args:
+            value: without a batch axis.
+        """
+        kind = self.rows.kind(value).name
+        if kind == "sum":
+            return self.masked(value)
+        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
+
     def added_loss(self, value: tf.Tensor) -> tf.Tensor:
         """The shard's part of a loss that a layer, or a `compute_loss`, has added: scalar."""
         return self.part(value, "a loss that a layer, compute_loss or an output adds")
@@ -65,16 +76,3 @@ class ShardFacts(NamedTuple):
             return sums
 
         return meet
-
-
-def part_of(value: tf.Tensor, facts: Any) -> tf.Tensor | None:
-    """A tower's part of a sum or a mean over the batch's rows; None for any other value.
-
-    Args:
-        value: without a batch axis.
-        facts: of a tower's trace: ShardFacts.
-    """
-    kind = facts.rows.kind(value).name
-    if kind == "sum":
-        return facts.masked(value)
-    return facts.weighted(value) if kind == "mean" and value.dtype.is_floating else None
