@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import towers
-from tests import forked
+from tests import forked, plain_english
 from towers import TrainConfig
 from towers.app import fields
 
@@ -76,6 +76,11 @@ def test_every_command_on_a_page_has_flags_and_values_that_there_are(names, modu
     done = subprocess.run([sys.executable, "-c", script, json.dumps(found)], cwd=ROOT,
                           capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
+
+
+def test_pages_help_and_messages_are_easy_to_read():
+    assert plain_english.complaints("What nobody knows goes on anew.") != []
+    assert plain_english.faults() == []
 
 
 def test_the_reference_lists_every_public_name_once():

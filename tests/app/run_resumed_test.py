@@ -50,7 +50,7 @@ def refused(message, **values):
 
 def test_one_script_begins_a_run_and_goes_on_with_it():
     whole = towers.train(config(run_dir="whole", epochs=3))
-    with pytest.raises(ValueError, match="resume=auto goes on with the run in `run_dir`.*name one"):
+    with pytest.raises(ValueError, match="resume=auto continues the run .*Set `run_dir`"):
         towers.train(config(resume="auto"))
     interrupted(epochs=3, resume="auto")
     assert json.loads((RUN / "config.json").read_text())["resume"] is None

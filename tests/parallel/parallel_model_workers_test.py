@@ -35,7 +35,7 @@ def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_
 @pytest.mark.parametrize("what, said", [
     ("other_shuffle", "ValueError: the workers have different global batches in a train step. Give "
                       "each the same examples in the same order"),
-    ("own_step", "Towers meet within one process only, and the environment names"
+    ("own_step", "That works in one process only, and the environment names"
                  " 2 workers. Unset TF_CONFIG."),
     ("late", "ValueError: the environment names 2 workers, but TensorFlow has started before this "
              "process joined them: a model's variables start it, too. Call towers.join_workers()"),

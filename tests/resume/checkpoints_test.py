@@ -186,7 +186,7 @@ def test_what_could_not_go_on_is_not_written_and_nothing_is_removed_for_it(
         assert not saver.save(step)
         (line,) = saver.said
         assert f"epoch-0-step-{step} is not written" in line and words in line
-        assert line.endswith("; training goes on.")
+        assert line.endswith("; training continues.")
     assert [checkpoints.step_of(path) for path in checkpoints.find(folder)] == [3, 2, 1]
 
 

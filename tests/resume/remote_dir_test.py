@@ -140,7 +140,7 @@ def test_what_is_not_uploaded_is_uploaded_later_or_else_in_the_copy(memory, tmp_
     connected = DirFileSystem.put_file
     whole = towers.train(config(run_dir=str(tmp_path / "whole")))
     assert towers.train(config(run_dir=MEMORY), [at_epoch_end(cut)]) == whole
-    assert "; training goes on." in contents(memory)["log.txt"].decode() and not copies(tmp_path)
+    assert "; training continues." in contents(memory)["log.txt"].decode() and not copies(tmp_path)
     with pytest.raises(places.LostDirectoryError) as lost:
         towers.train(config(run_dir=f"{MEMORY}2", epochs=1), [at_epoch_end(cut)])
     (copy,) = tmp_path.glob("towers-*/run2")

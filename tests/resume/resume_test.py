@@ -50,5 +50,5 @@ def test_a_list_of_keras_own_refuses_it(tmp_path):
     parallel = towers.make_parallel(classifier(), 2)
     parallel.compile("sgd", "sparse_categorical_crossentropy")
     callbacks = keras.callbacks.CallbackList([towers.Resume(tmp_path)], model=parallel)
-    with pytest.raises(ValueError, match="works in the list of callbacks"):
+    with pytest.raises(ValueError, match="works only in the fit of a parallel model"):
         parallel.fit(*rows(7), verbose=0, callbacks=callbacks)

@@ -106,7 +106,7 @@ def test_what_differs_is_in_the_identity():
 @pytest.mark.parametrize("x", [[[1.0, 2.0]], None, "text"])
 def test_data_without_an_order_are_refused(x):
     assert not are_arrays(x)
-    with pytest.raises(ValueError, match=r"^x \(.*\): towers.Resume knows the order of arrays"):
+    with pytest.raises(ValueError, match=r"^x \(.*\): towers.Resume cannot find its position"):
         made(x, Start(0))
 
 

@@ -133,7 +133,7 @@ CIRCLE.append(CIRCLE)
 @pytest.mark.parametrize("odd, words", [
     (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
     (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
-    (SimpleNamespace(best=np.zeros(2)), "SimpleNamespace: its `best` holds what is no JSON"),
+    (SimpleNamespace(best=np.zeros(2)), "SimpleNamespace: its `best` holds a value that is not"),
 ])
 def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd, words):
     said = []
@@ -144,8 +144,8 @@ def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd,
     fresh = [type(odd)(), Remembers()]
     snapshot.restore_callbacks(fresh, state, {}, said.append)
     assert said[1:] == [
-        f"callback {type(odd).__name__} begins anew: its state was no JSON when the checkpoint was "
-        "written, which therefore does not hold it."
+        f"callback {type(odd).__name__} starts again: its state was not JSON when the checkpoint "
+        "was written, so the checkpoint does not hold it."
     ]
     assert fresh[1].value == 1
 

@@ -94,7 +94,7 @@ def test_options_that_contradict_each_other_are_refused(options, error):
 
 @pytest.mark.parametrize(("model", "error"), [
     (lambda: chain(4), "more than the 1 layers"),
-    (OwnCall, "has a `call` of its own.*gpus_per_tower=1"),
+    (OwnCall, "has a custom `call`.*gpus_per_tower=1"),
     (lambda: keras.Sequential([keras.Input((4,)), L.Dense(4),
                                L.BatchNormalization(synchronized=True)]), "synchronized=True"),
 ])

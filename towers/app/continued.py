@@ -32,7 +32,7 @@ def resolved(given: Mapping[str, Any]) -> TrainConfig:
     if directory == AUTO:
         if given.get("run_dir") is None:
             raise ValueError(
-                "resume=auto goes on with the run in `run_dir`, or begins it there: name one."
+                "resume=auto continues the run in `run_dir`, or begins it there. Set `run_dir`."
             )
         directory = places.as_path(given["run_dir"])
         if run_dir.read_config(directory) is None:

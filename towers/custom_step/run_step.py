@@ -107,10 +107,10 @@ def _check_alone(model: keras.Model, name: str) -> None:
     num_workers = join_workers().num_workers
     if num_workers > 1:
         raise ValueError(
-            f"model {model.name!r} needs the rows of all towers in its {name} (it is a custom "
-            "step, calls towers.gather, or has a loss that is neither a mean nor a sum over "
-            "examples). Towers meet within one process only, and the environment names "
-            f"{num_workers} workers. Unset TF_CONFIG."
+            f"model {model.name!r} needs the rows of all towers in its {name}, which is custom, "
+            "calls towers.gather or has a loss that is neither a mean nor a sum. "
+            f"That works in one process only, and the environment names {num_workers} workers. "
+            "Unset TF_CONFIG."
         )
 
 

@@ -122,8 +122,8 @@ class StepCollectives(TowerCollectives):
             return self.gather(value)
         if not value.dtype.is_floating:
             raise ValueError(
-                f"{what} is a {value.dtype.name} that every tower computes of its own shard, and "
-                "no mean. Cast it to float and take its mean over the examples, or compute it of "
+                f"{what} is a {value.dtype.name} that every tower computes from its shard, and not "
+                "a mean. Cast it to float and take its mean over the examples, or compute it from "
                 "towers.gather(rows)."
             )
         return self.sum([self.facts.part(value, what)])[0]

@@ -226,7 +226,7 @@ class Checkpointer:
         """Waits until nothing is being written; whether the last checkpoint is on the disk."""
         fault = self._wait()
         if fault is not None:
-            self.warn(f"{fault}; training goes on.")
+            self.warn(f"{fault}; training continues.")
         return fault is None
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ class FitOption(keras.callbacks.Callback):
         """
         name = f"towers.{type(self).__name__}"
         raise ValueError(
-            f"{name} works in the list of callbacks of a parallel model's fit: parallel = "
-            "towers.make_parallel(model, gpus); parallel.compile(...); parallel.fit(..., "
+            f"{name} works only in the fit of a parallel model. Make one with parallel = "
+            "towers.make_parallel(model, gpus), compile it, and call parallel.fit(..., "
             f"callbacks=[{name}(...)])."
         )
 

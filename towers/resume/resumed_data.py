@@ -120,14 +120,14 @@ def make_data(
     if has_state(x):
         if start.steps_per_epoch is None:
             raise ValueError(
-                f"x ({type(x).__name__}) has a state, and goes on in an endless row of passes: "
-                "give steps_per_epoch, such as the batches of a pass."
+                f"x ({type(x).__name__}) has a state and is read without an end: "
+                "give steps_per_epoch, such as the number of batches in the data."
             )
         return Stateful(x, start, done, saved)
     raise ValueError(
-        f"x ({type(x).__name__}): towers.Resume knows the order of arrays, of a PyDataset or of "
-        "anything that gives its batches by index, of a tf.data.Dataset, of a generator, and of "
-        "what has get_state() and set_state(value), or its iterator."
+        f"x ({type(x).__name__}): towers.Resume cannot find its position again. Pass arrays, a "
+        "PyDataset or another source of batches by index, a tf.data.Dataset, a generator, or an "
+        "iterable with get_state() and set_state(value)."
     )
 
 

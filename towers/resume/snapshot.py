@@ -111,9 +111,9 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
         except ValueError as error:
             said = "get_state() returned" if name == "get_state" else f"its `{name}` holds"
             warn(
-                f"callback {type(callback).__name__}: {said} what is no JSON ({error}); "
-                "checkpoints go without it, and a resumed run would begin it anew. Return numbers, "
-                "text, lists and dicts from get_state()."
+                f"callback {type(callback).__name__}: {said} a value that is not JSON "
+                f"({error}). Checkpoints leave it out, and a resumed run starts it again. Return "
+                "numbers, text, lists and dicts from get_state()."
             )
             return {_UNSAVED: True}
     return state
@@ -160,8 +160,8 @@ def _restore(
     """Gives a callback its state, and the arrays whose names begin with `prefix`."""
     if _UNSAVED in state:
         warn(
-            f"callback {type(callback).__name__} begins anew: its state was no JSON when the "
-            "checkpoint was written, which therefore does not hold it."
+            f"callback {type(callback).__name__} starts again: its state was not JSON when "
+            "the checkpoint was written, so the checkpoint does not hold it."
         )
         return
     best_weights = [v for name, v in arrays.items() if name.startswith(prefix)]

@@ -308,10 +308,10 @@ def terms_of(
 def _warn_of_first(variable: Any, line: str) -> None:
     """Warns that tower 0's value is kept of what the line assigns to a variable."""
     warnings.warn(
-        f"{line} assigns variable {variable.path!r} what it computes of a shard: "
-        "every tower has a value of its own, and tower 0's is kept. Make the variable with "
-        'aggregation="mean" or "sum"; or assign it what is computed of towers.gather(rows), the '
-        "rows of all towers, in a train_step of the model's own.",
+        f"{line} assigns variable {variable.path!r} a value that it computes from a "
+        "shard, so each tower has another value. Tower 0's value is kept. Make the variable with "
+        'aggregation="mean" or "sum", or compute its value from towers.gather(rows) in a custom '
+        "train_step.",
         stacklevel=2,
     )
 

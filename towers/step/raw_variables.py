@@ -109,9 +109,9 @@ def check_closed(function: Any, reads: Collection[str] = ()) -> None:
         if names and users:
             raise ValueError(
                 f"{line_of(users[0])} uses tf.Variable {names[0]!r} in a way that towers cannot "
-                f"follow ({users[0].type}). Read it as a whole and assign it as a whole, outside "
-                "of loops and of tf.functions; or make it with add_weight or keras.Variable, and "
-                "draw noise from keras.random with a keras.random.SeedGenerator."
+                f"follow ({users[0].type}). Read and assign only its whole value, outside of "
+                "loops and tf.functions. Or make it with add_weight or keras.Variable, and draw "
+                "noise from keras.random with a keras.random.SeedGenerator."
             )
 
 

@@ -52,7 +52,7 @@ class Stages:
         calls = calls_in_order(model)
         if calls is None:
             raise ValueError(
-                f"gpus_per_tower ({num_stages}): model {model.name!r} has a `call` of its own, and "
+                f"gpus_per_tower ({num_stages}): model {model.name!r} has a custom `call`, but "
                 "only a Sequential or functional model says which layer follows which. Use "
                 "gpus_per_tower=1."
             )

@@ -94,7 +94,7 @@ def _from_tf_config(text: str) -> Cluster:
             raise _malformed(f"has {address!r}, which is no host:port. It must look like")
         if addresses.count(address) > 1:
             raise ValueError(
-                f"{TF_CONFIG} has the address {address} twice: each worker needs one of its own."
+                f"{TF_CONFIG} has the address {address} twice: each worker needs another address."
             )
     count = len(named.get(kind, []))
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:

@@ -66,8 +66,8 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
                 raise
             raise ValueError(
                 f"{ANOTHER_BATCH} in {phase}. Give each the same examples in the same order: it "
-                "takes its own shards of them. What shuffles needs the same seed everywhere, such "
-                "as keras.utils.set_random_seed(1)."
+                "takes its own shards of them. Shuffle with the same seed everywhere: "
+                "keras.utils.set_random_seed(1)."
             ) from None
         except _ABOUT_WORKERS as error:
             if not re.search("ollective|/job:worker", str(error)):

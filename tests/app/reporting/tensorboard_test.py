@@ -52,7 +52,7 @@ def test_a_full_disk_is_one_warning_in_a_fit_too(tmp_path):
     with largest_file(0):
         parallel.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=3, callbacks=[log], verbose=0)
     (warning,) = warnings
-    assert f"{tmp_path} cannot be written any more" in warning and "training goes on" in warning
+    assert f"{tmp_path} cannot be written any more" in warning and "training continues" in warning
 
 
 def test_a_missing_package_is_an_error_that_says_how_to_install_it(monkeypatch):

@@ -77,8 +77,8 @@ def load(
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 3:
         raise ValueError(
             f"augment={name} needs images [height, width, channels], and x is "
-            f"{tf.nest.map_structure(lambda part: tuple(part.shape), spec)}; name a function "
-            "of your own."
+            f"{tf.nest.map_structure(lambda part: tuple(part.shape), spec)}. Give a custom "
+            "function."
         )
     if name == CROP_FLIP:
         return _traced(name, crop_flip, spec), None

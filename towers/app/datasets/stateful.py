@@ -52,8 +52,8 @@ class Stateful(RandomAccess):
         if options.data_workers:
             raise ValueError(
                 f"data_workers ({options.data_workers}): {self.source.where} is read in its own "
-                "order, by one reader. Leave data_workers out; loaders of Grain and torchdata have "
-                "workers of their own."
+                "order, by one reader. Leave data_workers out; set the workers of the Grain or "
+                "torchdata loader instead."
             )
         return self
 

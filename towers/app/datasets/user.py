@@ -127,8 +127,8 @@ def of_splits(
     first, *others = tf.nest.map_structure(lambda spec: spec and tuple(spec.shape), specs)
     if others and others[0] != first:
         raise ValueError(
-            f"{places[1]}: examples of shapes {others[0][0]} and {others[0][1]}, but those of "
-            f"{places[0]} are of {first[0]} and {first[1]}."
+            f"{places[1]}: examples have shapes {others[0][0]} and {others[0][1]}, but "
+            f"examples of {places[0]} have {first[0]} and {first[1]}. Give both the same."
         )
     return Dataset(
         name, splits[0], splits[1] if others else None, None if own_task else max(counts),

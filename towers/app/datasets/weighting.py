@@ -73,7 +73,8 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
     if sample_weight is not None:
         raise ValueError(
             "`class_weight` is given beside data that bring sample weights, and Keras takes one of "
-            "the two: multiply the sample weights by those of the classes, and leave it out."
+            "the two: multiply the sample weights by the class weights, and leave "
+            "`class_weight` out."
         )
     rank = y.shape.rank if isinstance(y, tf.TensorSpec) else None
     is_class = rank == 1 or rank == 2 and y.shape[-1] == 1

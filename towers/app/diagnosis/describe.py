@@ -132,6 +132,6 @@ def verified(run: Run) -> Verification:
 def show_verified(found: Verification, out: Report) -> None:
     """Says the result of `verified`."""
     if found.cause:
-        out.warn(f"{found}. The run goes on, as verify_gradients={WARN} asks for.")
+        out.warn(f"{found}. The run continues, because verify_gradients={WARN}.")
     else:
         out.line(labelled("Verify", str(found)))

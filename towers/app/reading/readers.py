@@ -148,8 +148,8 @@ class _Reader:
                     what = f"example {index}" if index >= 0 else "the first example"
                     raise ValueError(
                         f"{self._where}: {what} takes longer than data_timeout={self._timeout:g} "
-                        "seconds. Mend what it waits for, or allow more; `resume` then goes on "
-                        "from there."
+                        "seconds. Fix its cause or raise `data_timeout`, then continue with "
+                        "`resume`."
                     )
             return _receive(self._connection)
         except (EOFError, OSError):

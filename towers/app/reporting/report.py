@@ -86,7 +86,7 @@ class Report:
                 file.write(text.rstrip() + "\n")
         except OSError as error:
             path, self._log = self._log, None
-            self.warn(f"{path} cannot be written any more ({error.strerror}); training goes on.")
+            self.warn(f"{path} cannot be written any more ({error.strerror}); training continues.")
 
     def warn(self, message: str) -> None:
         """Shows a warning."""

@@ -82,7 +82,7 @@ class RunFiles(keras.callbacks.Callback):
             with hang.within(f"writing {run_dir.RESULTS}"):
                 run_dir.write_results(path, self._run.columns, self._train_state.results)
         except OSError as error:
-            self._warn(f"{path} cannot be written ({error.strerror}); training goes on.")
+            self._warn(f"{path} cannot be written ({error.strerror}); training continues.")
 
     def _save_best(self) -> None:
         try:

@@ -57,4 +57,4 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
             warn, self._tell = self._tell, None
             reason = getattr(error, "message", str(error)).splitlines()[0]
             reason = re.sub(r"\{\{.*?\}\} ?", "", reason)  # TensorFlow's name of the operation
-            warn(f"{self.log_dir} cannot be written any more ({reason}); training goes on.")
+            warn(f"{self.log_dir} cannot be written any more ({reason}); training continues.")
