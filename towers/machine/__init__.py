@@ -1,1 +1,1 @@
-"""The machine: devices, GPUs, their policy, the environment, the terminal."""
+"""Finds and configures the machine's devices, and handles signals, hangs and the terminal."""

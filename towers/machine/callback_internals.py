@@ -1,6 +1,6 @@
-"""Private names of Keras' callbacks that a fit needs to go on. No other module knows them.
+"""Holds the private names of Keras' callbacks that resuming needs. No other module uses them.
 
-They were found in Keras 3.15. The tests of this module name the part that a new version breaks.
+They were found in Keras 3.15. If a new version breaks one, the tests of this module name it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ import numpy as np
 
 _HOLDS_AVERAGES, _FINALIZE = "_ema_weights_in_model", "_finalize_ema_values"
 
-# Keras' callbacks keep their counts under these names, and whether averages are in the model. They
-# offer no public names. A callback without one of them is left alone.
+# Keras' callbacks keep their counts in these attributes, and whether the model holds averages.
+# There are no public names. A callback that lacks an attribute is left alone.
 CALLBACK_FIELDS = (
     "_batches_seen_since_last_saving", "_last_batch_seen",  # ModelCheckpoint, OrbaxCheckpoint
     "_total_batches_seen",  # OrbaxCheckpoint
@@ -23,12 +23,12 @@ CALLBACK_FIELDS = (
 
 
 def says_averages(fields: Mapping[str, Any]) -> bool:
-    """Whether the saved fields of a callback say that averages are in the model."""
+    """Returns whether a callback's saved fields say that the model holds the averages."""
     return bool(fields.get(_HOLDS_AVERAGES))
 
 
 class _Finalize:
-    """The method by which SwapEMAWeights discards the weights; notes them at first."""
+    """Replaces the method in which SwapEMAWeights discards the weights; keeps a copy first."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
@@ -43,7 +43,7 @@ class _Finalize:
             variable.assign(value)
 
     def _averages(self) -> list[keras.Variable]:
-        """The averages that optimizers keep; the weights, where they are swapped."""
+        """Returns the optimizers' average variables; after a swap they hold the weights."""
         found: list[keras.Variable] = []
 
         def find(optimizer: Any) -> None:
@@ -54,11 +54,11 @@ class _Finalize:
 
 
 def note_weights(callbacks: Sequence[Any]) -> None:
-    """Makes SwapEMAWeights(swap_on_epoch=True) note the weights before it discards them.
+    """Makes SwapEMAWeights(swap_on_epoch=True) keep a copy of the weights that it discards.
 
-    At the end of the last epoch it has the averages in the model and the weights in the optimizer,
-    and copies the averages over the weights. A fit with more epochs resumes from the weights. They
-    can be had at no other time: callbacks behind it see the averages in both places.
+    At the end of the last epoch, the model holds the averages and the optimizer the weights. The
+    callback then copies the averages over the weights, but a fit with more epochs resumes from
+    the weights. They must be copied here: later callbacks see the averages in both places.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -67,7 +67,7 @@ def note_weights(callbacks: Sequence[Any]) -> None:
 
 @contextmanager
 def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
-    """Within, the weights that `note_weights` has noted are in the optimizer again."""
+    """Inside the context, the optimizer holds the weights that `note_weights` has copied."""
     found = [vars(callback).get(_FINALIZE) for callback in callbacks]
     finished = [f for f in found if isinstance(f, _Finalize) and f.weights]
     for finalize in finished:
@@ -78,9 +78,9 @@ def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
 
 
 def finalize_averages(callbacks: Sequence[Any]) -> None:
-    """Copies the averages over the weights where they are swapped, as after the last epoch.
+    """Copies the averages over the weights if they are swapped, as Keras does after a fit.
 
-    Keras' optimizer then finds the averages where it takes the final weights from.
+    Keras' optimizer takes the final weights from there, so it must find the averages.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and says_averages(vars(callback)):
@@ -88,8 +88,8 @@ def finalize_averages(callbacks: Sequence[Any]) -> None:
 
 
 def forget_initial_epoch(model: keras.Model) -> None:
-    """Drops the first epoch that a BackupAndRestore of an earlier fit has left on the model.
+    """Removes the initial epoch that BackupAndRestore left on the model in an earlier fit.
 
-    It would win over the one that `fit` is given.
+    Otherwise Keras uses it instead of the `initial_epoch` that `fit` is given.
     """
     model._initial_epoch = None

@@ -1,4 +1,4 @@
-"""The choices for options of a step, in the library and in flags; imports no TensorFlow."""
+"""Lists the choices for options of a step, for library and flags; imports no TensorFlow."""
 
 BATCH_NORM = ("average", "synchronized", "tower0")
 STRATEGIES = ("parameter_server", "mirrored")

@@ -1,4 +1,4 @@
-"""The devices of this machine, and which of them runs each tower.
+"""Lists the devices of this machine, and assigns each tower to one of them.
 
     tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device t * D // T
 """
@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from towers.machine.words import plural
 
-HOST = "/cpu:0"  # whose memory holds the global batches
-# When devices are made: of a notebook's cells, any that makes a model is too early for another.
+HOST = "/cpu:0"  # its memory holds the global batches
+# A notebook cell that makes a model starts TensorFlow; after that, no devices can be made.
 FIRST = "before anything else uses TensorFlow (in a notebook: restart the kernel, call it first)"
 DEVICE_CHOICES = ("auto", "gpu", "cpu")
 
 
 def has_gpus() -> bool:
-    """Whether TensorFlow sees a GPU; does not start its runtime."""
+    """Returns whether TensorFlow sees a GPU, without starting its runtime."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -48,13 +48,13 @@ def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str
 
 
 def device_names(kind: str) -> list[str]:
-    """All logical devices of a kind ("gpu" or "cpu"), such as ["/cpu:0", "/cpu:1"]."""
+    """Returns the logical devices of a kind ("gpu" or "cpu"), such as ["/cpu:0", "/cpu:1"]."""
     count = len(tf.config.list_logical_devices(kind.upper()))
     return [f"/{kind}:{index}" for index in range(count)]
 
 
 def check_devices(devices: Sequence[str]) -> None:
-    """Raises ValueError when a device is absent: soft placement would silently use the CPU."""
+    """Raises ValueError if a device is repeated, or absent (TensorFlow would use the CPU)."""
     if not devices:
         raise ValueError("devices is empty: name at least one, such as ['/cpu:0'].")
     present = {short_name(d.name): d.name for d in tf.config.list_logical_devices()}
@@ -71,7 +71,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
-    """The device of each tower: tower t of T runs on device t * D // T (contiguous ranges).
+    """Returns the device of each tower: tower t of T runs on device t * D // T.
 
     Raises:
         ValueError: `num_towers` is below 1.
@@ -82,18 +82,18 @@ def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
 
 
 def is_gpu(device: str) -> bool:
-    """Whether a device name such as "/gpu:0" or "/device:GPU:0" is a GPU's."""
+    """Returns whether a device name, such as "/gpu:0" or "/device:GPU:0", names a GPU."""
     return "gpu" in device.lower()
 
 
 def short_name(name: str) -> str:
-    """A device's name as towers writes it, such as "/cpu:0" of "/job:localhost/device:CPU:0"."""
+    """Shortens a device name: "/job:localhost/device:CPU:0" becomes "/cpu:0"."""
     spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"
 
 
 def count_cores() -> int:
-    """The processor cores this process may use."""
+    """Returns the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -102,13 +102,13 @@ def count_cores() -> int:
 def cpu_threads(
     num_towers: int, num_cores: int | None = None, *, compiled: bool = False
 ) -> tuple[int, int]:
-    """Threads for towers on a CPU: (intra-op, inter-op).
+    """Returns the numbers of (intra-op, inter-op) threads for towers on a CPU.
 
-    One thread per tower, and the cores shared among the towers: towers side by side scale better
-    than threads inside each operation. The intra-op count changes the bits of a CPU's results, so
-    it follows from the tower count and the cores, never from the device count.
+    Towers run side by side and share the cores, because this scales better than more threads
+    inside each operation. The intra-op count changes the bits of a CPU's results, so it follows
+    from the tower count and the cores, never from the device count.
 
-    Towers that XLA compiles run on the intra-op threads alone: with one, they would take turns.
+    Compiled towers run on the intra-op threads alone; with one thread, they would take turns.
     """
     cores = num_cores or count_cores()
     at_once = min(num_towers, cores) if compiled else 1
@@ -116,12 +116,12 @@ def cpu_threads(
 
 
 def intra_op_threads() -> int:
-    """The threads of each operation on the CPU; TensorFlow's own default is one a core."""
+    """Returns the CPU threads of each operation; TensorFlow's default is one per core."""
     return tf.config.threading.get_intra_op_parallelism_threads() or count_cores()
 
 
 def has_started() -> bool:
-    """Whether TensorFlow has started; it has no public way to ask, but refuses new threads then."""
+    """Returns whether TensorFlow has started. No public name says so; new threads then fail."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -132,17 +132,17 @@ def has_started() -> bool:
 
 
 def set_graph_optimizer(is_on: bool) -> None:
-    """Sets grappler, TensorFlow's graph optimizer, up for towers.
+    """Configures grappler, TensorFlow's graph optimizer, for towers.
 
-    Off are those that change bits by what shares a device or a function: the arithmetic
-    optimization rewrites additions, the remapper fuses, constant folding moves factors.
+    Three optimizations are off, because the bits would depend on what shares a device or function:
+    arithmetic optimization rewrites additions, remapping fuses, constant folding moves factors.
     """
     off = dict.fromkeys(("arithmetic_optimization", "remapping", "constant_folding"), False)
     tf.config.optimizer.set_experimental_options({**off, "disable_meta_optimizer": not is_on})
 
 
 def device_kind(device: str) -> str:
-    """"gpu" or "cpu", of one of `DEVICE_CHOICES`; raises ValueError for a GPU that is not there."""
+    """Returns "gpu" or "cpu" for a device choice; raises ValueError if it needs a missing GPU."""
     if device not in DEVICE_CHOICES:
         raise ValueError(f"device ({device!r}) must be one of {', '.join(DEVICE_CHOICES)}.")
     if device == "auto":
@@ -158,12 +158,12 @@ def device_kind(device: str) -> str:
 def too_many(
     name: str, value: object, indices: Sequence[int], present: Sequence[str]
 ) -> ValueError:
-    """The error where more devices are asked for than are present, with the ways out.
+    """Makes the error for an argument that needs more devices than are present.
 
     Args:
-        name, value: of the argument.
-        indices: of the devices that it stands for.
-        present: names of devices, all of one kind.
+        name, value: the argument's name and its value.
+        indices: the device indices that the value stands for.
+        present: names of the present devices, all of one kind.
     """
     count = len(present)
     has = f"{count} ({', '.join(present)})"
@@ -180,12 +180,12 @@ def too_many(
 
 
 def tower_range(first: int, last: int) -> str:
-    """"0-7", or "3" for a single tower."""
+    """Returns "0-7", or "3" for a single tower."""
     return f"{first}-{last}" if last > first else f"{first}"
 
 
 def placement(tower_devices: Sequence[str], first: int) -> str:
-    """"towers 0-1 on /gpu:0, /gpu:1"; `first`: the first of these towers."""
+    """Returns "towers 0-1 on /gpu:0, /gpu:1"; `first` is the index of the first tower."""
     counts = [(device, len(list(towers))) for device, towers in groupby(tower_devices)]
     num_towers = len(tower_devices)
     if len({count for _, count in counts}) == 1:

@@ -1,4 +1,4 @@
-"""Whether this Python can run towers at all: TensorFlow is there, and Keras computes with it."""
+"""Checks that this Python can run towers: TensorFlow is installed, and is Keras' backend."""
 
 import importlib
 import json
@@ -11,19 +11,19 @@ OLDEST_TENSORFLOW = (2, 20)
 
 
 def check() -> None:
-    """Imports TensorFlow, after looking at what would make the import useless.
+    """Imports TensorFlow, after checking for what would make the import useless.
 
     Raises:
-        ValueError: Keras is set to another backend; TensorFlow is missing or too old.
+        ValueError: Keras uses another backend, or TensorFlow is missing or too old.
     """
     check_backend()
     check_tensorflow()
 
 
 def check_backend() -> None:
-    """Raises ValueError when Keras computes, or would compute, with another backend.
+    """Raises ValueError if Keras computes, or would compute, with another backend.
 
-    It is found as Keras itself finds it, without importing Keras.
+    The backend is found by Keras' rules, but without importing Keras.
     """
     backend, where = "tensorflow", "Keras' default"
     if "keras" in sys.modules:
@@ -43,7 +43,7 @@ def check_backend() -> None:
 
 
 def check_tensorflow() -> None:
-    """Raises ValueError when TensorFlow cannot be imported or is too old."""
+    """Raises ValueError if TensorFlow cannot be imported or is too old."""
     oldest = ".".join(map(str, OLDEST_TENSORFLOW))
     try:
         version = str(importlib.import_module("tensorflow").__version__)

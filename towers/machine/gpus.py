@@ -1,6 +1,6 @@
-"""The GPUs that are asked for: a count or a list of indices -> device names; the others hidden.
+"""Turns a count or a list of GPU indices into device names, and hides the other GPUs.
 
-TensorFlow takes the memory of every GPU that it sees as it starts.
+TensorFlow takes the memory of every GPU that it sees when it starts.
 """
 
 import operator
@@ -30,24 +30,24 @@ def gpu_devices(
     gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1, *, device: str = "auto",
     name: str = "gpus", may_share: bool = True, compiled: bool = False,
 ) -> list[str]:
-    """The devices that `gpus` stands for; logical CPU devices on a machine without GPUs.
+    """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 
     Args:
-        gpus: a count, or a list of distinct device indices such as [0, 2, 4]; None means all GPUs,
-            or without one the logical CPU devices: one for each core and tower if none are made.
-        num_towers: of all workers, which logical CPU devices get their threads by; None means one
+        gpus: a count, or a list of distinct device indices such as [0, 2, 4]. None means all GPUs;
+            without a GPU, all logical CPU devices, which are made if the CPU is undivided.
+        num_towers: the towers of all workers, by which the CPU threads are set; None means one
             for each `gpus_per_tower` devices.
-        device: see `tower_devices`.
-        name: what an error calls `gpus`.
-        may_share: whether the one CPU device that TensorFlow has started with may stand for all.
-        compiled: see `logical_cpus`.
+        device: "gpu", "cpu", or "auto" for the GPUs if there are any, else the CPU.
+        name: the argument's name in errors.
+        may_share: whether one undivided CPU device may stand for all devices.
+        compiled: whether XLA compiles the towers, which then need other CPU threads.
 
     Returns:
-        Device names such as ["/gpu:0", "/gpu:2"], in the order asked for; where the GPUs between
-        could be hidden, see `_use_only`, ["/gpu:0", "/gpu:1"].
+        Device names such as ["/gpu:0", "/gpu:2"], in the order of the indices. If `_use_only` has
+        hidden the GPUs between them, the names are ["/gpu:0", "/gpu:1"].
 
     Raises:
-        ValueError: `gpus` is neither, or names devices that this machine does not have.
+        ValueError: `gpus` is no count or list of indices, or names devices that do not exist.
     """
     kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":
@@ -65,9 +65,9 @@ def gpu_devices(
 def _split_cpu(
     indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int, compiled: bool
 ) -> None:
-    """Makes logical CPU devices, where there are fewer and TensorFlow has not started.
+    """Makes logical CPU devices if there are too few and TensorFlow has not started.
 
-    Without indices they are one for each tower's stage, at most one a core.
+    Without indices, it makes one for each stage of each tower, at most one per core.
     """
     cluster, cpu = join_workers(), tf.config.list_physical_devices("CPU")[0]
     divided = tf.config.get_logical_device_configuration(cpu)
@@ -84,22 +84,22 @@ def _split_cpu(
     logical_cpus(count, num_towers=num_towers, compiled=compiled)
 
 
-# The numbers that the GPUs had which `_use_only` has left; empty while it has hidden none.
+# The original indices of the GPUs that `_use_only` left visible; empty if it has hidden none.
 shown: list[int] = []
 
 
 def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
     """Hides all other GPUs from TensorFlow, which then leaves their memory alone.
 
-    Where TensorFlow has started, it only warns. GPUs that are divided into logical ones stay, and
-    so do all where an index is of none.
+    If TensorFlow has started, it only warns. It hides no GPU if GPUs are divided into logical
+    ones, or if an index names no GPU.
 
     Args:
-        indices: distinct, of the GPUs that TensorFlow sees.
-        gpus: what they were made of: a count is of those that are left.
+        indices: distinct indices of GPUs that TensorFlow sees.
+        gpus: the argument with these indices; a count counts the GPUs that are still visible.
 
     Returns:
-        The GPUs' numbers from now on: those that are left count from 0.
+        The indices that the GPUs have from now on; visible GPUs count from 0.
 
     Raises:
         ValueError: an earlier call has hidden one of them.
@@ -129,10 +129,10 @@ def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
 
 
 def multiplies_in_tf32(devices: Sequence[str]) -> bool:
-    """Whether float32 matmuls and convolutions on any of the devices multiply in TF32.
+    """Returns whether float32 matmuls and convolutions on any of the devices multiply in TF32.
 
-    GPUs do from compute capability 8.0 on (NVIDIA's A100 whitepaper), unless TensorFlow, or
-    NVIDIA's libraries by NVIDIA_TF32_OVERRIDE=0, are told not to.
+    GPUs of compute capability 8.0 or higher do (NVIDIA's A100 whitepaper), unless TensorFlow's
+    setting or NVIDIA_TF32_OVERRIDE=0, for NVIDIA's libraries, turns it off.
     """
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if not any(map(is_gpu, devices)) or not is_on or os.environ.get(_TF32_OVERRIDE) == "0":
@@ -142,7 +142,7 @@ def multiplies_in_tf32(devices: Sequence[str]) -> bool:
 
 
 def as_integer(value: Any) -> int | None:
-    """A Python or NumPy integer as int; None for anything else, True and False too."""
+    """Returns a Python or NumPy integer as int; None for all else, such as True and False."""
     if isinstance(value, bool):
         return None
     try:
@@ -152,7 +152,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def device_indices(gpus: Any) -> list[int]:
-    """The indices of the devices that `gpus` stands for: 0, 1, ... of a count.
+    """Returns the device indices that `gpus` stands for; a count means 0 to count - 1.
 
     Raises:
         ValueError: `gpus` is neither a count nor a list of distinct indices.
@@ -165,7 +165,7 @@ def device_indices(gpus: Any) -> list[int]:
     valid = [i for i in indices if i is not None and i >= 0]
     if valid and len(set(valid)) == len(indices):
         return valid
-    # Physical devices: an error about the argument must not start TensorFlow.
+    # Counts physical devices, because an error about the argument must not start TensorFlow.
     present = len(tf.config.list_physical_devices("GPU"))
     names = f" ({', '.join(f'/gpu:{i}' for i in range(present))})" if present else ""
     raise ValueError(

@@ -1,7 +1,7 @@
-"""Ends a process whose Python stands still: a separate program, without towers or TensorFlow.
+"""Ends a process whose Python interpreter hangs; a program without towers or TensorFlow.
 
-    towers-hang, a thread    a line a second: how many seconds may pass without another line
-    this process             as many have passed: a line on stderr, SIGABRT to its parent
+    towers-hang, a thread    sends a line a second: the seconds that may pass without another line
+    this process             after these seconds, writes an error and sends SIGABRT to its parent
 
 A thread cannot do this, because it needs Python's lock. `faulthandler.dump_traceback_later` would
 also count the time for which the process is stopped, such as by Ctrl-Z.
@@ -18,13 +18,13 @@ from pathlib import Path
 
 
 def start(way_out: str) -> "subprocess.Popen[bytes] | None":
-    """Starts the guard of this process; None where there can be none.
+    """Starts the guard of this process; returns None if that is not possible.
 
     Args:
-        way_out: sentences on how to go on.
+        way_out: sentences that tell the user how to continue.
     """
     if not sys.platform.startswith("linux") or not sys.executable:
-        return None  # elsewhere a process that was stopped cannot be told from one that hangs
+        return None  # elsewhere, a stopped process looks like one that hangs
     if not faulthandler.is_enabled():
         faulthandler.enable(2)
     stderr = None
@@ -34,7 +34,7 @@ def start(way_out: str) -> "subprocess.Popen[bytes] | None":
         started = subprocess.Popen(
             [sys.executable, "-IS", __file__, way_out], stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=stderr,
-            start_new_session=True,  # Ctrl-C and Ctrl-Z are not for it
+            start_new_session=True,  # so that Ctrl-C and Ctrl-Z do not reach it
         )
         assert started.stdin is not None
         os.set_blocking(started.stdin.fileno(), False)
@@ -43,7 +43,7 @@ def start(way_out: str) -> "subprocess.Popen[bytes] | None":
 
 
 def main(way_out: str) -> None:
-    """Reads lines on stdin until they end."""
+    """Reads time limits from stdin until it ends; ends the parent if no line comes in time."""
     watched, limit, waited = os.getppid(), float("inf"), 0
     while os.getppid() == watched:
         if select.select([0], [], [], 1)[0]:

@@ -3,8 +3,8 @@
     main thread    reading data | a train step | a callback | reading data | a train step ...
     towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
 
-The thread that hangs cannot be unwound: what it waits for may never come. If C code holds Python's
-lock, no thread can end the process: `guard`, another process, does it.
+The hanging thread cannot be interrupted, because it may wait forever. If C code holds Python's
+lock, no thread can end the process, so another process (`guard`) does.
 """
 
 import faulthandler
@@ -23,21 +23,21 @@ from typing import NamedTuple
 
 from towers.machine import guard, places
 
-HUNG = 4  # the exit code of a process that has ended itself so
+HUNG = 4  # the exit code of a process that this module has ended
 READING, BETWEEN = "reading data", "the work between two steps"
 LEAST_SECONDS = 300.0
-MOST_SECONDS = 1_000_000  # the system's own limit is not much above
+MOST_SECONDS = 1_000_000  # the system's limit is not much higher
 _TIMES_THE_LONGEST = 10
 _TICK = 1.0  # seconds
-_SECONDS_TO_SAY = 2.0  # what it writes to may hang, too
-_SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, which says more
+_SECONDS_TO_SAY = 2.0  # for each write, because writing may hang, too
+_SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, because the thread says more
 _STDERR = 2
 
 
 class _Doing(NamedTuple):
-    """What the main thread does.
+    """Describes the main thread's phase.
 
-    is_patient: it may take any time. computes: the devices work.
+    is_patient: whether the phase may take any time. computes: whether devices work in it.
     """
 
     phase: str = BETWEEN
@@ -46,10 +46,10 @@ class _Doing(NamedTuple):
 
 
 class _Now:
-    """What the process does now: one store for each phase, as a step has many.
+    """Holds the current phase. A step has many phases, so a change is one attribute assignment.
 
-    doing: another object with each phase. known: the kinds of steps that have been made: the first
-    of each is traced and compiled. watchers: how many `Watch`es are open.
+    doing: the phase, a new object for each change. known: the kinds of steps so far; the first
+    step of each kind is traced and compiled. watchers: the number of open `Watch`es.
     """
 
     doing = _Doing()
@@ -62,24 +62,24 @@ now = _Now()
 
 @contextmanager
 def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
-    """A phase inside of another one.
+    """Sets the phase inside the context, and the previous phase after it.
 
     Args:
-        phase: what a person reads behind "in".
-        is_patient: whether it may take any time.
-        computes: whether it hangs where a device does.
+        phase: the text that follows "in" in a message.
+        is_patient: whether the phase may take any time.
+        computes: whether devices work in it; if it hangs, the message names the towers.
     """
     before = now.doing
     now.doing = _Doing(phase, is_patient, computes)
     try:
         yield
     finally:
-        now.doing = _Doing(*before)  # a new one: this is progress, too
+        now.doing = _Doing(*before)  # a new object, because a phase's end is progress, too
 
 
 @contextmanager
 def step(phase: str) -> Iterator[None]:
-    """The phase in which devices compute; the first of a kind takes any time."""
+    """Sets a phase in which devices compute; the first one of a kind may take any time."""
     with within(phase, is_patient=phase not in now.known, computes=True):
         yield
     now.known.add(phase)
@@ -87,14 +87,14 @@ def step(phase: str) -> Iterator[None]:
 
 @dataclass
 class Watch:
-    """Within, and after the first step, a phase that lasts too long ends the process (`HUNG`).
+    """Inside the context, ends the process (`HUNG`) if a phase after the first step is too long.
 
-    towers: "towers 0-1 on /cpu:0, /cpu:1".
-    way_out: sentences on how to go on.
-    seconds: after which a phase hangs; None: 10 times the longest one so far; 0: none does.
-    least: what these 10 times are at least.
-    log: the file for the stacks; None: stderr.
-    leave: makes the terminal what it was.
+    towers: a text such as "towers 0-1 on /cpu:0, /cpu:1".
+    way_out: sentences that tell the user how to continue.
+    seconds: a phase's limit; None means 10 times the longest phase so far, 0 means no limit.
+    least: the smallest limit if `seconds` is None.
+    log: the file for the stacks; None means stderr.
+    leave: a function that restores the terminal.
     """
 
     towers: str
@@ -118,7 +118,7 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        """Looks at the main thread, and ends the process if it hangs."""
+        """Watches the main thread, and ends the process if it hangs."""
         tick = min(_TICK, (self.seconds or self.least) / 4)
         doing, looked, waited, longest = now.doing, time.monotonic(), 0.0, 0.0
         other: subprocess.Popen[bytes] | None = None
@@ -137,14 +137,14 @@ class Watch:
             if other is None and limit < math.inf:
                 other = guard.start(self.way_out)
             if other is not None and other.stdin is not None:
-                with suppress(OSError):  # it has ended, or reads no more
+                with suppress(OSError):  # the guard has ended, or no longer reads
                     os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
         if other is not None:
             other.kill()
             other.communicate()
 
     def _end_process(self, doing: _Doing, seconds: float) -> None:
-        """Writes the phase and the stacks; what it writes to may hang, too."""
+        """Writes the phase and the stacks in threads, because writing may hang, too; then exits."""
         where = f" ({self.towers})" if doing.computes else stands_in(self._main)
         stacks = "follow" if self.log is None else f"stand in {self.log}"
         text = places.prefix(places.here()).sub("", (
@@ -170,7 +170,7 @@ class Watch:
 
 
 def stands_in(thread: int) -> str:
-    """", in read (source.py, line 31)": the innermost function of a thread; "" where it ended."""
+    """Returns a thread's innermost function, ", in read (source.py, line 31)"; "" if it ended."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return ""

@@ -1,7 +1,7 @@
-"""Keras' private names that towers cannot do without. No other module knows them.
+"""Holds the private names of Keras that towers needs. No other module uses them.
 
-Each part says which need it serves and why no public way does; all hold in Keras 3.10, which
-TensorFlow 2.20 asks for, to 3.15. The tests of this module name the part that a new version breaks.
+Each part says what needs it and why no public name works. All exist in Keras 3.10, which
+TensorFlow 2.20 requires, to 3.15. If a new version breaks one, this module's tests name it.
 """
 
 import functools
@@ -19,19 +19,19 @@ from towers.machine.replaced import replaced, replaced_by
 
 
 def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """A model or layer and all layers inside of it, each once, however deep.
+    """Returns a model or layer and all layers inside it, at any depth, each once.
 
-    `model.layers` has those of the first level alone, and a layer that is no model (Bidirectional,
-    RNN, MultiHeadAttention) has no such attribute.
+    `model.layers` lists the first level alone, and layers such as Bidirectional, RNN and
+    MultiHeadAttention have no such attribute.
     """
     return layer._flatten_layers()
 
 
 class Call(NamedTuple):
-    """One call of a layer or operation.
+    """Describes one call of a layer or operation.
 
-    operation: the layer. outputs: Keras' symbolic tensors. arguments: positional ones, such as
-    (tensor, 255.0) of `tensor / 255.0`.
+    operation: the layer or operation. outputs: its symbolic Keras tensors. arguments: its
+    positional arguments, such as (tensor, 255.0) for `tensor / 255.0`.
     """
 
     operation: Any
@@ -40,10 +40,10 @@ class Call(NamedTuple):
 
 
 def calls_in_order(model: keras.Model) -> list[Call] | None:
-    """The calls of a Sequential or functional model in the order in which it makes them.
+    """Returns a Sequential or functional model's calls in the order in which it makes them.
 
-    Those of models inside of it are in their place. None for a model whose `call` is its class's
-    own. A graph's order is public nowhere.
+    A nested model's calls take its place. Returns None for a model with a custom `call`. The
+    order of a graph has no public name.
     """
     calls: list[Call] = []
 
@@ -76,13 +76,13 @@ _FUNCTIONAL_CALL = type(keras.Model(*[keras.Input((1,))] * 2)).call
 def calls_wrapped(
     operations: Sequence[Any], scope_of: Callable[[Any, int], AbstractContextManager]
 ) -> Iterator[None]:
-    """Within, each call of these operations is made in a context.
+    """Inside the context, runs each call of the operations in a context from `scope_of`.
 
-    Keras has no hook around `call`, in which all that a layer computes is.
+    Keras has no hook around `call`, where a layer computes everything.
 
     Args:
         operations: layers or operations.
-        scope_of: (operation, the number of its calls before) -> the context.
+        scope_of: (operation, the number of its earlier calls) -> the context of this call.
     """
     def scoped(operation: Any, call: Callable) -> Callable:
         counter = itertools.count()
@@ -101,9 +101,9 @@ def calls_wrapped(
 
 
 def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
-    """Gives a built layer the `seed_generator` that it lacks; its state is tracked in the layer.
+    """Gives a built layer the `seed_generator` that it lacks; the layer tracks its state.
 
-    A built layer takes no new state, and `build` makes none that its `__init__` would have made.
+    A built layer accepts no new state, and `build` does not make what `__init__` has skipped.
     """
     layer._tracker.unlock()
     layer.seed_generator = keras.random.SeedGenerator(seed)
@@ -112,10 +112,10 @@ def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
 
 @contextmanager
 def noise_left_out() -> Iterator[None]:
-    """Within, Keras draws no random numbers: dropout keeps all, a distribution has one value.
+    """Inside the context, Keras draws constants, not random numbers, and dropout keeps all.
 
-    No value is 0, so that each parameter keeps its gradient. `keras.random` and all layers call
-    these functions; there is no public way to turn off the noise of every layer.
+    Float constants are not 0 by default, so that each parameter keeps its gradient. `keras.random`
+    and all layers call these functions; no public name turns off the noise of every layer.
     """
     from keras.src.backend.tensorflow import random
 
@@ -123,7 +123,7 @@ def noise_left_out() -> Iterator[None]:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
 
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, **rest: Any) -> tf.Tensor:
-        return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps 0.9
+        return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps it
 
     def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
         return filled(shape, mean + stddev, **rest)
@@ -151,23 +151,23 @@ def noise_left_out() -> Iterator[None]:
 def moments_replaced(
     layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
 ) -> AbstractContextManager[None]:
-    """Within, a BatchNormalization takes its batch's mean and variance from `moments`.
+    """Inside the context, a BatchNormalization uses the mean and variance from `moments`.
 
-    Keras' `call` computes them, updates the statistics and normalizes in one: there is no way in
-    but to repeat all of it.
+    Keras' `call` computes them, updates the statistics and normalizes in one method; the public
+    way would be to repeat all of it.
 
     Args:
-        layer: the layer.
-        moments: (inputs [n, ...], mask) -> mean and variance, [channels] each.
+        layer: the BatchNormalization.
+        moments: (inputs [n, ...], mask) -> (mean [channels], variance [channels]) of the batch.
     """
     return replaced_by(layer, "_moments", moments)
 
 
 def surroundings() -> Callable[[], AbstractContextManager[None]]:
-    """A maker of contexts in which layers are called as they would be here.
+    """Returns a function that makes contexts in which layers behave as if called here.
 
-    They take `training`, and the dtype of what they compute, from the layers around them, of which
-    the backward pass knows nothing any more; there is no public way to either.
+    A layer takes `training` and its compute dtype from the layers around it. The backward pass no
+    longer knows these layers, and neither value has a public name.
     """
     from keras.src.backend.common import global_state
 
@@ -188,8 +188,8 @@ def surroundings() -> Callable[[], AbstractContextManager[None]]:
     return around
 
 
-# The class of the layers that change images at random, and their labels; it is exported under no
-# name of its own.
+# The base class of layers that change images, and their labels, at random. It has no public
+# name.
 ImageAugmentation = keras.layers.MixUp.__base__
 
 
@@ -197,10 +197,10 @@ ImageAugmentation = keras.layers.MixUp.__base__
 
 
 def stored_value(variable: keras.Variable) -> tf.Variable | None:
-    """TensorFlow's variable behind Keras'; None where it is still to be made.
+    """Returns the tf.Variable behind a Keras variable; None if it is not made yet.
 
-    `variable.value` hands out the same, but in a StatelessScope what the scope says, or a
-    placeholder: a scope that reads it itself has no public way.
+    `variable.value` returns it too, but in a StatelessScope returns the scope's value or a
+    placeholder. A scope that needs the variable itself has no public way.
     """
     return variable._value
 
@@ -209,9 +209,9 @@ def stored_value(variable: keras.Variable) -> tf.Variable | None:
 def stored_in(
     variables: Sequence[keras.Variable], others: Sequence[tf.Variable]
 ) -> Iterator[None]:
-    """Within, Keras' variables keep their values in other variables of TensorFlow.
+    """Inside the context, Keras' variables keep their values in other tf.Variables.
 
-    A StatelessScope would replace values by tensors, which an optimizer cannot assign to on
+    A StatelessScope would replace values by tensors, to which an optimizer cannot assign on
     TensorFlow.
     """
     with ExitStack() as stack:
@@ -221,8 +221,8 @@ def stored_in(
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The variables that a built optimizer was built for, in order.
+    """Returns the variables that a built optimizer updates, in order.
 
-    `optimizer.variables` has those of its own alone.
+    `optimizer.variables` lists only the optimizer's state.
     """
     return optimizer._trainable_variables
