@@ -1,4 +1,4 @@
-"""Data sets by name: the built-in ones, one file each, and the user's `package.module:function`."""
+"""Loads data sets by name: a built-in one, a TFDS one, or the user's `package.module:function`."""
 
 import inspect
 from collections.abc import Callable
@@ -47,22 +47,22 @@ def load(
     features: str | None = None,
     image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
-    """The data set of that name.
+    """Loads the data set with this name.
 
     Args:
-        name: one of `NAMES`, "tfds:NAME", or "package.module:function" (see `user.load`).
-        data_dir: where its files are; for "npz", the file. None means the embedded or downloaded
-            ones; "npz" and "image_folder" have none.
-        input_shape: the shape of one example of "synthetic"; the others know theirs.
-        num_classes: the number of labels of "synthetic"; the others know theirs.
-        own_task: the model brings its own loss: the examples of "npz", of TFDS and of a function
-            of one's own may have any structure, see `user`.
-        features: "package.module:function", record -> (x, y), of "array_record" and "tfrecord".
-        image_size: of "image_folder", see there.
+        name: one of `NAMES`, "tfds:NAME", or "package.module:function" that returns (train, test).
+        data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
+            files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
+        input_shape: the shape of one example, used by "synthetic" alone.
+        num_classes: the number of labels, used by "synthetic" alone.
+        own_task: whether the model brings its own loss. Examples of "npz", TFDS and the user's
+            function may then have any structure.
+        features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
+        image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
 
     Raises:
-        ValueError: the name is unknown, data_dir, features or image_size is given where it has no
-            effect, or the data cannot be read or are wrong.
+        ValueError: the name is unknown, data_dir, features or image_size has no effect with it, or
+            the data cannot be read or are wrong.
     """
     if name.startswith(tfds.PREFIX):
         loader: Callable[..., Dataset] = partial(tfds.load, name)

@@ -1,8 +1,8 @@
-"""Arrays as people have them, in memory: for classes float32 examples and int32 labels.
+"""Checks and converts arrays in memory. A classifier gets float32 examples and int32 labels.
 
     x                  one array, or a dict, tuple or list of arrays [N, ...]
-    (x, y)             likewise y: labels of any kind, or targets
-    (x, y, weights)    and what each example counts
+    (x, y)             y: integer labels or targets, in the forms that x may have
+    (x, y, weights)    weights: the sample weight of each example
 """
 
 from typing import Any
@@ -20,21 +20,21 @@ _MOST_CLASSES = 2**31 - 1  # int32
 
 
 def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
-    """A split of arrays.
+    """Makes a split of arrays.
 
-    Of classes, x becomes float32 and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32. For a
-    task of the model's own floats become Keras' floatx and all else stays. uint8 images of x are
-    divided by 255, see `pixels`.
+    For a classifier, x becomes float32, and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32.
+    For a custom loss, floats become Keras' floatx, and other dtypes stay. In both cases uint8
+    images in x are divided by 255 (see `pixels`).
 
     Args:
-        given: x, (x, y) or (x, y, sample_weight) of what `np.asarray` takes; of classes (x, y).
-        where: what it is, for the errors.
-        num_classes: labels must lie below it; None: 1 + the largest label.
-        own_task: the examples may have any structure.
+        given: (x, y) of arrays; with own_task also x or (x, y, sample_weight), ragged or sparse.
+        where: a name for the data, shown in errors.
+        num_classes: the number of labels; None: 1 + the largest label.
+        own_task: whether the model brings its own loss, so that examples may have any structure.
 
     Raises:
-        ValueError: a part is no array of numbers, holds NaN or infinity, or differs in length;
-            labels are no classes.
+        ValueError: a part is not an array of real numbers, holds NaN or infinity, or differs in
+            length; or labels are not classes.
     """
     if not own_task:
         x, y = _array(given[0], "x", where), _array(given[1], "y", where)
@@ -57,7 +57,7 @@ def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) ->
 
 
 def _specs(x: Any) -> Any:
-    """The specs of one example of a structure of arrays [N, ...]."""
+    """Returns the specs of one example, from a structure of arrays [N, ...]."""
     return keras.tree.map_structure(
         lambda part: None if part is None else tf.TensorSpec(part.shape[1:], part.dtype), x
     )
@@ -66,7 +66,7 @@ def _specs(x: Any) -> Any:
 def _array(values: Any, what: str, where: str) -> np.ndarray:
     try:
         array = np.asarray(values)
-    except Exception as error:  # rows of different lengths; whatever a library's own type raises
+    except Exception as error:  # rows differ in length, or a library's type raises any error
         raise ValueError(
             f"{where}: {what} ({type(values).__name__}) is no array ({one_line(error)}): pad its "
             "rows to one length, or give a tf.RaggedTensor."
@@ -80,11 +80,11 @@ def _array(values: Any, what: str, where: str) -> np.ndarray:
     return array
 
 
-# Of any structure
+# Arrays in any structure
 
 
 def _tuples(value: Any) -> Any:
-    """Lists of arrays as tuples, as in `fit`: tf.data takes a list for an array."""
+    """Turns lists of arrays into tuples, as `fit` does: tf.data converts a list to one array."""
     if isinstance(value, dict):
         return {key: _tuples(part) for key, part in value.items()}
     if isinstance(value, tuple) or isinstance(value, list) and _holds_arrays(value):

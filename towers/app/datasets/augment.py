@@ -1,10 +1,10 @@
-"""Examples changed at random while training: x and its own seed -> another x of the same shape.
+"""Changes examples at random while training; shapes stay.
 
     seed of an example = (hash(seed of the run, epoch), index of the example)
-    crop_flip, RandomFlip,RandomRotation(0.1)     of each example: x, its own seed -> x
-    MixUp, CutMix                                 of each global batch: (x, y), its seed -> (x, y)
+    crop_flip, RandomFlip,RandomRotation(0.1)     for each example: x, its seed -> x
+    MixUp, CutMix                                 for each global batch: (x, y), its seed -> (x, y)
 
-Nothing else decides what is drawn: neither devices nor workers, nor the step a run goes on from.
+The random numbers depend on this seed alone: not on devices, workers or the step of a resume.
 Keras' layers draw from seed generators, which start from the seed.
 """
 
@@ -24,12 +24,12 @@ Augment = Callable[[Any, tf.Tensor], Any]
 Mix = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 CROP_FLIP = "crop_flip"
-LARGEST_SMALL = 64  # pixels a side: up to there images are padded, larger ones resized
+LARGEST_SMALL = 64  # pixels a side: up to this size images are padded, larger ones are resized
 PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CIFAR-10
 # C. Szegedy et al., "Going deeper with convolutions", 2014, section 6: part of the area, aspect.
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
-MIXING = ("CutMix", "MixUp")  # examples of a batch with each other
+MIXING = ("CutMix", "MixUp")  # they mix the examples of a batch with each other
 _NO_LAYERS = (
     "CenterCrop", "Resizing",  # change the size
     "MaxNumBoundingBoxes",  # changes no image
@@ -41,7 +41,7 @@ LAYERS = tuple(
     and name not in _NO_LAYERS
 )
 
-# TensorFlow's random operations with a state of their own, which no seed of ours reaches.
+# These TensorFlow operations draw from a hidden state, which the example's seed does not set.
 _STATEFUL = (
     "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
@@ -52,22 +52,22 @@ _STATEFUL = (
 def load(
     name: str, x: Any, y: Any = None, sample_weight: Any = None
 ) -> tuple[Augment | None, Mix | None]:
-    """What `name` changes in each example, and what in each batch; None: nothing.
+    """Loads the functions that `name` stands for.
 
     Args:
-        name: "crop_flip"; or "package.module:function": a function (x, seed) -> x in TensorFlow
-            operations, seed an int32 [2] of the example's own, or one without arguments that
-            returns a Keras layer, such as a Sequential of random layers; or layers of Keras by
-            name, "RandomFlip,RandomRotation(factor=0.1),MixUp". Their arguments are Python's
-            literals; a `value_range` is (0, 1), the range of towers' images, unless it is given.
-        x, y, sample_weight: specs of a batch; None for what is absent.
+        name: "crop_flip", "package.module:function", or Keras layers by name, such as
+            "RandomFlip,RandomRotation(factor=0.1),MixUp". The function is (x, seed) -> x in
+            TensorFlow operations, with an int32 [2] seed for each example; or it takes nothing and
+            returns a Keras layer. The layers' arguments are Python literals, and their
+            `value_range` is (0, 1) by default, the range of towers' images.
+        x, y, sample_weight: the specs of a batch; None for absent parts.
 
     Returns:
-        (x, seed) -> x of an example, and ((x, y), seed) -> (x, y) of a batch.
+        (x, seed) -> x for an example, and ((x, y), seed) -> (x, y) for a batch; None: no change.
 
     Raises:
-        ValueError: the name is unknown, what it names changes the shape of x or draws random
-            numbers that do not come from the seed, or labels cannot be mixed.
+        ValueError: the name is unknown, x or y does not suit it, the shape of x would change, or
+            random numbers do not come from the seed.
     """
     if any(map(is_composite, tf.nest.flatten(x))):
         raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
@@ -104,23 +104,23 @@ def load(
 
 
 def batch_seed(key: int, step: tf.Tensor) -> tf.Tensor:
-    """The int32 [2] of a global batch, and of no example; `key` hashes the run's seed and epoch."""
-    return example_seed(key, -1 - step)
+    """Returns the seed of a global batch, int32 [2]. key: a hash of the run's seed and epoch."""
+    return example_seed(key, -1 - step)  # negative, unlike the index of an example
 
 
 def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
-    """The int32 [2] of an example; `key` hashes the run's seed and the epoch."""
+    """Returns the seed of an example, int32 [2]. key: a hash of the run's seed and the epoch."""
     return tf.stack([tf.constant(key % 2**31, tf.int32), tf.cast(index, tf.int32)])
 
 
 def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """An image [height, width, channels]: a random part, of its size, mirrored or not.
+    """Returns a random part of an image [height, width, channels], in its size, maybe mirrored.
 
-    Up to `LARGEST_SMALL` pixels a side it is padded with zeros and cropped to its size; of a larger
-    one a part is resized to its size.
+    An image of up to `LARGEST_SMALL` pixels a side is padded with zeros and cropped to its size. In
+    a larger image, a random part is resized to its size.
     """
     if max(x.shape[0], x.shape[1]) <= LARGEST_SMALL:
-        # One draw for all: these small operations cost the time.
+        # One draw gives all three numbers: these small operations take most of the time.
         *offsets, draw = tf.unstack(tf.random.stateless_uniform([3], seed))
         begin = tf.cast(tf.stack(offsets) * (2 * PADDING + 1), tf.int32)
         padded = tf.pad(x, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
@@ -138,11 +138,11 @@ def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _traced(name: str, function: Augment, spec: Any) -> Augment:
-    """The function for values of that spec, which it keeps; it draws from its seed alone."""
+    """Traces the function. Raises ValueError if it changes shapes or draws without its seed."""
     traced = tf.function(function, autograph=False)
     try:
         concrete = traced.get_concrete_function(spec, tf.TensorSpec([2], tf.int32))
-    except Exception as error:  # whatever the user's function raises while it is traced
+    except Exception as error:  # the user's function may raise anything while it is traced
         raise ValueError(f"augment ({name!r}) fails: {named.one_line(error)[:500]}.") from error
     before, after = (
         keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
@@ -182,7 +182,7 @@ def _import(name: str, spec: Any) -> Augment:
 
 
 def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
-    """The layers in "RandomFlip,RandomRotation(factor=0.1)", for x of this dtype."""
+    """Makes the layers in a text such as "RandomFlip,RandomRotation(0.1)", for x of this dtype."""
     try:
         body: Any = ast.parse(f"[{text}]", mode="eval").body
         calls = [part if isinstance(part, ast.Call) else ast.Call(part, [], [])
@@ -217,7 +217,7 @@ def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
 
 
 def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Augment:
-    """Layers that are called on a batch, one after the other, as a function of an example."""
+    """Makes a function of an example from layers that are called on a batch, in their order."""
 
     def call(x: Any) -> Any:
         batch = tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x)
@@ -230,7 +230,7 @@ def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Augment:
 
 
 def _mixing_of(layers: Sequence[keras.layers.Layer]) -> Mix:
-    """MixUp and CutMix, one after the other, as a function of a batch."""
+    """Makes a function of a batch from MixUp and CutMix layers, called in their order."""
 
     def call(batch: Any) -> Any:
         x, y = batch
@@ -245,10 +245,10 @@ def _mixing_of(layers: Sequence[keras.layers.Layer]) -> Mix:
 def _drawing_from_seed(
     layers: Sequence[keras.layers.Layer], call: Callable[[Any], Any]
 ) -> Callable[[Any, tf.Tensor], Any]:
-    """(values, seed) -> call(values), drawn from the seed; the layers are built.
+    """Returns (values, seed) -> call(values), where the built layers draw from the seed.
 
     Raises:
-        ValueError: a layer has weights to train, or keeps something from call to call.
+        ValueError: a layer has trainable weights, or a later call changes another weight.
     """
     trained = next((layer for layer in layers if layer.trainable_variables), None)
     if trained is not None:

@@ -1,12 +1,11 @@
-"""Examples -> global batches, in an order that depends on the seed and the epoch alone.
+"""Makes global batches of examples, in an order that depends on the seed and the epoch alone.
 
     step s of epoch e  ->  examples shuffle(e, s * B), ..., shuffle(e, s * B + B - 1)
 
 `tf.random.experimental.index_shuffle` gives the i-th index of a permutation without the ones
-before it, so that an epoch can begin at any step at once. What can only be streamed is shuffled
-within a buffer, in an order of the same seed and epoch; what has a state is read in its own. The
-batches stay in the CPU's memory: a step cuts them into shards there and copies one shard to each
-device.
+before it, so that an epoch can begin at any step at once. Streamed data are shuffled within a
+buffer, by the same seed and epoch. Iterables with a state are not shuffled. The batches stay in the
+CPU's memory, where a step cuts them into shards; it copies one shard to each device.
 """
 
 import itertools
@@ -26,12 +25,12 @@ from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_wr
 
 
 class Examples(NamedTuple):
-    """One split, as a run is fed with it.
+    """Holds one split with the functions that change its examples and batches.
 
-    source: opened.
-    augment: what changes an example in training, if anything does.
-    mix: what mixes the examples of a global batch in training, if anything does.
-    changes: what else is made of each batch, as functions of tf.data.
+    source: the opened source of the examples.
+    augment: (x, seed) -> x, applied to each example in training; None: examples stay.
+    mix: ((x, y), seed) -> (x, y), applied to each global batch in training; None: batches stay.
+    changes: functions of a batch, which tf.data applies in training and in evaluation.
     """
 
     source: DataSource
@@ -45,22 +44,23 @@ class Examples(NamedTuple):
 
     @property
     def specs(self) -> Any:
-        """The specs of a batch's x, y and sample weights; None for what is absent."""
+        """Returns the specs of a batch: x, y and sample_weight; None for absent parts."""
         return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
 
 
 def load_examples(
     split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
 ) -> Examples:
-    """Takes a split into memory, once for the whole run; but what is too large stays where it is.
+    """Opens a split, once for the whole run: arrays become tensors, and large data stay in files.
 
     Args:
-        split: of a `Dataset`.
-        options: how examples are read, and changed in training.
-        restored: `Dataset.restored` of the data set that the split belongs to.
+        split: the `train` or `test` of a `Dataset`.
+        options: how examples are read, and how training changes them.
+        restored: for each part of x, whether it is multiplied by 255 again.
 
     Raises:
-        ValueError: see `augment.load` and `tf_data.Streamed.opened`.
+        ValueError: `options.augment` cannot be applied, `shuffle_buffer` takes too much memory,
+            `data_workers` are given for an iterable with a state, or a tf.data.Dataset has no end.
     """
     examples = Examples(source_of(split).opened(options))
     if any(restored):
@@ -73,7 +73,7 @@ def load_examples(
 
 
 def digest(examples: Examples) -> str:
-    """SHA-256 of a split: of its size, and of what its source knows without reading all of it.
+    """Returns the SHA-256 of a split's size and its source's `identity`.
 
     Raises:
         ValueError: the size of an image file cannot be read.
@@ -85,19 +85,19 @@ def digest(examples: Examples) -> str:
 def shuffled_batches(
     examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
 ) -> Batches:
-    """The global batches of one epoch, in its own order, changed by `augment` and `mix`.
+    """Returns the shuffled global batches of one epoch, changed by `augment` and `mix`.
 
     Args:
-        examples: of the split.
-        batch_size: B, the global batch.
-        seed: of the run.
-        epoch: from 0.
-        start_step: the steps of this epoch that are already done.
+        examples: the opened split.
+        batch_size: B, the size of the global batch.
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
+        start_step: the number of steps of this epoch that are already done.
 
     Returns:
-        (x [B, ...], y [B]) for each step left; the last one may be shorter.
+        A batch, such as (x [B, ...], y [B]), for each step left; the last one may be shorter.
     """
-    # One seed for each pair.
+    # Each pair (seed, epoch) gets its own key.
     key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
     augment, mix = examples.augment, examples.mix
     batches = _batches(examples, Epoch(
@@ -115,7 +115,7 @@ def shuffled_batches(
 
 
 def ordered_batches(examples: Examples, batch_size: int) -> Batches:
-    """The global batches of a split in its own order: (x [B, ...], y [B]), the last shorter."""
+    """Returns the global batches of a split, not shuffled; the last one may be shorter."""
     return _batches(examples, Epoch(batch_size))
 
 

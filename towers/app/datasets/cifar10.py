@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 training and 10,000 test images of 10 things; Keras downloads it."""
+"""Loads CIFAR-10, 50,000 training and 10,000 test images of 10 classes; Keras downloads it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _ROW_BYTES = 1 + 3 * 32 * 32  # the label, then red, green, blue, each row by ro
 
 
 def load(data_dir: str | None = None) -> Dataset:
-    """CIFAR-10: x float32 [N, 32, 32, 3] in [0, 1]; y int32 [N], 0 (airplane) ... 9 (truck).
+    """Loads x, float32 [N, 32, 32, 3] in [0, 1], and y, int32 [N], 0 (airplane) ... 9 (truck).
 
     Args:
         data_dir: the directory of the six .bin files of the binary version, unpacked; None means

@@ -1,4 +1,4 @@
-"""Dataset, and the checks that arrays of classes must pass."""
+"""Holds a data set in a `Dataset`, and checks arrays of examples and labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from towers.machine.words import counted
 from towers.resume.source import DataSource
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
-# Arrays, or structures of them, or an unbatched tf.data.Dataset, or what is read in its turn.
+# Arrays, structures of arrays, an unbatched tf.data.Dataset, or a source read while training runs.
 Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
 # A split, the specs of one x and one y as they were given, and the number of classes in it.
 Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
@@ -19,22 +19,22 @@ Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples to train and to test on.
+    """Holds the examples to train and to test on.
 
     Attributes:
-        name: a built-in name, or "package.module:function".
+        name: a built-in name, "tfds:NAME", "package.module:function", or any name for given data.
         train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
             0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
             a source of examples that are read while training runs.
-        num_classes: the number of labels; None where the examples have any structure: then train
-            and test are as `user.from_splits` says, and test may be None.
-        input_shape: the shape of one x; of a structure, that of each part.
-        notes, warnings: what to tell the user of how the examples were taken, in lines.
-        class_names: by label; () where they have none.
-        test_names: the names of the test examples, such as of their files; () where they have none.
-        divided: for each part of x, flattened, whether its pixels were divided by 255; () where x
-            holds no images.
-        restored: for each part of x, whether it is multiplied by 255 again, see `pixels.suited`.
+        num_classes: the number of labels. None for a custom loss: x and y may then have any
+            structure, `train` may also be x or (x, y, sample_weight), and `test` may be None.
+        input_shape: the shape of one x; if x is a structure, a structure of shapes.
+        notes, warnings: lines for the user on how the examples were read.
+        class_names: the name of each label; () if unknown.
+        test_names: the name of each test example, such as its file; () if unknown.
+        divided: for each part of x, flattened, whether its pixels are divided by 255; () means that
+            none are.
+        restored: for each part of x, whether it is multiplied by 255 again for the model.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Dataset:
 
     @property
     def divided_for_model(self) -> list[bool]:
-        """For each part of x, whether the model gets pixels divided by 255; [] without images."""
+        """Returns for each part of x whether the model gets pixels divided by 255; [] if none."""
         return [] if any(self.restored) else list(self.divided)
 
 
@@ -59,14 +59,14 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
     """Checks the examples and the labels of one split.
 
     Args:
-        x: [N, ...], numbers.
-        y: [N], integers in 0 ... num_classes - 1.
+        x: numbers [N, ...].
+        y: integers [N] in 0 ... num_classes - 1.
         num_classes: the number of labels.
-        where: the file or function that they come from, for the error.
+        where: the file or function that they come from, shown in errors.
 
     Raises:
-        ValueError: the shapes or counts do not fit, there are no examples, a label is no integer
-            or out of range, or a value is NaN or infinite.
+        ValueError: the shapes or counts do not fit, there are no examples, a label is not an
+            integer or out of range, or a value is NaN or infinite.
     """
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise ValueError(f"{where}: x has shape {x.shape}, but must be [N, ...]: N examples.")
@@ -94,8 +94,8 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
 
 
 def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
-    """Raises ValueError where one of N examples, [N, ...] of any type, holds NaN or infinity."""
-    # A minimum takes no memory, and it is NaN where one value is.
+    """Raises ValueError if x, an array [N, ...] of any dtype, holds NaN or infinity."""
+    # min and max take no extra memory, and are NaN if any value is.
     if x.dtype.kind == "f" and x.size and not np.isfinite([x.min(), x.max()]).all():
         index = tuple(map(int, np.unravel_index(np.isfinite(x).argmin(), x.shape)))
         raise ValueError(
@@ -105,7 +105,7 @@ def check_finite(x: np.ndarray, where: str, what: str = "x") -> None:
 
 
 def other_length(where: str, num_now: int, num_examples: int) -> ValueError:
-    """The error for a split that has another number of examples than when the run began."""
+    """Returns the error for a split whose number of examples has changed since the run began."""
     return ValueError(
         f"{where}: {counted(num_now, 'example')} now, {num_examples:,} at the start. A run needs "
         "the same ones throughout: restore them, or start a new run."
@@ -113,12 +113,12 @@ def other_length(where: str, num_now: int, num_examples: int) -> ValueError:
 
 
 def is_pair(value: object) -> bool:
-    """Whether a value is (x, y), or (train, test)."""
+    """Whether a value is a tuple or list of two, such as (x, y) or (train, test)."""
     return isinstance(value, tuple | list) and len(value) == 2
 
 
 def describe(value: object) -> str:
-    """A value in the words of an error."""
+    """Describes the type of a value, for an error."""
     if isinstance(value, tuple | list):
         return f"({', '.join(type(part).__name__ for part in value)})"
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, Zalando's drop-in replacement for MNIST; Keras downloads it when first used."""
+"""Loads Fashion-MNIST, Zalando's drop-in replacement for MNIST; Keras downloads it once."""
 
 import keras
 
@@ -8,28 +8,28 @@ from towers.app.named import one_line
 
 
 def load(data_dir: str | None = None) -> Dataset:
-    """Fashion-MNIST: x float32 [N, 28, 28, 1] in [0, 1]; y int32 [N], 0 (T-shirt) ... 9 (boot).
+    """Loads x, float32 [N, 28, 28, 1] in [0, 1], and y, int32 [N], 0 (T-shirt) ... 9 (boot).
 
     Args:
         data_dir: a directory with the four IDX files; None means Keras' cache, into which they
             are downloaded once.
 
     Raises:
-        ValueError: see `load_directory`; also when the download fails.
+        ValueError: a file is missing or damaged, or the download fails.
     """
     name = "fashion_mnist"
     return downloaded(name) if data_dir is None else load_directory(name, data_dir)
 
 
 def downloaded(name: str) -> Dataset:
-    """A data set of `keras.datasets`.
+    """Loads a data set of ten classes from `keras.datasets`.
 
     Raises:
-        ValueError: there is no network, or what an earlier download left is damaged.
+        ValueError: there is no network, or a file from an earlier download is damaged.
     """
     try:
         splits = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # a bare Exception without a network; any kind of a damaged file
+    except Exception as error:  # Exception if there is no network; any type for a damaged file
         raise ValueError(
             f"dataset={name}: keras.datasets.{name} cannot load it: {one_line(error)}. If an "
             "earlier download broke off, remove it from ~/.keras/datasets. Without a network put "

@@ -1,4 +1,4 @@
-"""The four IDX files of MNIST and its relatives in one directory -> a Dataset.
+"""Reads a Dataset from the four IDX files of MNIST, or of a similar data set, in a directory.
 
     an IDX file: 0, 0, type, rank | rank big-endian uint32 sizes | values
 """
@@ -26,8 +26,8 @@ FILE_NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-# The values of a gzipped file must fit into this: twice the largest of the MNIST family (EMNIST
-# ByClass, 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
+# The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
+# 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
 MAX_GZIP_BYTES = 2**30
 
 _CHUNK = 2**20
@@ -38,7 +38,7 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
     """Reads `FILE_NAMES`, each with or without .gz, also spelled train-images.idx3-ubyte.
 
     Returns:
-        x float32 [N, height, width, 1] in [0, 1]; y int32 [N] in 0 ... 9.
+        A Dataset with x float32 [N, height, width, 1] in [0, 1]; y int32 [N] in 0 ... 9.
 
     Raises:
         ValueError: a file is missing or damaged, or images and labels do not fit together.
@@ -56,9 +56,9 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
 
 
 def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset:
-    """The data set of ((x_train, y_train), (x_test, y_test)): images, and labels in 0 ... 9.
+    """Makes a Dataset of ((x_train, y_train), (x_test, y_test)): images, and labels in 0 ... 9.
 
-    Each x is uint8 [N, height, width, ...], each y [N] or [N, 1]. where: see `from_splits`.
+    Each x is uint8 [N, height, width, ...], each y [N] or [N, 1]. where: a name for each split.
     """
     train, test = ((x if x.ndim == 4 else x[..., np.newaxis], y) for x, y in splits)
     return replace(from_splits(name, train, test, num_classes=10, where=where), notes=())
@@ -78,19 +78,19 @@ def _find(directory: Path, file_name: str) -> Path:
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array in an IDX file of unsigned bytes, gzipped or not (told by its first bytes).
+    """Reads the array in an IDX file of unsigned bytes, gzipped (by its first bytes) or not.
 
-    Takes memory for the values that the file delivers, never for what its header promises.
+    It takes memory only for values in the file; a header cannot make it allocate more.
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
 
     Returns:
-        uint8, of rank 1 to 4, at least one value, writable.
+        A writable uint8 array of rank 1 to 4, with at least one value.
 
     Raises:
-        ValueError: naming the file: it cannot be read, is not such a file, or is damaged.
+        ValueError: the file cannot be read, is not an IDX file, or is damaged.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait forever
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait forever
             raise OSError("it is not a regular file")
         with open(path, "rb") as file:
             limit = os.fstat(file.fileno()).st_size
@@ -106,7 +106,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def _read_values(stream: IO[bytes], limit: int) -> np.ndarray:
-    """Reads the whole stream, which may hold `limit` bytes at most."""
+    """Reads the whole stream. Raises ValueError if its header gives more than `limit` bytes."""
     zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
     if zeros != 0 or kind != _UINT8 or not 1 <= rank <= 4:
         raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
@@ -115,7 +115,7 @@ def _read_values(stream: IO[bytes], limit: int) -> np.ndarray:
     if not 0 < size <= limit:
         raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
     values = bytearray()
-    # Up to one byte more than promised, which is one too many.
+    # Reads up to one byte more than the header gives, to find a stream that is too long.
     while chunk := stream.read(min(_CHUNK, size + 1 - len(values))):
         values += chunk
     if len(values) != size:

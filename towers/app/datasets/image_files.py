@@ -1,7 +1,7 @@
-"""Image files -> pixels, each when its turn comes.
+"""Decodes image files while training runs.
 
 TensorFlow decodes JPEG, PNG and GIF. Pillow reads headers, and decodes the files that TensorFlow
-cannot decode, or would turn into other colors or leave on their side.
+cannot decode, cannot convert to gray, or would not turn upright.
 """
 
 import os
@@ -28,12 +28,12 @@ _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(DataSource):
-    """N images that stay files: a split that is decoded while training runs.
+    """A split of N images that stay files and are decoded while training runs.
 
-    directory: where they are.
-    names: their paths below it.
+    directory: the directory of the files.
+    names: the N paths below the directory.
     labels: int32 [N].
-    shape: (height, width, channels) that each of them gets.
+    shape: (height, width, channels); each image is resized to it.
     """
 
     directory: Path
@@ -48,7 +48,7 @@ class ImageFiles(DataSource):
         return len(self.names)
 
     def identity(self) -> Iterator[bytes]:
-        """Their names, sizes and labels. Raises ValueError when a file cannot be looked at."""
+        """Yields names, file sizes and labels. Raises ValueError if a size cannot be read."""
         for name, label in zip(self.names, self.labels, strict=True):
             path = self.directory / name
             try:
@@ -58,7 +58,7 @@ class ImageFiles(DataSource):
             yield os.fsencode(f"{name}\0{size} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """Decoded on all cores, one image by each."""
+        """Returns batches whose images are decoded on all cores, one image on each core."""
         with tf.device("/cpu:0"):
             labels = tf.constant(self.labels)
 
@@ -68,17 +68,17 @@ class ImageFiles(DataSource):
             return index, (tf.ensure_shape(pixels, self.shape), labels[index])
 
         indices = epoch.indices(self.num_examples)
-        # AUTOTUNE would end each epoch later.
+        # With AUTOTUNE, each epoch would take longer.
         images = indices.unbatch().map(image, count_cores(), deterministic=True)
 
         def explain(num_done: int) -> None:
             for index in next(indices.skip(num_done).as_numpy_iterator()):
-                self._pixels(index)  # raises an error that names the file, as TensorFlow's does not
+                self._pixels(index)  # raises an error that names the file; TensorFlow's does not
 
         return ExplainedBatches(of_examples(images, epoch), explain)
 
     def decoded(self) -> np.ndarray:
-        """The pixels of all files, float32 [N, *shape]; raises ValueError as `batches` does."""
+        """Decodes all files to float32 [N, *shape]. Raises ValueError if one cannot be decoded."""
         with ThreadPoolExecutor(count_cores()) as pool:
             return np.stack(list(pool.map(self._pixels, range(self.num_examples))))
 
@@ -87,27 +87,27 @@ class ImageFiles(DataSource):
 
 
 def image_shape(path: Path) -> Shape:
-    """(height, width, 1 or 3) of an upright image, from its header.
+    """Returns (height, width, 1 or 3) of an image turned upright, from its header.
 
     Raises:
-        ValueError: the file holds no such header.
+        ValueError: the file cannot be read or has no header of an image.
     """
     try:
         with Image.open(path) as image:
             width, height = image.size
-            # Pillow has exchanged them for a TIFF file already.
+            # For a TIFF file, Pillow has already exchanged them.
             if _orientation(image) >= 5 and image.format != "TIFF":
                 width, height = height, width
             return height, width, 1 if image.mode in _GRAY and image.format != "GIF" else 3
-    except Exception as error:  # Pillow raises many kinds for a damaged file
+    except Exception as error:  # Pillow raises many types of errors for a damaged file
         raise _undecodable(path, error) from None
 
 
 def decode(path: Path, shape: Shape) -> np.ndarray:
-    """The pixels of one file, float32 [height, width, channels] in [0, 1]; squeezed to `shape`.
+    """Decodes a file to float32 [height, width, channels] in [0, 1], resized to `shape`.
 
     Raises:
-        ValueError: it cannot be decoded, naming the file.
+        ValueError: the file cannot be decoded; the error names it.
     """
     try:
         with tf.device("/cpu:0"):
@@ -115,15 +115,15 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
             if tuple(pixels.shape[:2]) != shape[:2]:
                 pixels = tf.image.resize(pixels, shape[:2], antialias=True)
             return np.divide(pixels, np.float32(255), dtype=np.float32)
-    except Exception as error:  # TensorFlow and Pillow raise many kinds
+    except Exception as error:  # TensorFlow and Pillow raise many types of errors
         raise _undecodable(path, error) from None
 
 
 def _decoded(path: Path, channels: int) -> Any:
-    """The pixels of one file, uint8 or float32 [height, width, channels] from 0 to 255."""
+    """Decodes a file to [height, width, channels], uint8 or float32, from 0 to 255."""
     with Image.open(path) as image:
         kind, mode, is_upright = image.format, image.mode, _orientation(image) == 1
-        # TensorFlow leaves images on their side, and refuses to make these gray.
+        # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
         is_refused = channels == 1 and (kind == "GIF" or mode == "CMYK")
         if kind in ("JPEG", "MPO", "PNG", "GIF") and is_upright and not is_refused:
             has_16_bits = kind == "PNG" and "16" in str(image.tile[0][3])  # such as "RGB;16B"
@@ -143,10 +143,10 @@ def _decoded(path: Path, channels: int) -> Any:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation: 1 is upright; from 5 on, height and width are exchanged."""
+    """Returns EXIF's orientation: 1 is upright; from 5 on, height and width are exchanged."""
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # else Pillow would decode the whole file to look at its end
-    with suppress(Exception):  # damaged EXIF data, which viewers ignore
+        return 1  # getexif() would decode the whole file to find EXIF data at its end
+    with suppress(Exception):  # damaged EXIF data are ignored, as image viewers do
         return max(1, int(image.getexif().get(ExifTags.Base.Orientation, 1)))
     return 1
 

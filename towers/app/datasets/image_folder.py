@@ -1,8 +1,8 @@
-"""Images of one's own, one folder a class.
+"""Loads the user's images from a directory with one folder for each class.
 
-    DIR/train/CLASS/*.png and DIR/val/CLASS/*.png (or DIR/test): a split of one's own
-    DIR/CLASS/*.png: 4 of 5 images train, by a hash of CLASS/FILE
-    DIR/*.png: no classes, for a trained model to predict
+    DIR/train/CLASS/*.png and DIR/val/CLASS/*.png (or DIR/test): the user's split
+    DIR/CLASS/*.png: 4 of 5 images train, chosen by a hash of CLASS/FILE
+    DIR/*.png: no classes; a trained model predicts these images
 """
 
 import hashlib
@@ -24,34 +24,34 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif",
     ".jp2", ".ppm", ".pgm", ".pbm",
 )
-# The first of these that is there: a test folder beside val often has no labels.
+# The first of TESTS that exists is used: a test folder beside val often has no labels.
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 LOOKED_AT = 10_000  # images of a split whose headers are read: less than a second
-TEST_SHARE = 5  # every fifth image, where there is one folder for both
+TEST_SHARE = 5  # every fifth image tests if there are no train and test folders
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
 
 _Images = dict[str, int]  # path below the directory -> label
 
 
 def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = None) -> Dataset:
-    """The images below a directory; classes are numbered in the order of their folders' names.
+    """Loads images below a directory; classes are numbered in the order of their folders' names.
 
-    x: float32 [N, height, width, channels] in [0, 1]; images of another size are squeezed to it.
+    x: float32 [N, height, width, channels] in [0, 1]; images of another size are resized to it.
     y: int32 [N].
 
-    Images that take a share of the memory are decoded here and stay there. More images stay files,
-    which are decoded while training runs: the same pixels, in the same order. In DIR/CLASS, the
-    path of an image decides whether it trains or tests, whatever other images there are.
+    Images that take at most a quarter of the memory are decoded here and stay in memory. Otherwise,
+    the files are decoded while training runs, to equal pixels in an equal order. In DIR/CLASS, only
+    the path of an image decides whether it trains or tests.
 
     Args:
         data_dir: the directory.
-        image_size: (height, width, channels), channels 1 (gray), 3 (color) or None; what is None
-            is as in most of up to `LOOKED_AT` images to train on, whose headers are read for it.
+        image_size: (height, width, channels); channels are 1 (gray), 3 (color) or None. None takes
+            the most frequent value, from the headers of up to `LOOKED_AT` training images.
 
     Raises:
-        ValueError: it is missing or cannot be read, has no classes, a class has no images, train
-            and test have different classes, or an image cannot be decoded (naming its file): of
-            a folder too large for memory, in its turn.
+        ValueError: the directory cannot be read or has no classes, train and test have different
+            classes, a class has no images, or an image cannot be decoded. Files that are decoded
+            while training runs raise the last error then.
     """
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
@@ -78,18 +78,18 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
 
 
 def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
-    """Images without classes, as the test examples: in the order of their names, labels 0.
+    """Loads images without classes as test examples with label 0, in the order of their names.
 
     Args:
         data_dir: the directory.
-        shape: (height, width, channels) that the model takes; what it leaves open (None), and any
-            other number of channels than 1 and 3, is as in the first image.
+        shape: (height, width, channels) of the model's input. None, and channels other than 1 and
+            3, are replaced by the value of the first image.
 
     Returns:
-        None for a directory that holds folders, or no image.
+        The Dataset; None if the directory holds folders or no image.
 
     Raises:
-        ValueError: it cannot be read, or the first image cannot be decoded.
+        ValueError: the directory cannot be read, or the first image has no valid header.
     """
     directory, left_out = Path(data_dir or ""), Counter[str]()
     if data_dir is None or _folders(directory):
@@ -108,19 +108,19 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
 
 
 def shown(shape: Iterable[int]) -> str:
-    """"224x224x3", as --image_size has it."""
+    """Returns a shape as --image_size takes it, such as "224x224x3"."""
     return "x".join(map(str, shape))
 
 
 def _common_shape(
     directory: Path, names: Sequence[str], asked: tuple[int, int, int | None] | None
 ) -> tuple[Shape, list[str]]:
-    """(height, width, channels) of all images, and a warning where some are of another."""
+    """Returns (height, width, channels) for all images, and a warning if some images differ."""
     if asked is not None and asked[2] is not None:
         return (asked[0], asked[1], asked[2]), []
     shapes = {}
     for name in names[::-(-len(names) // LOOKED_AT)]:
-        with suppress(ValueError):  # its turn tells why
+        with suppress(ValueError):  # decoding this image will raise an error that says why
             shapes[name] = image_shape(directory / name)
     if not shapes:
         image_shape(directory / names[0])  # raises an error that says why
@@ -139,7 +139,7 @@ def _common_shape(
 
 
 def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, _Images]:
-    """The classes, the images to train on and those to test on; counts the files left out."""
+    """Returns the classes, the training images and the test images; counts unused files."""
     folders = _folders(directory)
     if not folders:
         raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
@@ -178,7 +178,7 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
 
 
 def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
-    """The folder to train on and the folder to test on, in small letters or capitals."""
+    """Returns the names of the train folder and the test folder, or None; case is ignored."""
     named = {name.lower(): name for name in folders}
     return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
 
@@ -186,7 +186,7 @@ def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
 def _images(
     directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
 ) -> _Images:
-    """All images in `directory`/`part`/CLASS and below it, in Keras' order; counts other files."""
+    """Finds all images below `directory`/`part`/CLASS, in Keras' order; counts other files."""
     labels = {name: label for label, name in enumerate(classes)}
     found = []
     for root, folders, files in os.walk(directory / part, onerror=_raise):
@@ -212,7 +212,7 @@ def _images(
 
 
 def _folders(directory: Path) -> list[str]:
-    """The names of its folders, sorted, without hidden ones."""
+    """Returns the sorted names of a directory's folders, without hidden ones."""
     try:
         with os.scandir(directory) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -227,6 +227,6 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
-    """"DIR holds files that are not used: .heic (1), .txt (3)."."""
+    """Returns a warning such as "DIR holds files that are not used: .heic (1)."; or nothing."""
     listed = ", ".join(f"{what} ({count:,})" for what, count in sorted(left_out.items()) if count)
     return [f"{directory} holds files that are not used: {listed}."] if listed else []

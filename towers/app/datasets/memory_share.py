@@ -1,4 +1,4 @@
-"""Whether data may stay in memory: a quarter of what this process may use."""
+"""Tells whether data may stay in memory: they may take a quarter of the usable memory."""
 
 import os
 import resource
@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-MEMORY_SHARE = 0.25  # what takes more of it is read while training runs
+MEMORY_SHARE = 0.25  # data that take more are read while training runs
 GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
 MOUNTED = Path("/sys/fs/cgroup")
 
 
 def usable_memory() -> int:
-    """Bytes: the machine's, or less where a limit of this process or its container says so."""
+    """Returns the bytes of memory of the machine, or a lower limit of the process or container."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
             limits.append(soft)
     for path in _limit_files():
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
+        with suppress(OSError, ValueError):  # there is no such file, or it holds "max"
             limits.append(int(path.read_text(encoding="ascii")))
     return min(limits)
 
 
 def fits(num_bytes: int) -> bool:
-    """Whether so many bytes may stay in memory."""
+    """Whether data of this size may stay in memory."""
     return num_bytes <= MEMORY_SHARE * usable_memory()
 
 
 def _limit_files() -> Iterator[Path]:
-    """The files that hold the memory limit of this process's control group, see cgroups(7)."""
+    """Yields the files that hold the memory limit of this process's control group: cgroups(7)."""
     try:
         lines = GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""MNIST, handwritten digits: 60,000 training and 10,000 test images, embedded in the package."""
+"""Loads MNIST, 60,000 training and 10,000 test images of digits, which are in the package."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ EMBEDDED_DIR = Path(__file__).parent / "data" / "mnist"
 
 
 def load(data_dir: str | None = None) -> Dataset:
-    """MNIST: x float32 [N, 28, 28, 1] in [0, 1]; y int32 [N], the digit.
+    """Loads x, float32 [N, 28, 28, 1] in [0, 1], and y, int32 [N], the digit.
 
     Args:
-        data_dir: a directory with the four IDX files; None means the embedded ones.
+        data_dir: a directory with the four IDX files; None means the embedded files.
 
     Raises:
-        ValueError: see `load_directory`.
+        ValueError: a file is missing or damaged, or images and labels do not fit together.
     """
     return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir)

@@ -1,4 +1,4 @@
-"""Melodies: 49 MIDI notes, predict the next; 18,571 to train and 2,803 to test on, embedded."""
+"""Loads melodies: 18,571 training and 2,803 test examples of 49 MIDI notes and the next note."""
 
 import os
 import zlib
@@ -16,17 +16,17 @@ FILE_NAMES = ("train.csv.gz", "val.csv.gz")
 
 
 def load(data_dir: str | os.PathLike | None = None) -> Dataset:
-    """Notes as numbers: x int32 [N, 49] and y int32 [N], all in 0 ... 127.
+    """Loads notes as numbers: x int32 [N, 49] and y int32 [N], all in 0 ... 127.
 
-    One-hot, x would be 128 times as large: a model begins with `Embedding(128, ...)`, or with
-    `CategoryEncoding(128, output_mode="one_hot")`, on its own device.
+    One-hot, x would be 128 times as large. A model therefore encodes it on its device: it begins
+    with `Embedding(128, ...)` or `CategoryEncoding(128, output_mode="one_hot")`.
 
     Args:
-        data_dir: a directory with train.csv.gz and val.csv.gz, of rows with 50 notes each; None
-            means the embedded ones.
+        data_dir: a directory with train.csv.gz and val.csv.gz, whose rows have 50 notes each; None
+            means the embedded files.
 
     Raises:
-        ValueError: a file is missing or damaged, or holds anything but such rows.
+        ValueError: a file is missing or damaged, or holds other rows.
     """
     directory = EMBEDDED_DIR if data_dir is None else Path(data_dir)
     train, test = (_read(directory / name) for name in FILE_NAMES)

@@ -1,4 +1,4 @@
-"""A NumPy archive of one's own: FILE.npz with x_train, y_train, x_test and y_test."""
+"""Loads the user's NumPy archive, FILE.npz with x_train, y_train, x_test and y_test."""
 
 import os
 from typing import Any
@@ -14,19 +14,19 @@ _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)
 
 
 def load(data_dir: str | None, own_task: bool = False) -> Dataset:
-    """The data set in an archive; the number of classes is 1 + its largest label.
+    """Loads the data set in an archive; the number of classes is 1 + the largest label.
 
-    x: uint8 images are divided by 255 (see `pixels`), all other numbers keep their values;
-        float32 afterwards. y: integers [N] or [N, 1]. A model that brings its own loss gets any
-        structure and type, see `user.from_splits`.
+    x becomes float32; uint8 images are divided by 255 (see `pixels`), other numbers keep their
+    values. y: integers [N] or [N, 1]. For a model with its own loss, y may be any array of real
+    numbers [N, ...], and dtypes other than floats stay.
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
-        own_task: the model brings its own loss.
+        own_task: whether the model brings its own loss.
 
     Raises:
-        ValueError: the file cannot be read, lacks a key, or holds Python objects (which are
-            never unpickled: that would run code from the file); see also `arrays.split_of`.
+        ValueError: the file cannot be read, lacks a key, has a wrong array, or holds Python
+            objects. These are never unpickled, because that could run code from the file.
     """
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
@@ -37,14 +37,14 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
 
 def _read(path: str) -> list[np.ndarray]:
     try:
-        if not os.path.isfile(path):  # opening a pipe would wait forever
+        if not os.path.isfile(path):  # opening a named pipe would wait forever
             raise ValueError("it is no file" if os.path.exists(path) else "it does not exist")
         archive: Any = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it is not an .npz archive")
         with archive:
             return [archive[key] for key in KEYS]
-    except Exception as error:  # zipfile and NumPy raise many kinds for a damaged archive
+    except Exception as error:  # zipfile and NumPy raise many types for a damaged archive
         what = one_line(error)
         if "allow_pickle" in what:
             what = "Python objects are never loaded, for that can run code from the file"

@@ -1,10 +1,10 @@
-"""Pixels: uint8 images of x, divided by 255 whatever they come in; all other numbers stay.
+"""Divides the pixels of uint8 images in x by 255; all other numbers stay.
 
     uint8 [N, height, width, ...]  ->  float32 in [0, 1]         rank 3 or more, N included
     uint8 [N], [N, features]       ->  0 ... 255 as they are     labels, bytes, counts
 
-Arrays, archives, tf.data, random-access sources and records: one rule. A model that begins with
-`Rescaling(1 / 255)` or the like gets 0 ... 255 again: it would divide a second time.
+The rule holds for arrays, archives, tf.data, random-access sources and records. A model that begins
+with a layer such as `Rescaling(1 / 255)` gets 0 ... 255, because it divides the pixels itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from towers.resume.source import as_written, with_x
 
 _RANK = 3  # [N, height, width]
 _DIVIDED = "uint8 images, divided by 255"
-_LARGEST_SCALE = 1 / 64  # 1/255 and 1/127.5 make small numbers of bytes; 2 is for pixels in [0, 1]
-_FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` and so on is for bytes
+_LARGEST_SCALE = 1 / 64  # bytes are scaled by 1/255 or 1/127.5; a scale of 2 suits pixels in [0, 1]
+_FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` etc. expects 0 ... 255
     "TrueDivide": lambda constant: constant >= 1 / _LARGEST_SCALE,
     "Divide": lambda constant: constant >= 1 / _LARGEST_SCALE,
     "Multiply": lambda constant: constant <= _LARGEST_SCALE,
@@ -31,12 +31,12 @@ _FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` and
 
 
 def divided_parts(x: Any) -> list[bool]:
-    """Whether each part of x, flattened, is of images and so divided; x: specs of one example."""
+    """Whether each part of x, flattened, holds images to divide. x: the specs of one example."""
     return list(map(_are_pixels, tf.nest.flatten(x)))
 
 
 def divided(x: Any, parts: Sequence[bool]) -> Any:
-    """An example or a batch, arrays or tensors, with the parts that are images in [0, 1]."""
+    """Divides by 255 the marked parts of x, an example or a batch of arrays or tensors."""
     return _with_parts(x, parts, lambda part: (
         np.divide(part, np.float32(255), dtype=np.float32) if isinstance(part, np.ndarray)
         else tf.cast(part, tf.float32) / 255
@@ -44,11 +44,11 @@ def divided(x: Any, parts: Sequence[bool]) -> Any:
 
 
 def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
-    """A function of tf.data that multiplies divided pixels by 255: exactly the bytes they were.
+    """Returns a function for tf.data that multiplies pixels by 255, which restores them exactly.
 
     Args:
-        parts: `Dataset.divided`.
-        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), or x alone.
+        parts: for each part of x, flattened, whether it is multiplied.
+        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), and not x alone.
     """
     return as_written(lambda *batch: with_x(
         batch if is_tuple else batch[0], lambda x: _with_parts(x, parts, lambda part: part * 255)
@@ -61,7 +61,7 @@ def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> 
 
 
 def suited(dataset: Any, model: keras.Model) -> Any:
-    """The `Dataset` for a model: its images are 0 ... 255 if the model scales them itself."""
+    """Returns a Dataset that suits a model: pixels are 0 ... 255 if the model scales them."""
     scales = scaling_layer(model, dataset.divided) if any(dataset.divided) else None
     if scales is None:
         return dataset
@@ -71,14 +71,14 @@ def suited(dataset: Any, model: keras.Model) -> Any:
 
 
 def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
-    """The name of what in a model scales pixels of 0 ... 255 itself; None where nothing does.
+    """Returns the name of the layer or operation that scales pixels of 0 ... 255; None: none does.
 
     A `Rescaling` by at most 1/64 does, and a `Normalization` with a mean or a variance that pixels
     in [0, 1] cannot have. So does an operation such as `x / 255.0` before all layers with weights.
 
     Args:
-        model: built, or not yet.
-        parts: `Dataset.divided`.
+        model: a model, built or not.
+        parts: for each part of x, flattened, whether its pixels are divided.
     """
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Rescaling) and _largest(layer.scale) <= _LARGEST_SCALE:
@@ -107,13 +107,13 @@ def _largest(values: Any) -> float:
 
 
 def notes(train: Any, test: Any = None) -> list[str]:
-    """Lines for the user on what becomes of uint8 in x, and what to do about it.
+    """Returns lines that tell the user which uint8 parts of x are divided, and how to avoid it.
 
     Args:
-        train, test: specs of one x of each split, as the user gives them; None: no such split.
+        train, test: the specs of one x of each split, as the user gives it. test may be None.
 
     Raises:
-        ValueError: only one of the splits holds uint8 images, and alone would be divided.
+        ValueError: only one of the two splits holds uint8 images, so only that one is divided.
     """
     parts, test_parts = _uint8_parts(train), _uint8_parts(train if test is None else test)
     for path in {**parts, **test_parts}:
@@ -131,7 +131,7 @@ def notes(train: Any, test: Any = None) -> list[str]:
 
 
 def _uint8_parts(x: Any) -> dict[str, bool]:
-    """The path of each part of uint8, such as x['image'], and whether it is of images."""
+    """Returns the path of each uint8 part, such as x['image'], and whether it holds images."""
     return {
         "x" + "".join(f"[{key!r}]" for key in path): _are_pixels(spec)
         for path, spec in keras.tree.flatten_with_path(x) if _is_uint8(spec)

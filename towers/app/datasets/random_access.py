@@ -1,4 +1,4 @@
-"""Examples that are read by their index when their turn comes: whatever has a length and an index.
+"""Reads examples by their index while training runs, from any object with a length and an index.
 
     indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
 """
@@ -28,12 +28,12 @@ _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
 @dataclass(frozen=True, eq=False)
 class RandomAccess(DataSource):
-    """N examples that stay where they are: a split that is read while training runs.
+    """A split of N examples that are read while training runs.
 
-    source: what is read, and what each example looks like.
+    source: the examples, with the shape and dtype of each array.
     structure: (x, y) of tf.TensorSpec, as the source gives one example.
     num_examples: N.
-    readers: of the source, once it is opened.
+    readers: the readers of an opened source; None before that.
     """
 
     source: Source
@@ -49,14 +49,14 @@ class RandomAccess(DataSource):
         return replace(self, readers=readers)
 
     def identity(self) -> Iterator[bytes]:
-        """The dtypes and shapes of an example, and files' sizes: reading all would take long."""
+        """Yields dtypes and shapes, and names and sizes of files: reading all would take long."""
         yield repr(self.source.leaves).encode()
         if isinstance(self.source.examples, ArrayRecords):
             yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """The batches that arrays in memory would give; a `ValueError` of a reader is raised."""
-        failed: list[ValueError] = []  # why an iteration has ended early: tf.data tells less
+        """Returns the batches that arrays in memory would give, or raise a reader's ValueError."""
+        failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
         indices = epoch.indices(self.num_examples)
 
         def generate() -> Iterator[Any]:
@@ -98,18 +98,18 @@ class RandomAccess(DataSource):
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
-    """A split of a source, whose first example says what all of them look like.
+    """Makes a split of a source. All examples must have the structure of its first one.
 
     Args:
-        examples: `len(examples)` of them, `examples[index]` is (x, y): arrays, or dicts and tuples
-            of these.
-        where: what they are, for the errors.
-        num_classes: where y is one integer, the number of labels.
-        own_task: y is what the model's own loss takes.
+        examples: an object with a length, where `examples[index]` is (x, y): arrays, or dicts and
+            tuples of arrays.
+        where: a name for the examples, shown in errors.
+        num_classes: the number of labels; needed if y is one integer and own_task is False.
+        own_task: whether the model brings its own loss, so that y may be anything.
 
     Raises:
-        ValueError: there is none, the first one cannot be read or is no (x, y), or its label needs
-            num_classes.
+        ValueError: there are no examples, the first one cannot be read or is not (x, y), or its
+            label needs num_classes.
     """
     count = len(examples)
     if count == 0:

@@ -1,10 +1,10 @@
-"""Files of records in a directory: which of them train, which test, and what parses a record.
+"""Loads the files of records in a directory, and parses each record while training runs.
 
     DIR/train/*.tfrecord and DIR/val/*.tfrecord (or DIR/test)
     DIR/...train....tfrecord-00000-of-00001 and DIR/...val..., as TensorFlow Datasets names them
 
-ArrayRecord files give any record by its index. TFRecord files are read one after the other, in an
-order of files that changes with each epoch:
+ArrayRecord files give any record by its index. TFRecord files are read one after the other; the
+order of the files changes with each epoch:
 
     a record: length (8 bytes), its checksum (4), the data, their checksum (4)
 """
@@ -28,24 +28,24 @@ from towers.app.reading.examples import ArrayRecords
 from towers.resume.read_through import count_elements
 from towers.resume.source import Epoch
 
-TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of these that is there
-_HEAD, _TAIL = 12, 4  # bytes around a TFRecord's data
-_COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78": "ZLIB"}  # what such files begin with
+TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of TESTS that exists is used
+_HEAD, _TAIL = 12, 4  # bytes before and after a TFRecord's data
+_COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78": "ZLIB"}  # the first bytes of compressed files
 
 
 def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
-    """The records below a directory, each parsed when its turn comes.
+    """Loads the records below a directory; each is parsed while training runs.
 
     Args:
-        dataset: "tfrecord" or "array_record", which the files' names hold, too.
+        dataset: "tfrecord" or "array_record"; it is also a part of the files' names.
         data_dir: the directory.
-        features: "package.module:function", which parses a record into (x, y): of a TFRecord file
-            a string tensor, in TensorFlow operations such as tf.io.parse_single_example; of an
-            ArrayRecord file bytes, into arrays. Where y is one integer, its module's NUM_CLASSES is
-            the number of labels.
+        features: "package.module:function", which parses a record into (x, y). For TFRecord files,
+            it takes a string tensor and calls TensorFlow operations such as
+            tf.io.parse_single_example. For ArrayRecord files, it takes bytes and returns arrays. If
+            y is one integer, its module must have NUM_CLASSES, the number of labels.
 
     Raises:
-        ValueError: a file cannot be read, or the function gives something else than (x, y).
+        ValueError: a file is missing or cannot be read, or the function does not return (x, y).
     """
     splits = find(dataset, data_dir)
     if features is None:
@@ -67,10 +67,10 @@ def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
 
 
 def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
-    """The names of the files below a directory to train and to test on, sorted.
+    """Returns the sorted names of the training files and of the test files below a directory.
 
     Raises:
-        ValueError: it cannot be read, or holds no such files to train or to test on.
+        ValueError: it is not a directory, or has no files to train or to test on.
     """
     forms = f"DIR/train/*.{dataset} and DIR/val/*.{dataset}, or DIR/*train*.{dataset}*"
     if data_dir is None:
@@ -97,11 +97,11 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
 
 
 class TfFile(NamedTuple):
-    """A TFRecord file.
+    """Describes a TFRecord file at `path`.
 
-    name: its path below the directory, which may be moved.
+    name: the path below the directory; it stays when the directory is moved.
     compression: "", "GZIP" or "ZLIB".
-    begin: the index of its first record among those of all files.
+    begin: the number of records in all files before this one.
     """
 
     path: str
@@ -112,7 +112,7 @@ class TfFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TfRecords(Streamed):
-    """N records in TFRecord files."""
+    """A split of N records in TFRecord files."""
 
     files: Sequence[TfFile] = ()
 
@@ -122,7 +122,7 @@ class TfRecords(Streamed):
             yield os.fsencode(f"{file.name}\0{os.path.getsize(file.path)}\0")
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
-        """The files in another order; the records of each one after the other."""
+        """Returns (index, record): files in the order of `epoch`, then records in file order."""
         count = len(self.files)
         places = epoch.order(count)(tf.range(count, dtype=tf.int64)).numpy()
         paths, _, *others = zip(*[self.files[place] for place in places], strict=True)
@@ -152,7 +152,7 @@ def _tf_records(
     )
     try:
         x, y = split.given_spec
-    except Exception as error:  # whatever the user's function raises while it is traced
+    except Exception as error:  # the user's function may raise anything while it is traced
         raise ValueError(
             f"features ({features!r}) cannot parse a record into (x, y): "
             f"{named.one_line(error)[:300]}."
@@ -167,15 +167,15 @@ def _tf_records(
 
 
 def count_records(path: str) -> tuple[int, str]:
-    """The number of records in a file, from their lengths alone, and the file's compression.
+    """Counts the records in a file, from their lengths alone, and finds its compression.
 
     A compressed file has to be read as a whole.
 
     Returns:
-        (count, compression): the latter "", "GZIP" or "ZLIB", as TensorFlow calls it.
+        (count, compression), where compression is "", "GZIP" or "ZLIB", as TensorFlow calls it.
 
     Raises:
-        ValueError: it cannot be read, or is no whole TFRecord file.
+        ValueError: the file cannot be read, or is not a complete TFRecord file.
     """
     count = 0
     try:

@@ -1,4 +1,4 @@
-"""Random examples of any shape, made on the fly: what a benchmark of the computation needs."""
+"""Makes random examples of any shape in memory, to benchmark the computation without files."""
 
 import math
 
@@ -14,23 +14,23 @@ def load(
     num_test: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Noise around one random prototype a class, so that the loss can fall.
+    """Makes noise around one random prototype for each class, so that training lowers the loss.
 
-    `x = (prototype[y] + noise) / 2`, both uniform in [0, 1). The same arguments give the same
-    bits; test does not depend on num_train.
+    `x = (prototype[y] + noise) / 2`, both uniform in [0, 1). Equal arguments give bit-identical
+    examples; the test examples do not depend on num_train.
 
     Args:
         input_shape: the shape of one example.
-        num_classes: labels lie in 0 ... num_classes - 1.
-        num_train: examples to train on; None means 8,192, or as many as fit into 1 GiB.
-        num_test: examples to test on; None means 1,024, or as many as fit into 128 MiB.
-        seed: of the random generator, at least 0.
+        num_classes: the number of labels, 0 ... num_classes - 1.
+        num_train: the number of training examples. Default: 8,192, but at most 1 GiB.
+        num_test: the number of test examples. Default: 1,024, but at most 128 MiB.
+        seed: the seed of the random generator, at least 0.
 
     Returns:
-        x float32 [N, *input_shape] in [0, 1); y int32 [N].
+        A Dataset with x float32 [N, *input_shape] in [0, 1) and y int32 [N].
 
     Raises:
-        ValueError: a count is below 1, or the seed below 0.
+        ValueError: a number or a size is below 1, or the seed is below 0.
     """
     num_train = _fitting(8192, 2**30, input_shape) if num_train is None else num_train
     num_test = _fitting(1024, 2**27, input_shape) if num_test is None else num_test
@@ -47,14 +47,14 @@ def load(
 
 
 def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
-    """The number of float32 examples that fit, at most `count`, at least 1."""
+    """Returns the number of float32 examples that fit into num_bytes: at least 1, at most count."""
     return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
 
 
 def make_split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
     y = generator.integers(len(prototypes), size=count, dtype=np.int32)
     x = generator.random((count, *prototypes.shape[1:]), np.float32)
-    for example, label in zip(x, y, strict=True):  # prototypes[y] would take x's memory again
+    for example, label in zip(x, y, strict=True):  # prototypes[y] would need as much memory as x
         example += prototypes[label]
         example *= 0.5
     return x, y

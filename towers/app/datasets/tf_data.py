@@ -1,8 +1,8 @@
-"""A tf.data.Dataset: in memory after the first epoch, or read anew in each one.
+"""Reads a tf.data.Dataset, which is cached in memory by the first epoch, or read in each epoch.
 
-    records -> indices -> shuffled -> those of the steps that are done left out -> parsed
+    records -> indices -> shuffled -> records of completed steps skipped -> parsed
 
-What memory does not hold is shuffled within a buffer.
+A dataset too large for memory is shuffled within a buffer.
 """
 
 import os
@@ -33,20 +33,20 @@ from towers.resume.source import (
 )
 from towers.step.tensor_rows import is_composite
 
-# Lengths of datasets that had to be read to tell it: a run needs the length several times.
+# Lengths of datasets: a run needs them several times, and TensorFlow may have to read all to count.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class Streamed(DataSource):
-    """N examples that come one after the other.
+    """A split of N examples that can only be read one after the other.
 
-    records: an unbatched tf.data.Dataset: of (x, y), or of what `parse` takes.
-    where: what they are, for the errors.
+    records: an unbatched tf.data.Dataset of (x, y), or of records for `parse`.
+    where: a name for the dataset, shown in errors.
     num_examples: N.
-    parse: record -> (x, y), in TensorFlow operations; None: they are that already. It comes after
-        shuffling, for records take less room than what they hold.
-    shuffle_buffer: examples among which they are shuffled.
+    parse: record -> (x, y), in TensorFlow operations; None if records are (x, y). Parsing follows
+        shuffling, because records take less memory than the examples that they hold.
+    shuffle_buffer: the number of examples in the shuffle buffer.
     """
 
     records: tf.data.Dataset
@@ -57,7 +57,7 @@ class Streamed(DataSource):
 
     is_sequential = True
     labels = None
-    num_threads: ClassVar[int | None] = None  # see `of_examples`
+    num_threads: ClassVar[int | None] = None  # threads that make batches; None: one for each core
 
     @property
     def how(self) -> str:
@@ -65,7 +65,7 @@ class Streamed(DataSource):
         return f"streamed while training runs, shuffled among {buffer:,}"
 
     def opened(self, options: InputOptions) -> "Streamed":
-        """Raises ValueError where what is shuffled takes more than a share of the memory."""
+        """Sets the shuffle buffer. Raises ValueError if it takes over a quarter of the memory."""
         buffer = options.shuffle_buffer
         size = _example_bytes(self.records)
         if size is not None and not fits(size * min(buffer, self.num_examples)):
@@ -78,11 +78,11 @@ class Streamed(DataSource):
         return replace(self, records=self.records.take(self.num_examples), shuffle_buffer=buffer)
 
     def identity(self) -> Iterator[bytes]:
-        """The facts known without reading; "streamed", as the order is another than in memory."""
+        """Yields an example's specs; "streamed" tells its order from the order in memory."""
         yield os.fsencode(f"streamed\0{self._examples(self.ordered(Epoch(1))).element_spec[1]}\0")
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
-        """(index, record), as an epoch meets them, before they are shuffled."""
+        """Returns the (index, record) pairs of an epoch before they are shuffled."""
         return self.records.enumerate()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
@@ -102,12 +102,12 @@ class Streamed(DataSource):
 
     @property
     def given_spec(self) -> Any:
-        """The specs of (x, y) as they are parsed, before pixels are divided."""
+        """Returns the specs of the parsed (x, y), before pixels are divided."""
         records = self.records if self.parse is None else self.records.map(self.parse)
         return records.element_spec
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """(index, record) -> (index, (x, y)), pixels divided, on all cores, in order."""
+        """Turns (index, record) into (index, (x, y)), pixels divided, on all cores, in order."""
         parse = self.parse
         parts = divided_parts(keras.utils.unpack_x_y_sample_weight(self.given_spec)[0])
         if parse is None and not any(parts):
@@ -122,11 +122,11 @@ class Streamed(DataSource):
     def _find_fault(self, left: tf.data.Dataset) -> None:
         """Raises ValueError if an (index, record) cannot be parsed or read, or is missing."""
         if self.parse is not None:
-            with suppress(tf.errors.OpError):  # of a record that cannot be read
+            with suppress(tf.errors.OpError):  # a record that cannot be read is reported below
                 for index, record in left:
                     try:
                         self.parse(record)
-                    except Exception as error:  # whatever the user's function raises
+                    except Exception as error:  # the user's function may raise anything
                         raise ValueError(
                             f"{self.where}: example {int(index)} cannot be parsed: "
                             f"{cause(error)}. {MEND}"
@@ -144,7 +144,7 @@ class Streamed(DataSource):
 
 
 class Cached(Streamed):
-    """N examples that the first epoch leaves in memory, all of which are shuffled."""
+    """A split of N examples that the first epoch caches in memory; all of them are shuffled."""
 
     how = ""
     num_threads = 1
@@ -165,10 +165,10 @@ class Cached(Streamed):
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
-    """The source of a tf.data.Dataset of (x, y), cached where it takes a share of the memory.
+    """Makes the source of a tf.data.Dataset; it is cached if it fits into a quarter of the memory.
 
     Raises:
-        ValueError: it repeats forever.
+        ValueError: the dataset repeats forever or is empty.
     """
     where = "the tf.data.Dataset"
     (count, _), size = _count(dataset, where), _example_bytes(dataset)
@@ -179,11 +179,11 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
 def split_of(
     given: tf.data.Dataset, where: str, num_classes: int | None, own_task: bool
 ) -> Found:
-    """A split as it is given; values are not checked.
+    """Makes a split of a tf.data.Dataset, whose specs are checked and whose values are not.
 
     Raises:
-        ValueError: it holds something else than numbers, or of classes than (x, y) with one
-            integer y; nothing, or no end.
+        ValueError: elements do not hold numbers, or are not (x, y) with one integer y for a
+            classifier; or the dataset is empty or has no end.
     """
     spec = given.element_spec
     for part in tf.nest.flatten(spec):
@@ -216,10 +216,10 @@ def _check_classes(spec: Any, where: str) -> None:
 def _count(
     dataset: tf.data.Dataset, where: str, with_classes: bool = False
 ) -> tuple[int, int]:
-    """The number of examples, and 1 + the largest label or 1; reads them once if it has to.
+    """Returns the number of examples, and 1 + the largest label or 1; may read the dataset once.
 
     Raises:
-        ValueError: there is none, or no end, or a label below 0.
+        ValueError: the dataset is empty or has no end, or a label is below 0.
     """
     count, num_classes = _counts.get(dataset, int(dataset.cardinality())), 1
     if count == tf.data.INFINITE_CARDINALITY:
@@ -242,7 +242,7 @@ def _count(
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
-    """The bytes of one example, where its shape tells."""
+    """Returns the bytes of one example; None if its shape is unknown or it holds strings."""
     size = 0
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
@@ -254,7 +254,7 @@ def _example_bytes(dataset: tf.data.Dataset) -> int | None:
 
 
 def cause(error: Exception) -> str:
-    """The message of a TensorFlow error, in one line, without the names of operations."""
+    """Returns the message of a TensorFlow error in one line, without the names of operations."""
     text = " ".join(str(getattr(error, "message", error)).split())
-    # TensorFlow names its operations before the message and after it.
+    # TensorFlow adds names of operations before and after the message.
     return re.sub(r"\{\{.*?\}\}|.*::\S+|\[(\[|Op:).*", "", text).strip(" .")

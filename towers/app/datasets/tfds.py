@@ -1,8 +1,8 @@
-"""TensorFlow Datasets: a data set of theirs by name, read by index while training runs.
+"""Loads a data set from TensorFlow Datasets (TFDS), read by index while training runs.
 
-    --dataset=tfds:NAME       --data_dir=DIR: where it is prepared; else where it is downloaded to
+    --dataset=tfds:NAME       --data_dir=DIR: it is prepared there, or TFDS downloads it to there
 
-`tfds.data_source` reads the ArrayRecord files that the data set was prepared as, in NumPy alone.
+`tfds.data_source` reads the prepared ArrayRecord files as NumPy arrays, without TensorFlow.
 """
 
 from dataclasses import replace
@@ -14,20 +14,20 @@ from towers.app.named import one_line
 from towers.app.reading.examples import Supervised
 
 PREFIX = "tfds:"
-_LONGEST = 120  # characters of an error of theirs, which lists all data sets
-_TEST = ("test", "validation")  # the first that there is
+_LONGEST = 120  # characters that are kept of a TFDS error, which may list all data sets
+_TEST = ("test", "validation")  # the first that exists is used
 
 
 def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
-    """The splits "train" and "test" or "validation", each example as (x, y).
+    """Loads the splits "train" and "test" (or "validation"), each example as (x, y).
 
     Args:
-        name: "tfds:NAME", with what TFDS takes behind it: "tfds:NAME/CONFIG:1.0.0".
-        data_dir: of TFDS; None: its own.
-        own_task: y is what the model's own loss takes.
+        name: "tfds:NAME", or with a configuration and a version: "tfds:NAME/CONFIG:1.0.0".
+        data_dir: the directory of prepared data sets; None: TFDS chooses it.
+        own_task: whether the model brings its own loss: y may be anything, and test may be missing.
 
     Raises:
-        ValueError: the package is missing, or the data set, a split, or what x and y are.
+        ValueError: the package, the data set, a split, or its `supervised_keys` are missing.
     """
     try:
         import tensorflow_datasets
@@ -39,7 +39,7 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
         splits: Any = tensorflow_datasets.data_source(
             name.removeprefix(PREFIX), data_dir=data_dir
         )
-    except Exception as error:  # it raises many kinds
+    except Exception as error:  # TFDS raises many types of errors
         raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:_LONGEST]}") from None
     found = next((which for which in _TEST if which in splits), None)
     info = splits["train"].dataset_info if "train" in splits else None

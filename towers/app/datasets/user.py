@@ -1,4 +1,4 @@
-"""Data of the user's own: here alone it is asked of what kind they are.
+"""Loads the user's data, and finds out which kind they are: arrays, tf.data and so on.
 
 `package.module:function` returns (train, test), or they are given in Python.
 """
@@ -22,17 +22,17 @@ _FORMS = (
 
 
 def load(spec: str, own_task: bool = False) -> Dataset:
-    """Calls the function, without arguments; what it raises passes through.
+    """Calls the user's function without arguments; its errors are raised unchanged.
 
-    It returns (train, test), see `from_splits`. Beside it stand NUM_CLASSES, the number of labels,
-    and NUM_EXAMPLES, of iterables with a state: the examples of an epoch, and those to test on.
+    It returns (train, test) for `from_splits`. Its module may have NUM_CLASSES, and for iterables
+    with a state NUM_EXAMPLES, the numbers of training examples in an epoch and of test examples.
 
     Args:
         spec: "package.module:function".
-        own_task: the model brings its own loss.
+        own_task: whether the model brings its own loss.
 
     Raises:
-        ValueError: it cannot be imported, or returns something else.
+        ValueError: the function cannot be imported, or its result or a number is wrong.
     """
     splits = named.import_function(spec, "dataset")()
     if not is_pair(splits):
@@ -53,10 +53,10 @@ def load(spec: str, own_task: bool = False) -> Dataset:
 
 
 def named_classes(spec: str, argument: str) -> int | None:
-    """NUM_CLASSES in the module of `package.module:function`; None where there is none.
+    """Returns NUM_CLASSES of the module in `package.module:function`; None if it has none.
 
     Raises:
-        ValueError: it is no count.
+        ValueError: NUM_CLASSES is not a whole number of at least 1.
     """
     num_classes = getattr(named.import_module(spec, argument), "NUM_CLASSES", None)
     if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
@@ -76,22 +76,22 @@ def from_splits(
     num_classes: int | None = None,
     where: Sequence[str] = (),
 ) -> Dataset:
-    """A data set of what a user has.
+    """Makes a data set of the user's training and test data.
 
     Args:
-        name: of the data set.
-        train: (x, y), arrays as in `arrays.split_of`; or an unbatched tf.data.Dataset of (x, y),
-            whose values are not checked; or a random-access source of (x, y), or an iterable of
-            them with a state, which are read while training runs. y is one integer.
-        test: the same.
-        own_task: the model brings its own loss: x and y may have any structure. Arrays and the
-            elements of a tf.data.Dataset may also be x, or (x, y, sample_weight). test may be None.
-        num_classes: None: 1 + the largest label (one pass over a tf.data.Dataset; of what is read
-            while training runs it must be given).
-        where: what train and test are, such as their files, for the errors.
+        name: a name for the data set.
+        train: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
+            (x, y), whose values are not checked; a random-access source of (x, y); or an iterable
+            of (x, y) with a state. The last two are read while training runs.
+        test: test data in the form of `train`.
+        own_task: whether the model brings its own loss. x and y may then have any structure, arrays
+            and elements may be x or (x, y, sample_weight), and test may be None.
+        num_classes: the number of labels; None: 1 + the largest label, which takes one pass over a
+            tf.data.Dataset. Sources that are read while training runs need a number.
+        where: names for train and test, such as their files, shown in errors; () uses `name`.
 
     Raises:
-        ValueError: they are something else, are wrong, or differ in shape.
+        ValueError: train or test has another form or wrong values, or they differ in shape.
     """
     kinds = _kind(train), _kind(test)
     if not own_task and (
@@ -111,13 +111,13 @@ def from_splits(
 def of_splits(
     name: str, found: Sequence[Found], places: Sequence[str], own_task: bool = False
 ) -> Dataset:
-    """The data set of a split to train on, and maybe of one to test on.
+    """Makes a data set of a training split and an optional test split.
 
     Args:
-        name: of the data set.
-        found: the splits.
-        places: where each comes from, for the errors.
-        own_task: there are no classes.
+        name: a name for the data set.
+        found: (split, specs, number of classes) of each split, one or two.
+        places: names for the splits, such as their files, shown in errors.
+        own_task: whether the model brings its own loss, so that there are no classes.
 
     Raises:
         ValueError: train and test differ in shape, or in whether their pixels are divided.
@@ -137,19 +137,19 @@ def of_splits(
 
 
 def source_of(split: Split) -> DataSource:
-    """The source of a split. Raises ValueError for a tf.data.Dataset that repeats forever."""
+    """Returns the source of a split. Raises ValueError if a tf.data.Dataset has no end."""
     if isinstance(split, tuple):
         return InMemory(split)
     return tf_data.from_dataset(split) if isinstance(split, tf.data.Dataset) else split
 
 
 def num_examples(split: Split) -> int:
-    """The number of a split's examples; a tf.data.Dataset that does not know it is counted."""
+    """Returns a split's number of examples; a tf.data.Dataset of unknown length is counted."""
     return source_of(split).num_examples
 
 
 def _kind(split: Any) -> Any:
-    """The module of what the user gives: arrays, where it is nothing else."""
+    """Returns the module that reads a split: tf_data, stateful, random_access, or else arrays."""
     if isinstance(split, tf.data.Dataset):
         return tf_data
     if isinstance(split, stateful.Sized):

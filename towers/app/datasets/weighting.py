@@ -1,4 +1,4 @@
-"""Labels -> sample weights, as Keras makes them of fit(class_weight=...).
+"""Turns labels into sample weights, as Keras does for fit(class_weight=...).
 
     y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
 """
@@ -17,17 +17,17 @@ from towers.resume.source import as_written
 def weighed(
     examples: Examples, text: str | None, model: keras.Model, num_classes: int | None
 ) -> tuple[Examples, list[str]]:
-    """The examples with what each counts by its class; the weights in words, for the user.
+    """Returns the examples with sample weights by class, and a line about them for the user.
 
     Args:
-        examples: to train on.
-        text: see `TrainConfig.class_weight`; None: all count the same.
-        model: built.
-        num_classes: of the data; None where they have any structure.
+        examples: the training examples.
+        text: weights of classes, such as "0:1,1:5", or "balanced"; None: all weigh the same.
+        model: the built model.
+        num_classes: the number of labels; None if the model brings its own loss.
 
     Raises:
-        ValueError: there is not one class an example, or no such class; the data bring sample
-            weights; or classes are to be counted that are not in memory.
+        ValueError: an example does not have one class, `text` names an unknown class, the data
+            bring sample weights, or "balanced" is given for labels that are not in memory.
     """
     if text is None:
         return examples, []
@@ -51,7 +51,7 @@ def weighed(
                 f"class_weight ({text}) names class {max(weights)}, and the classes are 0 to "
                 f"{num_classes - 1}."
             )
-    table = np.ones(max(weights) + 2, keras.config.floatx())  # the last: of any other class
+    table = np.ones(max(weights) + 2, keras.config.floatx())  # the last one: for any other class
     table[list(weights)] = list(weights.values())
     last = len(table) - 1
 
@@ -65,9 +65,9 @@ def weighed(
 
 
 def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
-    """Raises ValueError for examples whose labels are not one class each.
+    """Raises ValueError unless each example has one class and no sample weight.
 
-    outputs: the shape of the model's only output, where it is known.
+    outputs: the shape of the model's only output; None if unknown.
     """
     _, y, sample_weight = examples.specs
     if sample_weight is not None:
@@ -78,7 +78,7 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
         )
     rank = y.shape.rank if isinstance(y, tf.TensorSpec) else None
     is_class = rank == 1 or rank == 2 and y.shape[-1] == 1
-    # Where the output is not known, integers [N, T] may be the classes of T tokens.
+    # If the output is not known, integers [N, T] may be the classes of T tokens.
     is_one_hot = rank == 2 and (
         y.shape[-1] == outputs[-1] and len(outputs) == 2 if outputs else y.dtype.is_floating
     )
@@ -91,7 +91,7 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
 
 
 def _classes(y: tf.Tensor) -> tf.Tensor:
-    """int32 [B]."""
+    """Returns the class of each label, int32 [B]."""
     if y.shape.rank == 2 and y.shape[-1] != 1:
         return tf.argmax(y, axis=-1, output_type=tf.int32)
     flat = tf.reshape(y, [-1])

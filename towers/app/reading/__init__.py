@@ -1,1 +1,1 @@
-"""Examples that are read one by one, also by processes of their own: no TensorFlow in here."""
+"""Reads examples one by one, in a thread or in processes; it does not import TensorFlow."""

@@ -1,4 +1,4 @@
-"""One example of a source -> its arrays, in one order; all examples look like the first one.
+"""Reads examples of a source as arrays in a fixed order; all must be like the first example.
 
     (x, {"b": y, "a": z})   ->   x, y['a'], y['b']
 """
@@ -19,7 +19,7 @@ MEND = "Mend it; `resume` then goes on from there."
 
 
 class Leaf(NamedTuple):
-    """One array of every example; its path is such as "x" or "y['a']"."""
+    """Describes one array of every example; its path is, for instance, "x" or "y['a']"."""
 
     path: str
     shape: tuple[int, ...]
@@ -31,12 +31,12 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Examples that are read one by one.
+    """Holds examples that are read one by one, and describes them.
 
-    examples: has `__len__` and `__getitem__(index) -> (x, y)`.
-    where: what they are, for the errors.
-    leaves: of every example.
-    num_classes: y is a label below it; None: y is anything else.
+    examples: an object with `__len__` and `__getitem__(index) -> (x, y)`.
+    where: a name for the examples, shown in errors.
+    leaves: the path, shape and dtype of each array; all examples must have them.
+    num_classes: the number of labels; None if y is not a label.
     """
 
     examples: Any
@@ -47,14 +47,14 @@ class Source:
     def read(
         self, indices: Iterable[int], begin: Callable[[int], None] = lambda index: None
     ) -> list[np.ndarray]:
-        """Some of the examples, one array [N, ...] for each leaf.
+        """Reads N examples into one array [N, ...] for each leaf.
 
         Args:
-            indices: which, in this order.
-            begin: is called with each index before it is read.
+            indices: the indices of the N examples, in the order of the result.
+            begin: a function that is called with each index before that example is read.
 
         Raises:
-            ValueError: an example cannot be read, or is unlike the first one (naming its index).
+            ValueError: an example cannot be read or differs from the first; the error names it.
         """
         places = list(map(int, indices))
         stacked = [np.empty((len(places), *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -78,16 +78,16 @@ class Source:
 
 
 class ArrayRecords:
-    """The records of several files, one after the other.
+    """Reads the records of several ArrayRecord files, which are numbered one after the other.
 
-    It is pickled by its files' names: each process opens them for itself.
+    Its pickle holds the names of the files: each process opens them again.
     """
 
     def __init__(self, paths: Sequence[str], features: str) -> None:
         """
         Args:
-            paths: the files.
-            features: "package.module:function", bytes -> (x, y).
+            paths: the paths of the files.
+            features: "package.module:function", bytes of a record -> (x, y).
 
         Raises:
             ValueError: a file cannot be read, or the package array_record is missing.
@@ -106,8 +106,8 @@ class ArrayRecords:
             reader = ArrayRecordReader(path)
             try:
                 if not reader.ok():
-                    reader.close()  # which raises what is wrong
-            except Exception as error:  # it raises RuntimeError for everything
+                    reader.close()  # raises an error that says what is wrong
+            except Exception as error:  # array_record raises RuntimeError for everything
                 raise ValueError(
                     f"{path} cannot be read: {one_line(error)}; copy it again."
                 ) from None
@@ -127,13 +127,13 @@ class ArrayRecords:
         return ArrayRecords, self._given
 
     def identity(self) -> Iterator[bytes]:
-        """The files' names and sizes, wherever their directory lies."""
+        """Yields the names and sizes of the files; their directory may be moved."""
         for path in self._given[0]:
             yield os.fsencode(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0")
 
 
 class Supervised:
-    """Two features of each example of a source of dicts, as (x, y); pickled with the source."""
+    """Reads two features of each dict in a source as (x, y). Its pickle holds the source."""
 
     def __init__(self, source: Any, x: str, y: str) -> None:
         self._source, self._x, self._y = source, x, y
@@ -147,10 +147,10 @@ class Supervised:
 
 
 def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf, np.ndarray]]:
-    """One example: its (x, y) with an array for each value, and these arrays in one order.
+    """Reads an example. Returns (x, y) with an array for each value, and its arrays by `Leaf`.
 
     Raises:
-        ValueError: it cannot be read, is no pair, or a value is no array of numbers, such as bytes.
+        ValueError: it cannot be read, is not (x, y), or holds anything but real numbers.
     """
     arrays = {}
 
@@ -175,7 +175,7 @@ def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf,
 
     try:
         example = examples[index]
-    except (Exception, SystemExit) as error:  # whatever the source raises
+    except (Exception, SystemExit) as error:  # the source may raise anything
         raise ValueError(
             f"{where}: example {index} cannot be read: {one_line(error)}. {MEND}"
         ) from error

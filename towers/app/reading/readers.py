@@ -1,9 +1,9 @@
-"""Readers of examples: a thread, or processes, each its share of every batch, in order.
+"""Reads examples in order, in a thread or in processes, which share the work of each batch.
 
     indices of a batch  ->  chunks  ->  chunk k to reader k % N  ->  arrays of that batch
 
-The number of readers changes no bit: who reads what, in which order, is fixed by the chunks alone.
-A process is not forked: TensorFlow's threads would not survive that.
+Batches are bit-identical for any number of readers, because chunks are joined in their order.
+Processes are spawned, not forked: TensorFlow's threads would not survive a fork.
 """
 
 import itertools
@@ -24,33 +24,33 @@ import numpy as np
 from towers.app.named import one_line
 from towers.app.reading.examples import MEND, Source
 
-_MOST_AT_ONCE = 512  # indices of a chunk: several fit into a pipe, so that asking never waits
-_AHEAD = 2  # chunks that each reader has been asked for
+_MOST_AT_ONCE = 512  # indices in a chunk: several chunks fit into a pipe, so that `ask` never waits
+_AHEAD = 2  # chunks that each reader is asked for in advance
 
 Arrays = list[np.ndarray]
 
 
 class Readers:
-    """Reads batches of a source; one iteration at a time."""
+    """Reads batches of a source, in one iteration at a time."""
 
     def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
         """
         Args:
-            source: what is read.
-            num_processes: that read; 0: a thread of this process.
-            timeout: seconds that one example may take.
+            source: the examples to read.
+            num_processes: the number of processes that read; 0: a thread of this process reads.
+            timeout: the seconds that one example may take.
         """
         self._source, self._num_processes, self._timeout = source, num_processes, timeout
         self._readers: list[_Reader] = []
         self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """The examples of each batch: its indices, and an array [B, ...] for each leaf.
+        """Yields, for each batch of B indices, the indices and an array [B, ...] for each leaf.
 
-        An iteration that began before this one must not go on.
+        An iteration that began before this one must not continue.
 
         Raises:
-            ValueError: an example cannot be read, is unlike the first one, or takes too long;
+            ValueError: an example cannot be read, differs from the first one, or takes too long;
                 or a process has ended.
         """
         if not self._readers:
@@ -58,7 +58,7 @@ class Readers:
             self._readers = [_Reader(source, self._timeout, count) for _ in range(count or 1)]
         parts: list[Arrays] = []
         try:
-            while self._asked:  # an iteration that was left
+            while self._asked:  # answers to an abandoned iteration
                 self._asked.popleft()[0].answer()
             chunks = _chunks(batches, len(self._readers))
             for reader, (indices, batch) in zip(itertools.cycle(self._readers), chunks):
@@ -69,11 +69,11 @@ class Readers:
             while self._asked:
                 yield from self._received(parts)
         except ValueError:
-            self.close()  # the next iteration begins with new ones
+            self.close()  # the next iteration begins with new readers
             raise
 
     def close(self) -> None:
-        """Ends the readers; a thread, when its source lets it."""
+        """Ends the readers; a thread ends after the chunks that it was asked for."""
         for reader in self._readers:
             reader.close()
         self._readers = []
@@ -96,7 +96,7 @@ class Readers:
 def _chunks(
     batches: Iterable[np.ndarray], num_readers: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """The indices of each chunk, with those of its batch where it is the batch's last one."""
+    """Yields the indices of each chunk, with all indices of its batch after the last chunk."""
     for batch in batches:
         count = min(len(batch), max(num_readers, -(-len(batch) // _MOST_AT_ONCE)))
         *parts, last = np.array_split(batch, count)
@@ -105,15 +105,15 @@ def _chunks(
 
 
 class _Reader:
-    """One of some processes, which ends with this one; of 0: a thread.
+    """Reads chunks in a process, which ends with this one, or in a thread for 0 processes.
 
-    A thread whose source hangs stays behind until this process ends.
+    A thread whose source hangs remains until this process ends.
     """
 
     def __init__(self, source: Source, timeout: float, num_processes: int) -> None:
         self._where, self._timeout = source.where, timeout
         context = multiprocessing.get_context("spawn")
-        self._index = context.RawValue("q", -1)  # of the example that is being read
+        self._index = context.RawValue("q", -1)  # the index of the example that is being read
         kind: Any = context.Process if num_processes else threading.Thread
         queues = [queue.Queue[Any](), queue.Queue[Any]()]
         ends: Any = context.Pipe() if num_processes else (_End(*queues), _End(*queues[::-1]))
@@ -121,12 +121,12 @@ class _Reader:
         self._worker = kind(target=_serve, args=(source, theirs, self._index), daemon=True)
         try:
             self._worker.start()
-        except Exception as error:  # pickle raises many kinds
+        except Exception as error:  # pickle raises many types of errors
             raise ValueError(
                 f"{source.where} cannot be sent to data_workers={num_processes} processes: "
                 f"{one_line(error)}. Open files when they are first read, or use data_workers=0."
             ) from None
-        theirs.close()  # so that this end knows when the process is gone
+        theirs.close()  # so that this end gets an EOFError when the process ends
         self.close = weakref.finalize(self, _end, self._worker, self._connection)
 
     def ask(self, indices: np.ndarray) -> None:
@@ -136,10 +136,10 @@ class _Reader:
             raise self._gone() from None
 
     def answer(self) -> Arrays | str:
-        """The arrays of the chunk asked for first, or an error.
+        """Returns the arrays of the oldest chunk asked for, or the message of an error.
 
         Raises:
-            ValueError: one example takes longer than the timeout, or the process is gone.
+            ValueError: one example takes longer than the timeout, or the process has ended.
         """
         index = None
         try:
@@ -170,7 +170,7 @@ class _Reader:
 
 
 class _End:
-    """One end of a pipe between two threads, as multiprocessing has it: nothing is copied."""
+    """One end of a pipe between two threads, with multiprocessing's methods; it copies nothing."""
 
     def __init__(self, received: queue.Queue, sent: queue.Queue) -> None:
         self._received, self.recv, self.send = received, received.get, sent.put
@@ -193,11 +193,11 @@ def _end(worker: Any, connection: Any) -> None:
 
 
 def _serve(source: Source, connection: Any, current: Any) -> None:
-    """Answers until nobody asks any more: all that a reader does."""
-    if threading.current_thread() is threading.main_thread():  # of a process of its own
+    """Runs a reader: reads and sends the arrays of each chunk until there are no more requests."""
+    if threading.current_thread() is threading.main_thread():  # this is a reader process
         parent = multiprocessing.parent_process()
         assert parent is not None
-        for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the one that trains
+        for number in (signal.SIGINT, signal.SIGHUP):  # the training process handles a terminal's
             signal.signal(number, signal.SIG_IGN)
 
         def end_with_parent() -> None:
@@ -207,7 +207,7 @@ def _serve(source: Source, connection: Any, current: Any) -> None:
         threading.Thread(target=end_with_parent, daemon=True).start()
 
     begin = partial(setattr, current, "value")
-    with suppress(EOFError, OSError):  # the one that trains is gone
+    with suppress(EOFError, OSError):  # the training process has ended
         while (indices := connection.recv()) is not None:
             answer: Arrays | str
             try:
@@ -220,7 +220,7 @@ def _serve(source: Source, connection: Any, current: Any) -> None:
 
 
 def _send(connection: Any, answer: Arrays | str) -> None:
-    """An answer; arrays go to a process as they lie in memory: pickling would copy them twice."""
+    """Sends an answer. Arrays go between processes as raw bytes: pickle would copy them twice."""
     if isinstance(connection, _End) or isinstance(answer, str):
         connection.send(answer)
         return
@@ -230,7 +230,7 @@ def _send(connection: Any, answer: Arrays | str) -> None:
 
 
 def _receive(connection: Any) -> Arrays | str:
-    """An answer of `_send`."""
+    """Receives an answer of `_send`."""
     answer = connection.recv()
     if isinstance(connection, _End) or isinstance(answer, str):
         return answer  # type: ignore[no-any-return]
