@@ -44,7 +44,7 @@ class HangTimeout(FitOption):
         self.seconds = seconds
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises ValueError in a `fit` of a plain model, which does not watch the time."""
+        """Raises ValueError if no parallel model's `fit` watches the time."""
         if not hang.now.watchers:
             super().on_train_begin(logs)
 

@@ -1,1 +1,1 @@
-"""A run's directory, what a checkpoint in it holds, and how a run goes on from there."""
+"""Manages run directories and checkpoints, and resumes runs and fits from them."""

@@ -1,24 +1,24 @@
-"""Which epoch is the best, by which column; when a run has waited long enough for a better one."""
+"""Finds the best epoch by a column of results.csv, and when to stop waiting for a better one."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-_DEFAULTS = ("val_accuracy", "val_loss", "loss")  # the first of them that is a column
+_DEFAULTS = ("val_accuracy", "val_loss", "loss")  # the first one that is a column is used
 
 
 class Monitor(NamedTuple):
-    """The column of results.csv whose highest or lowest value makes an epoch the best."""
+    """Names a column of results.csv. Its highest or lowest value marks the best epoch."""
 
     column: str = "val_accuracy"
     highest: bool = True
 
     def score(self, value: float) -> float:
-        """A number that is higher for the better epoch."""
+        """Returns a number that is higher for a better epoch."""
         return value if self.highest else -value
 
     def best_index(self, values: Sequence[float]) -> int | None:
-        """The index of the first best value among the finite ones; None where none is finite."""
+        """Returns the index of the first best finite value, or None if no value is finite."""
         finite = [index for index, value in enumerate(values) if math.isfinite(value)]
         return max(finite, key=lambda index: self.score(values[index]), default=None)
 
@@ -26,17 +26,17 @@ class Monitor(NamedTuple):
 def find_monitor(
     column: str | None, mode: str, directions: Mapping[str, str | None], columns: Sequence[str]
 ) -> Monitor:
-    """The monitor that a user has asked for.
+    """Returns the monitor for the options of a user.
 
     Args:
-        column: None means val_accuracy; where there is no such column, val_loss, else loss.
-        mode: "min", "max", or "auto": as Keras has it for the metric.
-        directions: of the loss and each metric: "up" where a higher value is better, "down" where
-            a lower one is, None where Keras does not know.
-        columns: the loss and the metrics of results.csv, and their twins of validation.
+        column: the name of a column. None means the first of val_accuracy, val_loss and loss.
+        mode: "min", "max", or "auto" for the direction that Keras gives the metric.
+        directions: for the loss and each metric, "up" if a higher value is better, "down" if a
+            lower value is better, or None if Keras does not know.
+        columns: the loss and the metrics of results.csv, and their val_ columns.
 
     Raises:
-        ValueError: there is no such column, or nobody knows its direction.
+        ValueError: there is no such column, or Keras does not know its direction.
     """
     if column is None:
         column = next(name for name in _DEFAULTS if name in columns)
@@ -54,11 +54,11 @@ def find_monitor(
 
 
 class Best(NamedTuple):
-    """The best epoch so far.
+    """Describes the best epoch so far.
 
-    score: see `Monitor.score`; None before the first epoch that counts.
-    step: the updates that were done when it ended.
-    epochs_since: complete epochs after it.
+    score: its monitored value, negated if lower is better; None before the first finite epoch.
+    step: the number of updates when it ended, or None.
+    epochs_since: the number of complete epochs after it.
     """
 
     score: float | None = None
@@ -66,15 +66,15 @@ class Best(NamedTuple):
     epochs_since: int = 0
 
     def after_epoch(self, logs: Mapping[str, float], monitor: Monitor, step: int) -> "Best":
-        """The best epoch, now that one more is complete; of equal ones it is the first.
+        """Returns the best epoch after one more epoch. Among equal epochs, the first is best.
 
-        An epoch whose monitored value or loss (of validation, if there is any) is not finite is
-        never the best.
+        An epoch is never the best if its monitored value or its loss is not finite. With
+        validation, the loss is val_loss.
 
         Args:
-            logs: the epoch's, validation included.
+            logs: the means of the epoch by column, including validation.
             monitor: the value that is compared.
-            step: the updates that are done.
+            step: the number of updates so far.
         """
         value = monitor.score(logs[monitor.column])
         loss = logs["val_loss" if "val_loss" in logs else "loss"]
@@ -84,5 +84,5 @@ class Best(NamedTuple):
         return self._replace(epochs_since=self.epochs_since + 1)
 
     def is_too_old(self, patience: int | None) -> bool:
-        """Whether as many epochs as `patience` have passed without a better one; None: never."""
+        """Returns whether `patience` epochs have passed without a better one. None means never."""
         return patience is not None and self.epochs_since >= patience

@@ -1,10 +1,10 @@
-"""One way to save a state and to go on from it, for train.py and for `fit` with towers.Resume.
+"""Saves and restores checkpoints, for train.py and for `fit` with towers.Resume.
 
     chief           read the newest checkpoint --> tell --> restore     save ... save ... save
-    other workers                                  hear --> restore     (the state is the chief's)
+    other workers                               receive --> restore     (the state of the chief)
 
-The chief alone touches the disk, which other workers may not see. After each step all workers have
-the same state.
+Only the chief uses the disk, because other workers may not see it. After each step, all workers
+have the same state.
 """
 
 import json
@@ -37,15 +37,15 @@ from towers.workers.workers import Workers
 SECONDS_BETWEEN_SAVES = 600.0
 _WRITING = "writing a checkpoint"
 
-Variables = Mapping[str, Sequence[keras.Variable]]  # by group, such as "model" and "optimizer"
+Variables = Mapping[str, Sequence[keras.Variable]]  # keyed by group, such as "model", "optimizer"
 
 
 class Checkpointer:
-    """The checkpoints of a directory.
+    """Reads and writes the checkpoints of a directory.
 
-    directory: in which checkpoints/ is. found: what `read` has found, until `forget`.
-    finished_step: where the run had ended when it was read; None where it had not, or has no final
-        model.
+    directory: contains checkpoints/. found: the checkpoint from `read`; None after `forget`.
+    finished_step: the last step of a run that had ended when it was read; None if the run had not
+        ended or has no final model.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Checkpointer:
     ) -> None:
         """
         Args:
-            directory: in which checkpoints/ is.
-            workers: all have the same state.
-            warn: called with one line where something cannot be written.
-            every: updates from one checkpoint to the next; None: at least one every 10 minutes.
-            argument: what the user calls the directory.
-            mirror: uploads the directory, where it is the local copy of a remote one.
+            directory: the directory that contains checkpoints/.
+            workers: the processes that train together; all have the same state.
+            warn: called with one line if something cannot be written.
+            every: the number of updates between checkpoints. None saves every 10 minutes.
+            argument: the user's name for the directory, for errors.
+            mirror: uploads the directory if it is the local copy of a remote one; else None.
         """
         self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.cluster.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
-        self._thread: threading.Thread | None = None  # writes one checkpoint, then tidies up
+        self._thread: threading.Thread | None = None  # writes a checkpoint, then removes old ones
         self._fault: str | None = None
         self._saved_at = time.monotonic()
         self.found: Found | None = None
@@ -73,13 +73,13 @@ class Checkpointer:
         self.hold(dict, (), {})
 
     def read(self, resume: bool = True) -> Found | None:
-        """Finds the newest good checkpoint, in all workers, without a change to any file.
+        """Returns the newest good checkpoint in all workers. It changes no file.
 
         Args:
-            resume: False for a run that does not go on.
+            resume: False for a run that does not resume; the result is then None.
 
         Raises:
-            ValueError: all are damaged.
+            ValueError: all checkpoints are damaged.
         """
         if self._is_chief:
             self.found = checkpoints.read_newest(self._checkpoints) if resume else None
@@ -89,12 +89,12 @@ class Checkpointer:
         return self.found
 
     def forget(self) -> None:
-        """Frees what has been read: it takes as much memory as the model."""
+        """Frees the checkpoint that was read, which takes as much memory as the model."""
         self.found = None
 
     @contextmanager
     def expecting(self, what: str) -> Iterator[None]:
-        """Within, what a state lacks is a ValueError that says so; `what`: "a run", "a fit"."""
+        """Raises ValueError if code inside finds no value in the state. `what`: "a run", "a fit"."""
         try:
             yield
         except (KeyError, TypeError, AttributeError) as error:
@@ -104,12 +104,12 @@ class Checkpointer:
     def check_identity(
         self, then: Mapping[str, Any], now: Mapping[str, Any], whose: str, way_out: str = ""
     ) -> None:
-        """Raises ValueError where a checkpoint was written by another run than this one.
+        """Raises ValueError if another run or fit wrote the checkpoint.
 
         Args:
-            then, now: what the bits of a run depend on, by name; plain values.
-            whose: what the checkpoint belongs to, if they differ: "fit".
-            way_out: the end of the message.
+            then, now: the settings that the result depends on, by name, in the checkpoint and now.
+            whose: the kind of owner, for the error, such as "fit".
+            way_out: the end of the message, which says what to do.
         """
         differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if differ:
@@ -124,12 +124,12 @@ class Checkpointer:
         script's schedule would replace the checkpoint's.
 
         Args:
-            now: the options that `optimizer_options.compared` gives.
-            whose: a "run" or a "fit".
+            now: the optimizer's options, such as {"optimizer.learning_rate": 0.001}.
+            whose: "run" or "fit".
             way_out: a sentence that says what to do.
         """
         assert self.found is not None
-        then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have none
+        then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have no options
         if any(then.get(name) != now.get(name) for name in now if name.endswith("learning_rate")):
             way_out += (
                 " To change a constant learning rate from the next epoch on, leave the optimizer "
@@ -143,38 +143,38 @@ class Checkpointer:
         callbacks: Sequence[keras.callbacks.Callback],
         state: Mapping[str, Any],
     ) -> None:
-        """Says what the checkpoints hold.
+        """Sets the content of the checkpoints.
 
         Args:
-            variables: returns all that the next steps depend on.
-            callbacks: the user's, which remember things, too.
-            state: plain values, by name, or functions of the TrainState that return them: what a
-                run that goes on is compared with, or needs.
+            variables: returns all variables that the next steps depend on, by group.
+            callbacks: the user's callbacks, whose state is saved, too.
+            state: plain values by name, or functions of the TrainState that return them. A resumed
+                run compares or uses these values.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
         callback_internals.note_weights(self._callbacks)
 
     def restore(self) -> None:
-        """Gives variables the values that were found, if there are any.
+        """Assigns the values of the checkpoint that was found, if any, to the variables.
 
         Raises:
-            ValueError: they are not those that were saved.
+            ValueError: the variables differ from the saved variables in number, shape or dtype.
         """
         if self.found is not None:
             assign_arrays(self._variables(), self.found.checkpoint.arrays, self.found.path)
 
     def restore_callbacks(self) -> None:
-        """Gives callbacks back what they remembered, if there is something."""
+        """Restores the state of the callbacks, if a checkpoint was found."""
         if self.found is not None:
             state, arrays = self.found.checkpoint
             restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
-        """Copies the state, and begins to write it; waits only for the write before it.
+        """Copies the state and starts to write it. It waits only for the previous write.
 
         Args:
-            train_state: where the run stands.
-            is_last: whether the run ends here, for a reason of its own.
+            train_state: the point that the run has reached.
+            is_last: whether the run ends here anyway; a lost directory is then no error.
 
         Raises:
             LostDirectoryError: another process trains in the remote directory.
@@ -191,7 +191,7 @@ class Checkpointer:
         }
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
         self.wait()
-        try:  # a copy: it may hold lists that grow while training goes on
+        try:  # copied, because it may hold lists that grow during training
             checkpoint = Checkpoint(checkpoints.json_copy(state), arrays)
         except ValueError as error:
             self._fault = f"{path} is not written: what it would hold is no JSON ({error})"
@@ -204,10 +204,10 @@ class Checkpointer:
             raise LostDirectoryError(f"another process trains in {self._mirror.url} now.")
 
     def save_first(self, train_state: TrainState) -> None:
-        """Writes the checkpoint that a run begins with.
+        """Writes the first checkpoint of a run, and waits for the disk.
 
         Raises:
-            ValueError: it cannot be written.
+            ValueError: the checkpoint cannot be written.
         """
         self.save(train_state)
         fault = self._wait()
@@ -217,29 +217,29 @@ class Checkpointer:
             )
 
     def is_due(self, step: int, before: int) -> bool:
-        """Whether it is time to save after `step` updates; it was asked after `before` of them."""
+        """Returns whether to save after `step` updates; the previous call was for `before`."""
         if self._every is None:
             return time.monotonic() - self._saved_at >= SECONDS_BETWEEN_SAVES
         return step // self._every > before // self._every
 
     def wait(self) -> bool:
-        """Waits until nothing is being written; whether the last checkpoint is on the disk."""
+        """Waits for the write under way. Returns whether the last checkpoint is on the disk."""
         fault = self._wait()
         if fault is not None:
             self.warn(f"{fault}; training continues.")
         return fault is None
 
     def close(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits for the write under way."""
         self.wait()
 
     def newest_step(self) -> int | None:
-        """The updates that the newest checkpoint holds; None where there is none, or no disk."""
+        """Returns the step of the newest checkpoint; None without one, or on other workers."""
         paths = checkpoints.find(self._checkpoints) if self._is_chief else []
         return checkpoints.step_of(paths[0]) if paths else None
 
     def finish(self, train_state: TrainState) -> None:
-        """Notes that the run has ended, with its final model."""
+        """Notes on the disk that the run has ended and has its final model."""
         if not self._is_chief:
             return
         self.wait()
@@ -249,7 +249,7 @@ class Checkpointer:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
 
     def _wait(self) -> str | None:
-        """Waits for the disk, or for a network, any time; why the last write failed."""
+        """Waits for the write under way. Returns the reason if it failed, else None."""
         with (
             watch.at_work(_WRITING),
             hang.within(_WRITING, is_patient=True) if self._mirror else nullcontext(),
@@ -274,7 +274,7 @@ class Checkpointer:
             self._fault = f"{path} is not written, as it could not be read: {error}"
         except LostDirectoryError as error:
             self._fault = str(error).rstrip(".")
-        except Exception as error:  # nobody else would see it
+        except Exception as error:  # an error in a thread would not be seen
             reason = getattr(error, "strerror", None) or repr(error)
             self._fault = f"{path} cannot be written ({reason})"
 
@@ -287,7 +287,7 @@ class Checkpointer:
             return None
 
     def _share(self) -> None:
-        """Gives the other workers what the chief has read."""
+        """Sends the checkpoint and the finished step from the chief to the other workers."""
         found = self.found if self._is_chief else None
         said = found and [str(found.path), found.damaged]
         text = json.dumps([said, self.finished_step]).encode()

@@ -1,4 +1,4 @@
-"""Checkpoints: directories that hold all of a run's state, whole or not at all.
+"""Checkpoints: directories that hold the complete state of a run.
 
     checkpoints/
         lock                    held by the process that trains here
@@ -6,8 +6,8 @@
             manifest.json       {"content": {format, state, arrays, size, sha256}, "sha256": ...}
             arrays.bin          the values of all arrays, one after the other
 
-One raw file beside JSON: nothing in it can run, any dtype fits (bfloat16 too), and it cannot ask
-for more memory than its own size. The manifest carries the SHA-256 of `arrays.bin` and of its own
+The format is one raw file beside JSON. It holds no code, takes any dtype (bfloat16 too), and needs
+no more memory than its size. The manifest holds the SHA-256 of `arrays.bin` and of the manifest's
 content. A checkpoint is written under a temporary name, flushed to the disk, read back, and
 renamed; only then is an older one removed.
 """
@@ -34,14 +34,14 @@ ARRAYS = "arrays.bin"
 NEWEST_KEPT = 3
 
 _NAME = re.compile(r"epoch-([0-9]{1,18})-step-([0-9]{1,18})")
-LARGEST_MANIFEST = 2**26  # bytes: far above what a million epochs' results need
+LARGEST_MANIFEST = 2**26  # bytes; the results of a million epochs need far less
 
 
 class Checkpoint(NamedTuple):
-    """The contents of a checkpoint.
+    """Holds the contents of a checkpoint.
 
-    state: plain JSON values.
-    arrays: by name, in the order they were saved.
+    state: plain JSON values by name.
+    arrays: arrays by name, in the order in which they were saved.
     """
 
     state: dict[str, Any]
@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A checkpoint that has been read; damaged: what is wrong with each newer one."""
+    """Holds a checkpoint that was read. damaged: one error line for each newer checkpoint."""
 
     path: Path
     checkpoint: Checkpoint
@@ -57,49 +57,49 @@ class Found(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be read; the message says why."""
+    """An error whose message says why a checkpoint cannot be read."""
 
 
 def path_of(directory: Path, epoch: int, step: int) -> Path:
-    """The path of the checkpoint after `epoch` complete epochs and `step` updates."""
+    """Returns the path of the checkpoint after `epoch` complete epochs and `step` updates."""
     return directory / f"epoch-{epoch}-step-{step}"
 
 
 def step_of(path: Path) -> int:
-    """The updates that a checkpoint's name says."""
+    """Returns the number of updates from the name of a checkpoint."""
     return _order(path)[0]
 
 
 def find(directory: Path) -> list[Path]:
-    """All checkpoints of a directory, the newest first; damaged ones too."""
+    """Returns all checkpoints of a directory, also damaged ones, with the newest first."""
     if not directory.is_dir():
         return []
     return ordered(directory.iterdir())[::-1]
 
 
 def ordered(paths: Iterable[Path]) -> list[Path]:
-    """Those of some paths whose names are of checkpoints, the oldest first."""
+    """Returns the paths whose names are names of checkpoints, with the oldest first."""
     return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=_order)
 
 
 def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list[Path]:
-    """Those of a directory's checkpoints that are not kept: all but the newest 3 and the best.
+    """Returns the checkpoints to remove: all except the newest 3 and the best.
 
-    What lies beyond `newest`, which has just been written, was found damaged: it does not count.
+    `newest` has just been written. Checkpoints of later steps are damaged and are ignored.
     """
     known = [path for path in ordered(paths) if _order(path) <= _order(newest)]
     return [path for path in known[:-NEWEST_KEPT] if step_of(path) != best_step]
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint so that `path` is either complete and on the disk, or not there.
+    """Writes a checkpoint so that `path` is either complete and on the disk, or does not exist.
 
-    A complete one of the same name is left alone: a run comes to a step in one state only. A
-    damaged one is replaced.
+    A complete checkpoint of this name is kept, because a run has only one state at each step. A
+    damaged checkpoint is replaced.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
-        DamagedError: it would not be read again; nothing is left of it.
+        OSError: the checkpoint cannot be written. Its partial files are removed.
+        DamagedError: the checkpoint cannot be read back. Its files are removed.
     """
     if path.exists():
         if is_good(path):
@@ -128,11 +128,11 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, every byte of it checked; its arrays lie in the file's pages, not in memory.
+    """Reads a checkpoint and checks its digests. The arrays are views of the memory-mapped file.
 
     Raises:
-        DamagedError: something is missing, or is not what was written.
-        ValueError: a newer version of towers wrote it.
+        DamagedError: something is missing, or differs from what was written.
+        ValueError: a newer version of towers wrote the checkpoint.
     """
     name = MANIFEST
     try:
@@ -149,15 +149,15 @@ def read(path: Path) -> Checkpoint:
 
 
 def received(path: Path, manifest: bytes, data: bytes) -> Checkpoint:
-    """The checkpoint of another worker's files; Args: their contents. Raises: as `read`."""
+    """Makes a checkpoint of the bytes of the chief's two files. Raises the errors of `read`."""
     return _checkpoint(_content(path, manifest), data)
 
 
 def read_newest(directory: Path) -> Found | None:
-    """The newest good checkpoint, if any.
+    """Reads the newest good checkpoint. Returns None if the directory holds no checkpoints.
 
     Raises:
-        ValueError: there are checkpoints, but all are damaged; or one is of a newer version.
+        ValueError: all checkpoints are damaged, or a newer version of towers wrote one of them.
     """
     wrong: list[str] = []
     for path in find(directory):
@@ -174,7 +174,7 @@ def read_newest(directory: Path) -> Found | None:
 
 
 def is_good(path: Path) -> bool:
-    """Whether `read` would read it."""
+    """Returns whether `read` can read the checkpoint."""
     try:
         read(path)
     except (DamagedError, ValueError):
@@ -183,20 +183,20 @@ def is_good(path: Path) -> bool:
 
 
 def prune(directory: Path, newest: Path, best_step: int | None) -> None:
-    """Removes what is `outdated`, and what interrupted writes have left."""
+    """Removes the checkpoints that are `outdated`, and temporary files of interrupted writes."""
     for path in directory.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
     for path in outdated(find(directory), newest, best_step):
-        # Without its manifest it is no checkpoint any more, however far the removal gets.
+        # The manifest goes first: a removal that is interrupted then leaves no checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 
 
 def json_copy(value: Any) -> Any:
-    """A copy of JSON values as JSON brings them back: lists for tuples, and text for keys.
+    """Copies JSON values by writing and reading JSON: tuples become lists, and keys become text.
 
     Raises:
-        ValueError: something in it is no JSON value.
+        ValueError: JSON cannot hold one of the values.
     """
     try:
         return json.loads(json.dumps(value))
@@ -205,7 +205,7 @@ def json_copy(value: Any) -> Any:
 
 
 def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """The name of the first model variable that holds NaN or infinite values."""
+    """Returns the name of the first model variable with NaN or infinite values, or None."""
     for name, array in arrays.items():
         if name.startswith("model/") and not is_finite(array):
             return name.removeprefix("model/")
@@ -213,19 +213,19 @@ def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether no value is NaN or infinite."""
+    """Returns whether no value is NaN or infinite."""
     return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """The step and the epoch of a checkpoint's name."""
+    """Returns the step and the epoch from the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match
     return int(match[2]), int(match[1])
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
-    """The manifest's text, with the digest of the very text that stands in it."""
+    """Returns the bytes of the manifest, with the digest of the content's exact text."""
     text = json.dumps(content, sort_keys=True)
     return f'{{"content": {text}, "sha256": "{_digest(text)}"}}'.encode()
 
@@ -243,7 +243,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
 
 
 def _content(path: Path, text: bytes) -> dict[str, Any]:
-    """What the manifest of a checkpoint says, once it is known to be what was written."""
+    """Returns the content of a checkpoint's manifest after a check of its digest and format."""
     try:
         manifest = json.loads(text)
         content = manifest["content"]
@@ -277,7 +277,7 @@ def _digest(text: str) -> str:
 
 
 def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays that lie in `data` one after the other; entries: [name, dtype, shape]."""
+    """Yields the arrays that `data` holds one after the other. Entries: [name, dtype, shape]."""
     begin = 0
     try:
         for name, dtype_name, shape in entries:
@@ -295,7 +295,7 @@ def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarr
 
 
 def _dtype(name: str) -> np.dtype:
-    """A dtype of plain numbers: never Python objects."""
+    """Returns the dtype of a name. Raises ValueError for Python objects, which could run code."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(name)

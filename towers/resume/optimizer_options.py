@@ -1,4 +1,4 @@
-"""The options that a script gives its optimizers: they must not differ when a run resumes."""
+"""Reads the options that a script gives its optimizers, which must not differ in a resumed run."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ _seen: WeakKeyDictionary = WeakKeyDictionary()
 
 @contextmanager
 def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Gives {"optimizer.learning_rate": 0.001, ...} as the script has set it; runs a fit within.
+    """Gives a fit the options of the script, {"optimizer.learning_rate": 0.001, ...}.
 
-    Callbacks may change the learning rate within. A later run in this process may have the same
-    optimizer object. It is then compared by the script's values, unless the script changes them.
+    Callbacks may change the learning rate during the fit. If a later fit uses the same optimizer
+    object, the options are still the script's, unless the script has changed them.
 
     Args:
-        optimizers: optimizers by name; values that are no optimizer are ignored.
+        optimizers: optimizers by name. Values that are not optimizers are ignored.
     """
     named = {n: o for n, o in optimizers.items() if isinstance(o, keras.optimizers.Optimizer)}
     told: dict[str, dict[str, Any]] = {}
@@ -41,20 +41,20 @@ def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _options(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """An optimizer's arguments; none where it cannot tell them."""
+    """Returns the flat arguments of an optimizer; {} if its get_config() fails."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of lambdas, which are left out
+            warnings.simplefilter("ignore")  # warnings about lambdas, which are left out
             config = keras.saving.serialize_keras_object(optimizer)["config"]
         return dict(_flat(config, ""))
-    except Exception:  # of a user's get_config()
+    except Exception:  # a custom get_config() may raise anything
         return {}
 
 
 def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """("learning_rate", "CosineDecay"), ("learning_rate.decay_steps", 100) and so on.
+    """Yields ("learning_rate", "CosineDecay"), ("learning_rate.decay_steps", 100) and so on.
 
-    Names are left out, as they count the objects of a process; so is what is no JSON.
+    Names are left out because they count the objects of a process. Values must be JSON.
     """
     for name, value in config.items():
         if name == "name":

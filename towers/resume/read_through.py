@@ -1,7 +1,7 @@
-"""Reads a tf.data.Dataset to its end, where nothing else tells its length or its labels.
+"""Reads a tf.data.Dataset to its end, to find its length or its labels.
 
-Python runs its signal handlers in the main thread, and not while this one waits within TensorFlow.
-So another thread reads, and the main thread waits in Python: Ctrl-C ends it.
+Python runs signal handlers only in the main thread, and not while it waits inside TensorFlow. So
+another thread reads, and the main thread waits in Python, where Ctrl-C works.
 """
 
 import queue
@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_ROWS = 16  # of a batch: Python's own time does not matter, and a slow source shows progress
+_ROWS = 16  # elements per batch: little Python time, and a slow source still shows progress
 _TICK = 0.5
 SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_TO_STOP = 2.0
 
 
 def count_elements(dataset: tf.data.Dataset, what: str) -> int:
-    """The number of a dataset's elements; `what`: see `read_through`."""
+    """Counts the elements of a dataset. `what` begins the lines on stderr."""
     return sum(map(len, read_through(dataset.map(lambda *_: 0), what)))
 
 
 def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
-    """Yields the elements of a dataset, in batches of a few; says how far it is.
+    """Yields the elements of a dataset in small batches, and prints the progress.
 
     Args:
-        values: numbers of one shape, which may be slow to read, or have no end.
+        values: a dataset of numbers of one shape. It may be slow, or have no end.
         what: the beginning of the lines on stderr: "counting the examples of mine (train)".
     """
     come: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -68,9 +68,9 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
 
 
 class Lines:
-    """Lines on stderr that say how far something is, if it takes more than a few seconds.
+    """Prints lines on stderr about the progress of work that takes more than a few seconds.
 
-    Each begins with `what`; the first one ends with `advice`.
+    Each line begins with `what`. The first line ends with `advice`.
     """
 
     def __init__(self, what: str, advice: str = "") -> None:
@@ -78,7 +78,7 @@ class Lines:
         self._begun, self._due = time.monotonic(), 0.2 * SECONDS_BETWEEN_LINES
 
     def show(self, count: int) -> None:
-        """Prints a line, if it is time."""
+        """Prints a line with `count` if the last line is old enough."""
         seconds = time.monotonic() - self._begun
         if seconds < self._due or sys.stderr is None:
             return

@@ -1,17 +1,17 @@
-"""A run directory where fsspec reaches: a local copy takes its place, and is uploaded.
+"""Keeps a local copy of a run directory behind an fsspec URL, and uploads its changes.
 
     s3://bucket/run                     the copy, in a new temporary directory
-        config.json, log.txt, ...  <--  those that have changed, when a checkpoint is complete
+        config.json, log.txt, ...  <--  changed files, when a checkpoint is complete
         checkpoints/
-            lock                   <--  names the process that began last, which alone writes
+            lock                   <--  names the last process that began; only it writes
             epoch-3-step-1502/
                 arrays.bin         <--  after these files
                 manifest.json      <--  then this, which makes it a checkpoint
             complete               <--  then, at the end of a run
             epoch-2-step-1001/          an older one is removed only now
 
-What lies beside a checkpoint is never older than it, as on a local disk: a run that goes on from
-it replaces what is newer.
+Files beside a checkpoint are never older than the checkpoint, as on a local disk. A run that
+resumes from the checkpoint replaces newer files.
 """
 
 import os
@@ -31,10 +31,10 @@ _ORDER = {run_dir.CONFIG: 0, checkpoints.ARRAYS: 2, checkpoints.MANIFEST: 3, run
 
 
 class Mirror:
-    """The local copy of a remote directory, which uploads what changes there.
+    """Uploads changes of a local copy to a remote directory.
 
-    copy: the directory on the local disk; a caller makes it if there is nothing to download.
-    is_behind: the remote directory lacks something. is_taken: another process trains in it.
+    copy: the directory on the local disk. If there is nothing to download, the caller makes it.
+    is_behind: the remote directory lacks changes. is_taken: another process trains in it.
     """
 
     def __init__(self, url: str, argument: str, parent: Path) -> None:
@@ -43,13 +43,13 @@ class Mirror:
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         self._lock = parent / run_dir.LOCK
         self._has_claimed = self.is_taken = self.is_behind = False
-        self._sent: dict[Path, tuple[int, int]] = {}  # time and size of what is there
+        self._sent: dict[Path, tuple[int, int]] = {}  # uploaded versions: time, size
 
     def claim(self) -> None:
-        """Takes the remote directory; later refuses one that another process has taken since."""
+        """Takes the remote directory. Raises OSError if another process has taken it since."""
         if not self._has_claimed:
             self._lock.write_text(self._owner, encoding="utf-8")
-            self._files.put_file(str(self._lock), _LOCK)  # which makes the folder, too
+            self._files.put_file(str(self._lock), _LOCK)  # this makes the folder, too
             self._has_claimed = True
         owner = self._files.cat_file(_LOCK).decode(errors="replace")
         if owner != self._owner:
@@ -57,14 +57,14 @@ class Mirror:
             raise OSError(f"{owner.rpartition(',')[0]} trains there now")
 
     def names(self) -> list[str]:
-        """The names of the remote files."""
+        """Returns the names of the remote files, except the lock."""
         self._files.invalidate_cache()
         return [name for name in self._files.find("") if name != _LOCK]
 
     def download(self, names: list[str]) -> None:
-        """Copies the files beside the checkpoints, and the newest good checkpoint.
+        """Downloads the files beside the checkpoints, and the newest good checkpoint.
 
-        Newer ones, which are damaged, are copied too: the reader says what is wrong with them.
+        Newer, damaged checkpoints are downloaded too, so that the reader can report their damage.
         """
         for folder in (Path(), Path(run_dir.CHECKPOINTS), *reversed(_complete(names))):
             (self.copy / folder).mkdir(parents=True, exist_ok=True)
@@ -76,21 +76,21 @@ class Mirror:
                 break
 
     def upload(self, newest: Path | None = None, best_step: int | None = None) -> None:
-        """Uploads all that has changed; after a new checkpoint, removes those not kept any more.
+        """Uploads all changes. After a new checkpoint, removes outdated remote checkpoints.
 
         Args:
-            newest: the checkpoint in the copy that has just been written.
-            best_step: the step of the best checkpoint, which stays.
+            newest: the checkpoint in the copy that has just been written, or None.
+            best_step: the step of the best checkpoint, which is kept.
 
         Raises:
-            LostDirectoryError: not all is uploaded; the next call tries again.
+            LostDirectoryError: the upload is not complete. The next call tries again.
         """
         self.is_behind = True
         try:
             versions = {}
             for path in self.copy.rglob("*"):
                 is_kept = path.name == run_dir.LOCK or path.name.startswith(".")
-                with suppress(FileNotFoundError):  # a temporary file
+                with suppress(FileNotFoundError):  # a temporary file may vanish
                     if path.is_file() and not is_kept and self._sent.get(path) != _version(path):
                         versions[path] = _version(path)
             if versions:
@@ -98,14 +98,14 @@ class Mirror:
             for path in sorted(versions, key=lambda path: _ORDER.get(path.name, 1)):
                 self._files.put_file(str(path), path.relative_to(self.copy).as_posix())
                 self._sent[path] = versions[path]
-            if newest is not None:  # those whose upload was interrupted go, too
+            if newest is not None:  # this includes checkpoints whose upload was interrupted
                 names = self.names()
                 complete = _complete(names)
                 old = checkpoints.outdated(complete, newest.relative_to(self.copy), best_step)
                 kept = {*complete} - {*old}
                 for folder in checkpoints.ordered({Path(name).parent for name in names} - kept):
                     self._files.rm(folder.as_posix(), recursive=True)
-        except Exception as error:  # each protocol's packages have errors of their own
+        except Exception as error:  # each protocol's package raises different errors
             name = "resume" if self._argument == "run_dir" else self._argument
             raise LostDirectoryError(
                 f"{self.url} cannot be written: {run_dir.reason(error)}. All that it lacks is in "
@@ -118,17 +118,17 @@ class Mirror:
 def mirrored(
     directory: str | None, warn: Callable[[str], None], *, is_new: bool, argument: str = "run_dir"
 ) -> Iterator[Mirror | None]:
-    """Within, a remote directory has a local copy, which is uploaded; None for a local directory.
+    """Gives a `Mirror` of a remote directory, and uploads it at the end; None for a local one.
 
     Args:
         directory: a path, a URL or None.
-        warn: called with one line.
-        is_new: whether it must be empty; else what it holds is downloaded.
-        argument: what the user calls it.
+        warn: called with one line if the last upload fails after another error.
+        is_new: whether the directory must be empty; if not, its files are downloaded.
+        argument: the user's name for the directory, for errors.
 
     Raises:
         ValueError: it is not empty, or cannot be reached, or a package is missing.
-        LostDirectoryError: not all could be uploaded; the copy stays, and is named.
+        LostDirectoryError: an upload failed. The copy is kept, and the message names it.
     """
     if not run_dir.is_remote(directory):
         yield None
@@ -148,11 +148,11 @@ def mirrored(
         try:
             yield mirror
         except BaseException as error:
-            if type(error) is ValueError:  # it may name the copy
+            if type(error) is ValueError:  # the message may name the copy
                 error.args = (str(error).replace(str(mirror.copy), url),)
             try:
                 mirror.upload()
-            except LostDirectoryError as lost:  # the other error says how the run has ended
+            except LostDirectoryError as lost:  # the first error is raised instead
                 warn(str(lost))
             raise
         mirror.upload()
@@ -162,7 +162,7 @@ def mirrored(
 
 
 def _complete(names: list[str]) -> list[Path]:
-    """The directories of the checkpoints that have a manifest, the oldest first."""
+    """Returns the directories of checkpoints that have a manifest, with the oldest first."""
     manifests = [name for name in names if name.endswith(checkpoints.MANIFEST)]
     return checkpoints.ordered(Path(name).parent for name in manifests)
 

@@ -1,4 +1,4 @@
-"""Resume: the callback with which `make_parallel(...).fit` survives the end of its process."""
+"""Resume: the callback that lets `make_parallel(...).fit` continue in a new process."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from towers.machine import places
 
 
 class FitOption(keras.callbacks.Callback):
-    """A callback that does nothing by itself: a parallel model's `fit` finds it in its list."""
+    """Marks a callback that only sets an option: a parallel model's `fit` looks for it."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses any other `fit`, which would not do what the callback says.
+        """Raises an error, because only a parallel model's `fit` obeys the callback.
 
         Raises:
             ValueError: always.
@@ -59,13 +59,13 @@ class Resume(FitOption):
 
 
 def only_one(kind: type, callbacks: Any) -> Any:
-    """The callback of a class of towers among what `fit` was given as its callbacks, if any.
+    """Returns the callback of class `kind` in the `callbacks` argument of `fit`, or None.
 
     Raises:
-        ValueError: there are two.
+        ValueError: there are two such callbacks.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return None  # it has begun to count what it is told: Keras' own fit refuses ours
+        return None  # Keras' fit runs this list as it is, and our callback raises
     found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, kind)]
     if len(found) > 1:
         raise ValueError(f"callbacks: only one of them can be a towers.{kind.__name__}.")
