@@ -94,7 +94,7 @@ class Checkpointer:
 
     @contextmanager
     def expecting(self, what: str) -> Iterator[None]:
-        """Raises ValueError if code inside finds no value in the state. `what`: "a run", "a fit"."""
+        """Raises ValueError if code within lacks a value in the state. `what`: "a run", "a fit"."""
         try:
             yield
         except (KeyError, TypeError, AttributeError) as error:

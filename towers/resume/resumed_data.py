@@ -1,15 +1,15 @@
-"""The data of `fit`, made to begin at any step of any epoch.
+"""Makes the data of `fit` begin at any step of any epoch.
 
-| data                                   | an epoch's order        | what is done already       |
-| -------------------------------------- | ----------------------- | -------------------------- |
-| arrays                                 | of (seed, epoch)        | is passed over, unread     |
-| a PyDataset, batches by their index    | of (seed, epoch)        | is passed over, unread     |
-| a tf.data.Dataset                      | its own                 | is read again: this epoch's|
-| the same, or a generator, in an endless row of steps_per_epoch | its own | is read again: all |
-| an iterable with a state, in such a row (`stateful`)   | its own | is passed over, unread     |
+| data                                  | order of an epoch        | batches that are done         |
+| ------------------------------------- | ------------------------ | ----------------------------- |
+| arrays                                | depends on (seed, epoch) | are skipped, not read         |
+| a PyDataset, batches by index         | depends on (seed, epoch) | are skipped, not read         |
+| a tf.data.Dataset                     | set by the dataset       | are read again, in this epoch |
+| with steps_per_epoch, or a generator  | set by the data          | are read again, in all epochs |
+| an iterable with a state (`stateful`) | set by the iterable      | are skipped, not read         |
 
-Every epoch has all its batches, so that Keras may count them. Of the epoch that goes on, those that
-are done are empty, or the real ones; `fit` drops them.
+Each epoch has all its batches, so that Keras can count them. In a resumed epoch, `fit` drops the
+first batches, which are done. They may be empty.
 """
 
 import itertools
@@ -34,11 +34,11 @@ _ENDLESS = tf.int64.max
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of an order of examples, and its seed.
+    """Says at which epoch and step the data begin, and the seed of their order.
 
-    first: the epoch in which the very first process began. epoch: the one under way.
-    step: the steps of it that are done. seed: of the order.
-    steps_per_epoch: as `fit` was given it, in whole executions; None: an epoch is all data.
+    first: the initial epoch of the first process. epoch: the epoch that is under way.
+    step: the number of steps of `epoch` that are done. seed: the seed of the examples' order.
+    steps_per_epoch: the argument of `fit`, rounded up to whole executions; None: all data.
     """
 
     seed: int
@@ -51,10 +51,10 @@ class Start:
 class Data:
     """Data that begin at a Start.
 
-    x: what Keras' fit is given. skipped: the batches of x before the first one of the epoch.
-    num_batches: of an epoch of all data; None: not known.
-    length: the batches of a pass, where they are taken by their index; None: there is no end.
-    spec: of one batch. identity: what must not differ in a run that goes on.
+    x: the argument for Keras' fit. skipped: how many batches of x to read before this epoch's.
+    num_batches: the number of batches of an epoch without steps_per_epoch; None if not known.
+    length: the number of batches of a pass, for batches by index; None if they have no end.
+    spec: the spec of one batch. identity: values that must not differ in a resumed fit.
     """
 
     x: Any
@@ -69,14 +69,14 @@ class Data:
 
     @property
     def most_steps(self) -> int:
-        """Of an epoch, also where the last of several in one execution are not there."""
+        """Returns the most steps of an epoch. Keras may count more: it counts whole executions."""
         is_known = self.num_batches is not None and self._start.steps_per_epoch is None
         return self.num_batches if is_known else sys.maxsize  # type: ignore[return-value]
 
     def batches_before(self, epoch: int) -> int:
-        """The batches of all epochs before one; with `steps_per_epoch`, of those before the start.
+        """Returns the number of batches that all epochs before `epoch` have.
 
-        Keras then makes one iterator, which goes on for ever.
+        With steps_per_epoch, counts to the start: Keras makes one iterator, which does not end.
         """
         start = self._start
         if start.steps_per_epoch is None:
@@ -84,30 +84,30 @@ class Data:
         return start.epoch * start.steps_per_epoch
 
     def is_done(self, index: Any) -> Any:
-        """Whether a batch is done; index: the batches before it, of all epochs."""
+        """Returns whether a batch is done. index: the number of batches before it in all epochs."""
         return index < self.batches_before(self._start.epoch) + self._start.step
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called before Keras begins to read the epoch."""
+        """Prepares an epoch. It is called before Keras begins to read the epoch."""
 
     def state(self) -> Any:
-        """The state after the steps made so far, as JSON values; None: they say all."""
+        """Returns JSON values for the checkpoint; None if the number of steps is enough."""
 
 
 def make_data(
     start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, *,
     done: Callable[[], int] = lambda: 0, saved: Any = None,
 ) -> Data:
-    """The data of `fit`.
+    """Makes data for `fit` that begin at a Start.
 
     Args:
-        start: where they begin.
-        x, y, sample_weight, batch_size, shuffle: as `fit` takes them.
-        done: returns the steps made so far.
-        saved: of `Data.state`, where data that have a state go on.
+        start: the epoch, step and seed at which the data begin.
+        x, y, sample_weight, batch_size, shuffle: the arguments of `keras.Model.fit`.
+        done: returns the number of steps so far.
+        saved: the JSON values from which data with a state resume, or None.
 
     Raises:
-        ValueError: nothing is known of their order, or its state cannot be saved.
+        ValueError: the order of the data is not known, or their state cannot be saved.
     """
     if isinstance(x, tf.data.Dataset):
         return Passes(x, start)
@@ -132,7 +132,7 @@ def make_data(
 
 
 def are_arrays(x: Any) -> bool:
-    """Whether x is an array, or a structure of arrays."""
+    """Returns whether x is an array or a structure of arrays."""
     leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
     return bool(leaves) and all(
         hasattr(leaf, "__array__") or is_composite(leaf) or is_scipy(leaf) for leaf in leaves
@@ -140,10 +140,10 @@ def are_arrays(x: Any) -> bool:
 
 
 def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
-    """Arrays without their last part, and that part: `validation_split`, as Keras splits.
+    """Splits arrays like Keras' `validation_split`: the last `share` of the rows is for validation.
 
     Raises:
-        ValueError: one of the two would be empty.
+        ValueError: one of the two parts would be empty.
     """
     parts = _tensors(parts)
     count = _num_rows(parts)
@@ -156,9 +156,9 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
 
 
 class Arrays(Data):
-    """Batches of arrays in memory, in the order of train.py for the same seed.
+    """Makes batches of arrays in memory, in the order that train.py has for this seed.
 
-    Those that are done have no rows.
+    Batches that are done have no rows.
     """
 
     def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
@@ -183,7 +183,7 @@ class Arrays(Data):
     def begin_epoch(self, epoch: int) -> None:
         self._before.assign(self.batches_before(epoch))
 
-    @tf.autograph.experimental.do_not_convert  # it would take 0.1 s
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.1 s
     def _batch(self, index: tf.Tensor) -> Any:
         total = self._before + index
         epoch, step = total // self.length, total % self.length
@@ -198,11 +198,11 @@ class Arrays(Data):
 
 
 class Indexed(Data, keras.utils.PyDataset):
-    """Batches that are taken by their index: a PyDataset's, or those of any such source.
+    """Takes batches by index from a PyDataset or a similar source.
 
-    Those that are done have no rows. For epochs that are done, the source is told again of their
-    beginnings and ends (`on_epoch_end` may shuffle); with `steps_per_epoch`, where the next batches
-    are read before an epoch ends, it is told of none.
+    Batches that are done have no rows. For epochs that are done, `on_epoch_begin` and
+    `on_epoch_end` of the source run again, because they may shuffle. With steps_per_epoch, they
+    never run, because the next batches are read before an epoch ends.
     """
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
@@ -225,7 +225,7 @@ class Indexed(Data, keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:  # type: ignore[override]
-        """None: without end."""
+        """Returns the number of batches; None with steps_per_epoch or without an end."""
         return None if self._start.steps_per_epoch else self.length
 
     def begin_epoch(self, epoch: int) -> None:
@@ -260,10 +260,10 @@ class Indexed(Data, keras.utils.PyDataset):
 
 
 class Passes(Data):
-    """A tf.data.Dataset, which begins anew with each epoch, or goes on with `steps_per_epoch`.
+    """Reads a tf.data.Dataset once per epoch, or without an end if steps_per_epoch is given.
 
-    `shuffle` draws a seed at the beginning of each pass: of the epochs that are done, each is begun
-    once again.
+    `shuffle` draws a seed at the beginning of each pass. So each epoch that is done is begun again,
+    to draw its seed.
     """
 
     def __init__(self, dataset: tf.data.Dataset, start: Start) -> None:
@@ -276,8 +276,8 @@ class Passes(Data):
         if start.steps_per_epoch:
             self.skipped, self.x = epochs_done * start.steps_per_epoch, dataset.repeat()
             return
-        # Within, the dataset begins with the first batch that is read, not with each iterator:
-        # Keras makes some that it never reads.
+        # Inside `flat_map`, the dataset begins with the first batch that is read. Otherwise, each
+        # iterator would begin it, and Keras makes iterators that it never reads.
         self._unread = epochs_done
         self.x = tf.data.Dataset.range(1).flat_map(lambda _: dataset)
         self.x = self.x.with_options(dataset.options())
@@ -291,7 +291,7 @@ class Passes(Data):
 
 
 class Stream(Data):
-    """A generator, from which all that is done is taken once again."""
+    """Reads a generator. Batches that are done are read again."""
 
     def __init__(self, generator: Iterator[Any], start: Start) -> None:
         super().__init__(start)
@@ -299,7 +299,7 @@ class Stream(Data):
         self._begin(generator)
 
     def _begin(self, batches: Iterator[Any], num_passed: int = 0) -> None:
-        """Takes the first batch, which also stands for so many that are done."""
+        """Sets x and spec. Repeats the first batch `num_passed` times for steps that are done."""
         first = next(batches, None)
         if first is None:
             raise ValueError("x is a generator that gives no batch.")
@@ -309,7 +309,7 @@ class Stream(Data):
 
 
 class Stateful(Stream):
-    """An iterable that has a state, which goes on where its state says."""
+    """Reads an iterable that has a state, and resumes from its state."""
 
     def __init__(
         self, source: Any, start: Start, done: Callable[[], int], saved: Any = None
@@ -320,7 +320,7 @@ class Stateful(Stream):
         self.identity = {"data": f"{type(source).__name__} {self.spec}"}
 
     def _batches(self) -> Iterator[Any]:
-        """Every batch, once its state is known; read by whoever reads ahead."""
+        """Yields each batch after its state is noted. A thread may read ahead of the steps."""
         for batch in self._row:
             self._row.note(since=self._done())
             yield keras.tree.lists_to_tuples(batch)
@@ -342,7 +342,7 @@ def _has_index(x: Any) -> bool:
 
 
 def _tensors(parts: Any) -> Any:
-    """(x, y, sample_weight) as tensors on the CPU: floats as Keras has them, lists as tuples."""
+    """Returns (x, y, sample_weight) as tensors on the CPU. Floats get Keras' floatx."""
     x, y, weight = keras.tree.lists_to_tuples(parts)
     if keras.tree.is_nested(y) and weight is not None and not keras.tree.is_nested(weight):
         weight = keras.tree.map_structure(lambda _: parts[2], y)
@@ -351,7 +351,7 @@ def _tensors(parts: Any) -> Any:
 
 
 def _tensor(array: Any) -> tf.Tensor:
-    if hasattr(array, "to_numpy"):  # of pandas; Keras makes a column of a series
+    if hasattr(array, "to_numpy"):  # pandas; Keras turns a series into a column
         array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
     is_known = tf.is_tensor(array) or is_scipy(array)
     tensor = as_tensor(array if is_known else np.asarray(array))

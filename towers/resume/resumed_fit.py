@@ -1,11 +1,11 @@
-"""`fit` with a towers.Resume among its callbacks: saved between steps, begun where it was.
+"""Runs `fit` with a towers.Resume: it begins at the newest checkpoint, and saves between steps.
 
-    fit(initial_epoch=e)                 of the newest checkpoint
-        on_train_begin                   the callbacks' own, and what they remembered
-        on_epoch_begin                   the callbacks' own; in mid-epoch the variables once more
-        steps that are done              pass, and nobody is told
-        steps that are left              after some of them a checkpoint
-        validation, on_epoch_end         the callbacks' own, and a checkpoint
+    fit(initial_epoch=e)                 e is the epoch of the newest checkpoint
+        on_train_begin                   runs the callbacks, then restores their state
+        on_epoch_begin                   runs the callbacks, in mid-epoch restores the variables
+        steps that are done              are skipped, and callbacks are not called
+        steps that are left              run, with a checkpoint from time to time
+        validation, on_epoch_end         run the callbacks, then save a checkpoint
 """
 
 import random
@@ -26,7 +26,7 @@ from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split
 from towers.resume.train_state import TrainState, plain
 from towers.workers.workers import Workers, join_workers
 
-_FIT = "fit"  # in a checkpoint's state: what the fit was; train.py's checkpoints have none
+_FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
 _DATA = ("x", "y", "sample_weight")
@@ -50,9 +50,9 @@ def fit_arguments(
     validation_batch_size: Any = None,
     validation_freq: Any = 1,
 ) -> dict[str, Any]:
-    """The arguments of a call of `keras.Model.fit` by their names, with the defaults of the others.
+    """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults.
 
-    Written out, as experiment trackers replace `keras.Model.fit` by functions of any arguments.
+    The signature is copied because experiment trackers replace `keras.Model.fit`.
     """
     return dict(locals())
 
@@ -66,22 +66,22 @@ def resumed_fit(
     identity: Mapping[str, Any],
     prepare: Callable[[Any], Sequence[keras.Variable]],
 ) -> Any:
-    """Runs `fit`; returns its history with the epochs of all processes.
+    """Runs `fit`, and returns its history with the epochs of all processes.
 
     Args:
         model: a compiled parallel model.
-        fit: Keras' own, of that model.
-        resume: the one among the callbacks.
-        arguments: of the call, see `fit_arguments`.
-        identity: of the towers: plain values that must not differ in a fit that goes on.
-        prepare: makes all variables for the specs of a batch; returns what else a step of the
-            model's own has read.
+        fit: Keras' `fit` of that model.
+        resume: the Resume callback, which is also in `arguments`.
+        arguments: all arguments of `keras.Model.fit` by name.
+        identity: settings of the towers, as plain values, that must not differ in a resumed fit.
+        prepare: creates all variables for the specs of a batch, and returns the variables that a
+            step reads beyond those that Keras lists.
 
     Raises:
         ValueError: the directory holds another fit, or cannot be used.
     """
     workers = Workers(join_workers())
-    is_chief = workers.cluster.is_chief  # the others may not see its disk
+    is_chief = workers.cluster.is_chief  # other workers may not see its disk
     given = keras.tree.flatten(arguments["callbacks"])
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise ValueError(
@@ -105,7 +105,7 @@ def resumed_fit(
             mirror.copy if mirror else resume.directory, workers, _warn,
             every=resume.every, argument="directory", mirror=mirror,
         )
-        seed = random.getrandbits(31)  # drawn each time, so that all go on with the same state
+        seed = random.getrandbits(31)  # a resumed fit draws, too, for the same state of `random`
         seed = int(workers.broadcast(b"%d" % seed))
         then, state = _read(checkpointer, resume)
         if then is None:
@@ -150,10 +150,10 @@ def resumed_fit(
 
 
 def _read(checkpointer: Checkpointer, resume: Resume) -> tuple[dict[str, Any] | None, TrainState]:
-    """The newest checkpoint's identity, None where there is none, and where it stands.
+    """Returns the identity in the newest checkpoint, or None without one, and its TrainState.
 
     Raises:
-        ValueError: all checkpoints are damaged, or they are of something else.
+        ValueError: all checkpoints are damaged, or they do not belong to a fit.
     """
     found = checkpointer.read()
     if found is None:
@@ -176,7 +176,7 @@ def _warn(text: str) -> None:
 
 
 def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the validation data that `validation_split` takes from arrays."""
+    """Applies `validation_split` to arrays, and returns the arguments with validation_data."""
     share = arguments["validation_split"]
     if not share or arguments["validation_data"] is not None or not are_arrays(arguments["x"]):
         return dict(arguments)
@@ -190,7 +190,7 @@ def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _variables(
     model: keras.Model, own: Sequence[keras.Variable]
 ) -> dict[str, list[keras.Variable]]:
-    """All that the next steps depend on, each variable once, in the first group that has it."""
+    """Returns all variables that the next steps depend on; each is in its first group only."""
     groups: dict[str, Iterable[keras.Variable]] = {
         "model": model.variables,
         "optimizer": model.optimizer.variables if model.optimizer else [],
@@ -208,7 +208,7 @@ def _variables(
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
-    """Tells callbacks of the steps that are left, and saves after all of them have heard."""
+    """Calls the callbacks for the steps that are left, and saves after all of them have run."""
 
     def __init__(
         self,
@@ -223,23 +223,23 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
     ) -> None:
         """
         Args:
-            callbacks: the user's, without the Resume.
-            directory: that the user has named.
-            checkpointer: writes and reads checkpoints in it.
-            state: where to begin, and where the fit stands.
-            data: of the epochs.
-            pending: the signal that waits for the end of a step.
-            workers: those that train together, a signal to one of which is every one's.
-            options: of Keras' list.
+            callbacks: the user's callbacks, without the Resume.
+            directory: the path or URL that the user gave, for messages.
+            checkpointer: writes and reads the checkpoints.
+            state: the point where the fit begins; it is updated after each step.
+            data: the training data, from that point on.
+            pending: holds a signal until the end of a step.
+            workers: the processes that train together. All obey a signal to one of them.
+            options: keyword arguments for `keras.callbacks.CallbackList`.
         """
         super().__init__(list(callbacks), add_history=True, **options)
         self._directory, self._checkpointer, self._state = directory, checkpointer, state
         self._data, self._pending, self._workers = data, pending, workers
-        self._steps_done = state.epoch_step  # of the epoch under way
-        self._is_done = False  # the step that has begun
+        self._steps_done = state.epoch_step  # steps of the epoch under way
+        self._is_done = False  # whether the current step is done
 
     def fit(self, fit: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Keras' own fit, with a train function that passes over what is done."""
+        """Runs Keras' `fit` with a train function that skips the steps that are done."""
         model, data, state = self.model, self._data, self._state
         model.make_train_function()
         function, unread = model.train_function, data.skipped
@@ -255,7 +255,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             return dict(state.logs)
 
         callback_internals.forget_initial_epoch(model)
-        is_over = state.stopped and state.epoch_step == 0  # else the epoch has its end left
+        is_over = state.stopped and state.epoch_step == 0  # else, finish the epoch
         model.train_function = train
         try:
             return fit(**{
@@ -268,10 +268,10 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 model.train_function = function
 
     def _read_again(self, iterator: Any, num_batches: int) -> None:
-        """Reads batches that are done; a signal ends that at once.
+        """Reads batches that are done. A signal ends the process at once.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the data have fewer batches.
         """
         if not num_batches:
             return
@@ -283,7 +283,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 lines.show(index + 1)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins callbacks, then puts back what they remembered in the fit that goes on.
+        """Begins the callbacks, then restores their state and the variables.
 
         Raises:
             ValueError: the first checkpoint cannot be written.
@@ -293,11 +293,11 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._state.give_history(self.model.history)
         if self._checkpointer.found is None:
             self._checkpointer.save_first(self._state)
-        if self._state.epoch >= self.params["epochs"]:  # the checkpoint is from before this
+        if self._state.epoch >= self.params["epochs"]:  # the checkpoint is older than this copy
             callback_internals.finalize_averages(self.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins an epoch; in mid-epoch, puts back what its begin led to, such as a rate."""
+        """Begins an epoch. In mid-epoch, restores values that callbacks set, such as a rate."""
         super().on_epoch_begin(epoch, logs)
         self._data.begin_epoch(epoch)
         if self._steps_done:
@@ -311,7 +311,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts the steps of an execution, whose last is `batch`, and saves if it is time."""
+        """Counts the steps of an execution that ends with `batch`, and saves if a save is due."""
         if self._is_done:
             self._obey(self._agree())
             return
@@ -327,12 +327,12 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._obey(signal)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A validation that was interrupted begins anew, after the newest checkpoint's steps."""
+        """Obeys a signal. The resumed fit runs the whole validation again."""
         super().on_test_batch_end(batch, logs)
         self._obey(self._agree())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves each epoch, with what callbacks have made of it."""
+        """Saves each epoch after its callbacks have run."""
         super().on_epoch_end(epoch, logs)
         state = self._state
         state.epoch, state.epoch_step, self._steps_done = epoch + 1, 0, 0
@@ -351,11 +351,11 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._checkpointer.save(self._state)
 
     def _agree(self) -> int:
-        """The signal that has come to one of the workers; 0: none."""
+        """Returns the highest number of a signal that a worker has received; 0 means none."""
         return self._workers.all_reduce_max(self._pending.number or 0)[0]
 
     def _obey(self, signal: int) -> None:
-        """Ends the process, when a signal has come; says where the same script goes on."""
+        """Ends the process if there is a signal, and prints where the script will resume."""
         if not signal:
             return
         self._checkpointer.wait()

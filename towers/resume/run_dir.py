@@ -1,16 +1,16 @@
-"""The run directory: one directory for each run, made before step 1, written to atomically.
+"""Makes one directory for each run before step 1, and writes its files atomically.
 
-It lies on a disk, or behind a URL that fsspec knows (see `remote_dir`).
+The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
 
     runs/cnn-mnist-001/
         config.json   every field of TrainConfig
-        classes.json  the names of the classes, by label, where the data have names for them
-        results.csv   one row an epoch
-        results.png   the same as curves
+        classes.json  the names of the classes by label, if the data have names
+        results.csv   one row for each epoch
+        results.png   curves of results.csv
         best.keras    the model of the epoch with the best --monitor
         final.keras   the model at the end
-        checkpoints/  what the run continues from (see `checkpoints`)
-        log.txt       what the terminal showed, and TensorFlow's own messages
+        checkpoints/  the states from which the run can resume (see `checkpoints`)
+        log.txt       the terminal's output and TensorFlow's messages
         tensorboard/  with --tensorboard: event files
         profile/      with --profile: traces of steps
 """
@@ -37,19 +37,19 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
-COMPLETE = "complete"  # in CHECKPOINTS: the step at which the run has ended
+COMPLETE = "complete"  # in CHECKPOINTS: holds the last step of a run that has ended
 
-_held: set[TextIO] = set()  # the open files of this process' locks
+_held: set[TextIO] = set()  # the open lock files of this process
 
 
 class Result(NamedTuple):
-    """One epoch, as a row of results.csv.
+    """Holds one epoch, which is a row of results.csv.
 
-    epoch: from 1.
-    values: {"loss": ..., metric: ...}, means over the epoch's training batches, while the
-        parameters changed; then {"val_loss": ..., ...} of the test examples, after the epoch.
-    seconds: the whole epoch, validation included.
-    examples_per_second: of the training steps; the run's first step, which traces, left out.
+    epoch: the number of the epoch, from 1.
+    values: {"loss": ..., metric: ...}, means over the epoch's training batches while parameters
+        change; then {"val_loss": ..., ...} for the test examples after the epoch.
+    seconds: the time of the whole epoch, including validation.
+    examples_per_second: the training speed, without the run's first step, which traces.
     """
 
     epoch: int
@@ -59,22 +59,22 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[float], names: Sequence[str]) -> "Result":
-        """The result that a row holds; `names`: of its values, in order."""
+        """Makes the result of a row. `names` are the columns of `values`, in order."""
         epoch, *values, seconds, examples_per_second = row
         named = dict(zip(names, values, strict=True))
         return cls(int(epoch), named, seconds, examples_per_second)
 
     @property
     def row(self) -> list[float]:
-        """Its values, in the order of the columns."""
+        """Returns the numbers in the order of the columns."""
         return [self.epoch, *self.values.values(), self.seconds, self.examples_per_second]
 
 
 def check(run_dir: str | None) -> None:
-    """Refuses a directory that a new run cannot have, before any time is spent; makes nothing.
+    """Checks, without making anything, that a new run can have this directory.
 
     Raises:
-        ValueError: see `create`.
+        ValueError: the directory is not empty, or is a file, or cannot be read.
     """
     if run_dir is None:
         return
@@ -89,20 +89,20 @@ def check(run_dir: str | None) -> None:
 def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) -> Path:
     """Makes the directory of a new run, with its config.json.
 
-    Two processes never get the same directory: a numbered one is made by a single mkdir, and
-    config.json by a single exclusive open.
+    Two processes never get the same directory: one mkdir makes a numbered directory, and one
+    exclusive open makes config.json.
 
     Args:
-        run_dir: the directory; None means the next free runs/<name>-001, -002, ...
-        name: of the run, such as "cnn-mnist".
+        run_dir: the directory. None means the next free runs/<name>-001, -002, ...
+        name: the name of the run, such as "cnn-mnist".
         config: the text of config.json.
-        begun: what relative paths begin in.
+        begun: the directory that relative paths start from.
 
     Returns:
-        The directory, as a path in `begun`.
+        The path of the directory, relative to `begun`.
 
     Raises:
-        ValueError: it is not empty (says how to resume), a file, or cannot be written.
+        ValueError: it is not empty (the message says how to resume), a file, or not writable.
     """
     if run_dir is None:
         named = _create_numbered(file_name(name), begun)
@@ -122,26 +122,26 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
 
 
 def write_config(path: Path, config: str) -> None:
-    """Replaces config.json; raises ValueError if it cannot be written."""
+    """Replaces config.json. Raises ValueError if it cannot be written."""
     with explained(path):
         write_text(path / CONFIG, config)
 
 
 def write_class_names(path: Path, names: Sequence[str]) -> None:
-    """Writes classes.json, a list, if there are names; raises ValueError if it cannot."""
+    """Writes the names to classes.json, if any. Raises ValueError if it cannot be written."""
     if names:
         with explained(path):
             write_text(path / CLASSES, json.dumps(list(names), indent=2) + "\n")
 
 
 def remove_temporary_files(path: Path) -> None:
-    """Removes what a process that was killed has left of its `write_atomically`."""
+    """Removes the temporary files that a killed process has left from `write_atomically`."""
     for file in path.glob(".*.tmp*"):
         file.unlink(missing_ok=True)
 
 
 def file_name(name: str) -> str:
-    """`name` with what a file name should not hold replaced: "pkg.mod:fn" -> "pkg.mod_fn"."""
+    """Replaces characters that do not belong in a file name: "pkg.mod:fn" -> "pkg.mod_fn"."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip(".-")
 
 
@@ -150,8 +150,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         path: the file.
-        write: writes the contents to the path that it is given: a temporary file in the same
-            directory, with the same suffix.
+        write: a function that writes the contents to a given path. The path is a temporary file
+            in the directory of `path`, with its suffix.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
@@ -164,12 +164,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text so, in UTF-8 and with its line ends as they are."""
+    """Writes a text atomically, in UTF-8 and with unchanged line ends."""
     write_atomically(path, lambda file: file.write_bytes(text.encode()))
 
 
 def flush_to_disk(path: Path) -> None:
-    """Waits until a file, or the names in a directory, would survive a loss of power."""
+    """Waits until a file, or the names in a directory, are safe from a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -178,15 +178,15 @@ def flush_to_disk(path: Path) -> None:
 
 
 def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
-    """Replaces results.csv by these rows, whatever it held; without any, there is no file.
+    """Replaces results.csv by these rows. Without rows, removes the file.
 
     Args:
-        path: of the file.
-        names: of the values of a `Result`.
-        rows: see `Result.row`.
+        path: the path of the file.
+        names: the columns between "epoch" and "seconds".
+        rows: numbers in the order of the columns, one row for each epoch.
 
     Raises:
-        OSError: it cannot be written; the file is as it was.
+        OSError: the file cannot be written. The old file is kept.
     """
     lines = [["epoch", *names, "seconds", "examples_per_second"]]
     lines += [[f"{int(row[0])}", *(f"{value:.6g}" for value in row[1:])] for row in rows]
@@ -198,16 +198,16 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[floa
 
 @contextmanager
 def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
-    """Holds a run's lock. The system frees it when the process ends, however it ends.
+    """Holds a run's lock. The system frees the lock when the process ends or is killed.
 
-    A forked child shares the open file, and with it the lock: it closes the file at once.
+    A forked child shares the open file and so the lock. It therefore closes the file at once.
 
     Args:
-        path: the directory.
-        argument: what the user calls it.
+        path: the run directory.
+        argument: the user's name for the directory, for errors.
 
     Raises:
-        ValueError: another process holds it, or it cannot be made.
+        ValueError: another process holds the lock, or the lock file cannot be made.
     """
     with explained(path, argument):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
 
 
 def _close_in_child() -> None:
-    """Leaves the locks to the process that took them."""
+    """Closes the lock files in a forked child. The parent keeps the locks."""
     while _held:
         _held.pop().close()
 
@@ -241,7 +241,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _create_numbered(name: str, begun: Path) -> Path:
-    """The next free runs/<name>-NNN in `begun`; the number after the highest one there."""
+    """Makes runs/<name>-NNN in `begun`, where NNN follows the highest number there."""
     with explained(RUNS):
         (begun / RUNS).mkdir(parents=True, exist_ok=True)
         taken = [
@@ -260,12 +260,12 @@ def _create_numbered(name: str, begun: Path) -> Path:
 
 
 def is_remote(directory: Any) -> bool:
-    """Whether a directory is a URL: "s3://bucket/run"; "file:///runs/1" is an ordinary path."""
+    """Returns whether a directory is a URL, as "s3://bucket/run". "file:///runs/1" is a path."""
     return isinstance(directory, str) and "://" in places.as_path(directory)
 
 
 def open_remote(url: str) -> Any:
-    """fsspec's view of the directory behind a URL."""
+    """Returns an fsspec file system whose root is the directory behind a URL."""
     from fsspec.core import url_to_fs
     from fsspec.implementations.dirfs import DirFileSystem
 
@@ -274,7 +274,7 @@ def open_remote(url: str) -> Any:
 
 
 def read_config(directory: str, argument: str = "run_dir") -> str | None:
-    """The text of config.json in a directory, a local or a remote one; None if there is none.
+    """Returns the text of config.json in a local or remote directory, or None without the file.
 
     Raises:
         ValueError: the remote directory cannot be reached.
@@ -289,11 +289,11 @@ def read_config(directory: str, argument: str = "run_dir") -> str | None:
 
 @contextmanager
 def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
-    """Turns what the system or a protocol's package refuses into a ValueError with the argument."""
+    """Turns errors of the system or of a protocol's package into ValueError with the argument."""
     try:
         yield
     except Exception as error:
-        if is_remote(path):  # each package has errors of its own
+        if is_remote(path):  # each package raises different errors
             said, fix = reason(error), ""
             if isinstance(error, ImportError):
                 fix = " pip install 'tf-towers[remote]' brings what s3:// needs."
@@ -306,12 +306,12 @@ def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Returns the text of an error in one line."""
     return " ".join(str(error).split()).rstrip(".") or repr(error)
 
 
 def not_empty(directory: Path | str, holds_run: bool) -> ValueError:
-    """The error of a new run whose directory holds something."""
+    """Returns the error for a new run whose directory is not empty."""
     if holds_run:
         return ValueError(
             f"run_dir ({directory}) holds a run. To continue it: resume={directory}; for a new "

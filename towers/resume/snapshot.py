@@ -1,4 +1,4 @@
-"""Copies of variables and of callbacks' memory for a checkpoint, and their way back."""
+"""Copies variables and the state of callbacks for a checkpoint, and restores them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,18 +13,18 @@ from towers.resume.train_state import plain
 from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.step import TowerStep
 
-# Keras' own callbacks remember these from epoch to epoch, or from batch to batch.
+# The attributes in which Keras' callbacks keep state from epoch to epoch, or from batch to batch.
 _CALLBACK_FIELDS = (
     "best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", *CALLBACK_FIELDS
 )
 _BEST_WEIGHTS = "best_weights"
-_CLASS = "class"  # of the callback that a state belongs to
-_ROWS, _KEYS = "rows", "keys"  # of a CSVLogger
-_UNSAVED = "unsaved"  # in place of what a callback remembers, where that was no JSON
+_CLASS = "class"  # the class of the callback that a state belongs to
+_ROWS, _KEYS = "rows", "keys"  # the state of a CSVLogger
+_UNSAVED = "unsaved"  # replaces the state of a callback that is not JSON
 
 
 def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
-    """All variables of a step: the model's (with its seeds), the optimizer's, the metrics' sums."""
+    """Returns all variables of a step by group. The model's variables include random seeds."""
     return {
         "model": step.model.variables,
         "optimizer": step.optimizer.variables,
@@ -33,7 +33,7 @@ def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
 
 
 def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.ndarray]:
-    """Copies of the variables of each group on the host."""
+    """Copies the variables of each group to the host, keyed "group/index/path"."""
     return {
         f"{group}/{i}/{variable.path}": np.asarray(variable.value.numpy())
         for group, variables in groups.items()
@@ -44,12 +44,12 @@ def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.
 def assign_arrays(
     groups: Mapping[str, Sequence[keras.Variable]], arrays: dict[str, np.ndarray], path: Path
 ) -> None:
-    """Assigns what `copy_arrays` copied.
+    """Assigns the arrays from `copy_arrays` to the variables.
 
-    Variables are matched by their order: paths count the models that a process has made before.
+    Variables are matched by order, because their paths count earlier models of the process.
 
     Raises:
-        ValueError: the first variable that differs, with both shapes; nothing is assigned.
+        ValueError: names the first variable whose dtype or shape differs. Nothing is assigned.
     """
     pairs: list[tuple[Any, np.ndarray]] = []
     for group, variables in groups.items():
@@ -66,11 +66,11 @@ def assign_arrays(
 
 
 def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Copies of the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
+    """Copies the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
     arrays: dict[str, np.ndarray] = {}
     for i, callback in enumerate(callbacks):
         values = getattr(callback, _BEST_WEIGHTS, None)
-        # By a callback that is not Keras', the name may mean something else.
+        # In a custom callback, this attribute may hold something else.
         if isinstance(values, list) and all(isinstance(value, np.ndarray) for value in values):
             arrays |= {f"callbacks/{i}/{j}": value.copy() for j, value in enumerate(values)}
     return arrays
@@ -79,19 +79,19 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
 def callbacks_state(
     callbacks: Sequence[Any], warn: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Copies of what each callback remembers, as JSON values, which later steps do not change.
+    """Copies the state of each callback as JSON values.
 
-    A callback of the user's takes part with `get_state()` -> JSON values, and `set_state(value)`.
+    A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
 
     Args:
-        callbacks: the user's.
-        warn: called with one line for each callback whose state is no JSON: it is left out.
+        callbacks: the user's Keras callbacks.
+        warn: called with one line for each callback whose state is left out as it is not JSON.
     """
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
 
 
 def _class(callback: Any) -> str:
-    """A callback's class; for SwapEMAWeights with its argument, which must not change."""
+    """Returns the class of a callback. SwapEMAWeights has its argument, which must not change."""
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
         return f"{type(callback).__name__}(swap_on_epoch={callback.swap_on_epoch})"
     return type(callback).__name__
@@ -125,16 +125,16 @@ def restore_callbacks(
     arrays: dict[str, np.ndarray],
     warn: Callable[[str], None],
 ) -> None:
-    """Gives callbacks back what they remembered; those added since begin anew.
+    """Restores the state of callbacks. New callbacks keep their initial state.
 
     Args:
-        callbacks: the k-th of a class gets the state of the k-th that was saved.
-        states: of `callbacks_state`.
-        arrays: of the checkpoint; those of `callbacks_arrays` are among them.
+        callbacks: the k-th callback of a class gets the k-th saved state of this class.
+        states: the results of `callbacks_state`.
+        arrays: all arrays of the checkpoint, including the results of `callbacks_arrays`.
         warn: called with one line for each callback whose state could not be saved.
 
     Raises:
-        ValueError: the model holds averages, and the callback that put them there is missing.
+        ValueError: the model holds averages, but the SwapEMAWeights that made them is missing.
     """
     left = dict(enumerate(states))
     for callback in callbacks:
@@ -157,7 +157,7 @@ def _restore(
     prefix: str,
     warn: Callable[[str], None],
 ) -> None:
-    """Gives a callback its state, and the arrays whose names begin with `prefix`."""
+    """Restores the state of one callback, with the arrays whose names begin with `prefix`."""
     if _UNSAVED in state:
         warn(
             f"callback {type(callback).__name__} starts again: its state was not JSON when "
@@ -169,7 +169,7 @@ def _restore(
         setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
     if "get_state" in state:
         if hasattr(callback, "set_state"):
-            callback.set_state(json_copy(state["get_state"]))  # it may be put back twice
+            callback.set_state(json_copy(state["get_state"]))  # is restored twice in mid-epoch
         return
     if state.get(_ROWS) is not None and isinstance(callback, keras.callbacks.CSVLogger):
         _write_rows(callback, state[_ROWS], state[_KEYS])
@@ -179,16 +179,16 @@ def _restore(
 
 
 def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
-    """The text of a CSVLogger's file; None where there is none, or it is not text."""
+    """Returns the text of a CSVLogger's file; None if there is no file, or no text."""
     try:
-        with tf.io.gfile.GFile(logger.filename) as file:  # keeps the ends of lines as they are
+        with tf.io.gfile.GFile(logger.filename) as file:  # GFile keeps line ends
             return file.read()  # type: ignore[no-any-return]
     except (tf.errors.OpError, UnicodeDecodeError):
         return None
 
 
 def _write_rows(logger: keras.callbacks.CSVLogger, rows: str, keys: list[str] | None) -> None:
-    """Writes the rows that a CSVLogger has emptied as training began; it appends to them."""
+    """Writes the rows again, which CSVLogger.on_train_begin has removed, and lets it append."""
     with tf.io.gfile.GFile(logger.filename, "w") as file:
         file.write(rows)
     append, logger.append = logger.append, True
@@ -197,7 +197,7 @@ def _write_rows(logger: keras.callbacks.CSVLogger, rows: str, keys: list[str] | 
 
 
 def _kind(value: Any) -> str:
-    """"float32 [3, 3, 1, 32]", of an array or a variable."""
+    """Returns the dtype and shape of an array or a variable, such as "float32 [3, 3, 1, 32]"."""
     dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
     return f"{dtype} {[int(size) for size in value.shape]}"
 

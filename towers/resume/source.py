@@ -1,4 +1,4 @@
-"""DataSource: what examples come from, and the part of an epoch that is read of them.
+"""DataSource gives the examples of one split, from any step of an epoch on.
 
     in memory, tf_data, image_files, random_access (ArrayRecord too), stateful, record_files
 """
@@ -14,21 +14,21 @@ import tensorflow as tf
 from towers.machine.devices import count_cores
 from towers.step.tensor_rows import gather_rows
 
-_PREFETCHED_BATCHES = 2  # the next one is ready when a step ends; more only take memory
+_PREFETCHED_BATCHES = 2  # the next batch is ready when a step ends; more batches only take memory
 
-# AutoGraph would rewrite a function of tf.data's for 0.05 s, in every process anew.
+# AutoGraph would take 0.05 s in each process to rewrite a function for tf.data.
 as_written = tf.autograph.experimental.do_not_convert
 
 Order = Callable[[tf.Tensor], tf.Tensor]  # a permutation of 0 ... N - 1
 
 
 class InputOptions(NamedTuple):
-    """The configuration's options of reading and changing examples.
+    """Holds the configuration's options for reading and changing examples.
 
-    augment: see `augment.load`; of training examples alone.
-    data_workers: processes that read a random-access source; 0: a thread.
-    data_timeout: seconds that one of its examples may take.
-    shuffle_buffer: examples among which a streamed tf.data.Dataset is shuffled.
+    augment: the changes of training examples, such as "crop_flip" or "module:function", or None.
+    data_workers: the number of processes that read a random-access source; 0 uses a thread.
+    data_timeout: the longest time for one example of a random-access source, in seconds.
+    shuffle_buffer: the size of the shuffle buffer for a streamed tf.data.Dataset, in examples.
     """
 
     augment: str | None = None
@@ -38,14 +38,14 @@ class InputOptions(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """The part of an epoch that is left; by default all of it, unchanged and in the split's order.
+    """Describes the rest of an epoch. The default is a whole epoch in the order of the split.
 
-    batch_size: B, the global batch.
-    start_step: the steps that are already done.
-    order: of a number of examples, or of files, their permutation.
-    key: of shuffling within a buffer; None: not shuffled.
-    change: (index, x) -> x, of each example; None: as it is.
-    number: of the epoch, from 0.
+    batch_size: the number of examples in a global batch, B.
+    start_step: the number of steps that are done.
+    order: a function from the number of examples, or of files, to a permutation of them.
+    key: the seed for shuffling within a buffer; None does not shuffle.
+    change: a function (index, x) -> x for each example; None changes nothing.
+    number: the number of the epoch, from 0.
     """
 
     batch_size: int
@@ -56,7 +56,7 @@ class Epoch(NamedTuple):
     number: int = 0
 
     def indices(self, num_examples: int) -> tf.data.Dataset:
-        """int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""
+        """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""
         order, size = self.order(num_examples), self.batch_size
 
         @as_written
@@ -70,11 +70,11 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class ExplainedBatches:
-    """The batches of a tf.data.Dataset, with the reason where one of them cannot be made.
+    """Yields the batches of a tf.data.Dataset, and explains TensorFlow's errors.
 
-    dataset: yields the batches.
-    explain: takes the number of batches before an error of TensorFlow. It raises ValueError if it
-        knows the reason.
+    dataset: the dataset of the batches.
+    explain: called with the number of batches before an error of TensorFlow. It raises ValueError
+        if it knows the reason.
     """
 
     dataset: tf.data.Dataset
@@ -105,10 +105,10 @@ Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
 
 
 class DataSource:
-    """The examples of one split.
+    """Gives the examples of one split.
 
-    num_examples: N.
-    labels: all of them, in the split's own order; None where each would have to be read.
+    num_examples: the number of examples, N.
+    labels: all labels in the order of the split; None if they can only be read one by one.
     """
 
     num_examples: int
@@ -116,44 +116,44 @@ class DataSource:
 
     @property
     def how(self) -> str:
-        """What happens to them while training runs, for the user; "" for examples in memory."""
+        """Tells the user how examples are read in training. It is "" for examples in memory."""
         return ""
 
     @property
     def is_sequential(self) -> bool:
-        """Whether an epoch that begins later reads, and leaves out, what comes before."""
+        """Returns whether a resumed epoch must read the examples before its first step."""
         return False
 
     def opened(self, options: InputOptions) -> "DataSource":
-        """The source as a run reads it: in memory, or with what reads it."""
+        """Returns the source with its readers or its tensors, ready for a run."""
         return self
 
     def identity(self) -> Iterable[Any]:
-        """The bytes, beside their number, by which the examples are told from others."""
+        """Returns bytes that, with the number of examples, identify the examples."""
         raise NotImplementedError
 
     def batches(self, epoch: Epoch) -> Batches:
-        """(x [B, ...], y [B, ...]) for each step that is left; the last may be shorter."""
+        """Returns (x [B, ...], y [B, ...]) for each step that is left. The last may be shorter."""
         raise NotImplementedError
 
     def state(self, epoch: int, examples_done: int) -> Any:
-        """The state to save with a checkpoint, as JSON values; None where the place says all.
+        """Returns JSON values for a checkpoint; None if the epoch and step are enough to resume.
 
         Args:
-            epoch: complete epochs.
-            examples_done: of the epoch under way; or more, where all of them are.
+            epoch: the number of complete epochs.
+            examples_done: the number of examples read in this epoch, at least N after the last.
         """
         return None
 
     def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
-        """Takes what `state` returned, for reading that begins there."""
+        """Sets the state from `state`, before reading resumes at this example."""
 
 
 @dataclass(frozen=True, eq=False)
 class InMemory(DataSource):
-    """N examples in memory.
+    """Holds N examples in memory.
 
-    parts: (x [N, ...], y [N]), or structures of such arrays; tensors on the CPU once opened.
+    parts: (x [N, ...], y [N]), or structures of such arrays. `opened` makes tensors on the CPU.
     """
 
     parts: tuple[Any, ...]
@@ -174,7 +174,7 @@ class InMemory(DataSource):
         return InMemory(tensors)
 
     def identity(self) -> Iterator[Any]:
-        """All that they hold; None is nothing."""
+        """Yields the dtype, shape and bytes of each array. None parts are skipped."""
         for part in tf.nest.flatten(self.parts, expand_composites=True):
             if part is not None:
                 values = part.numpy().reshape(-1)
@@ -184,7 +184,7 @@ class InMemory(DataSource):
     def batches(self, epoch: Epoch) -> tf.data.Dataset:
         parts = self.parts
 
-        # The function captures the tensors; as constants they would be limited to protobuf's 2 GB.
+        # The function captures the tensors: constants are limited to protobuf's 2 GB.
         @as_written
         def rows(index: tf.Tensor) -> Any:
             return index, tf.nest.map_structure(lambda part: gather_rows(part, index), parts)
@@ -193,12 +193,12 @@ class InMemory(DataSource):
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:
-    """The global batches of an epoch; the last may be partial."""
+    """Returns the number of global batches of an epoch, including an uneven last batch."""
     return -(-num_examples // batch_size)
 
 
 def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
-    """(index [B], example [B, ...]) for each batch -> the batches of an epoch."""
+    """Makes the batches of an epoch from pairs (index [B], example [B, ...])."""
     if epoch.change is not None:
         return of_examples(batches.unbatch(), epoch)
     return prepare_ahead(batches.map(as_written(lambda index, batch: batch)))
@@ -210,13 +210,13 @@ def of_examples(
     num_threads: int | None = None,
     is_ragged: bool = False,
 ) -> tf.data.Dataset:
-    """(index, example) -> the batches of an epoch; each x is changed, on all cores.
+    """Makes the batches of an epoch from single examples, and changes each x on all cores.
 
     Args:
-        examples: (index, example); an example is x, or a tuple that begins with x, as Keras has it.
-        epoch: of these.
-        num_threads: that make batches of what is not changed; None: all cores.
-        is_ragged: rows of ragged tensors come as tensors of any length.
+        examples: pairs (index, example). An example is x, or a tuple that begins with x.
+        epoch: the batch size, and the change of each x.
+        num_threads: the number of threads if no x is changed; None uses all cores.
+        is_ragged: whether examples are tensors of different lengths, for ragged batches.
     """
     if (change := epoch.change) is None:
         plain = examples.map(as_written(lambda index, example: example))
@@ -232,31 +232,31 @@ def of_examples(
 
 
 def with_x(example: Any, change: Callable[[Any], Any]) -> Any:
-    """An example or a batch, x or a tuple that begins with x, with that x changed."""
+    """Changes x in an example or a batch, which is x or a tuple that begins with x."""
     if isinstance(example, tuple):
         return (change(example[0]), *example[1:])
     return change(example)
 
 
 def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:
-    """The batches in their order, made ahead in threads of their own: not those of the towers."""
+    """Prefetches the batches in order, in a private thread pool that towers do not use."""
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = num_threads
     options.autotune.enabled = False
-    # Rewriting the graph would copy the captured tensors, once an epoch.
+    # Graph rewriting would copy the captured tensors in each epoch.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
 
 
 def shuffled(indices: tf.Tensor, seed: int, epoch: int | tf.Tensor, count: int) -> tf.Tensor:
-    """The permutation of 0 ... count - 1 in one epoch, at some indices, all of one dtype."""
+    """Returns the epoch's permutation of 0 ... count - 1 at `indices`, in their dtype."""
     key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
     return tf.random.experimental.index_shuffle(indices, key, tf.constant(count - 1, tf.int64))
 
 
 def sha256(parts: Iterable[Any]) -> str:
-    """SHA-256 of bytes, one after the other: a second for 2 GB."""
+    """Returns the SHA-256 of the joined parts, in hex. 2 GB take about a second."""
     result = hashlib.sha256()
     for part in parts:
         result.update(part)

@@ -1,10 +1,10 @@
-"""An iterable whose iterator, or itself, has a state: pass after pass, from any state on.
+"""Reads an iterable with a state pass after pass, from any saved state on.
 
     state 0 | part 0 | state 1 | part 1 | state 2 | part 2 ...     read ahead of the steps
-                                    ^ saved after step 1, and gone on from at once
+                                    ^ saved after step 1; a run resumes from it
 
-Such are Grain's datasets and loaders, torchdata's StatefulDataLoader, and whatever has
-`get_state()` and `set_state(value)`, or `state_dict()` and `load_state_dict(value)`.
+Examples are Grain's datasets and loaders, and torchdata's StatefulDataLoader. The iterable or its
+iterator has get_state() and set_state(value), or state_dict() and load_state_dict(value).
 """
 
 import base64
@@ -19,28 +19,28 @@ _STATES_KEPT = 256  # more than is read ahead of the steps
 
 
 def methods(value: Any) -> tuple[str, str] | None:
-    """The names of the two methods by which it gives and takes its state; None: it has none."""
+    """Returns the names of the methods that get and set the state; None if there are none."""
     return next((names for names in _METHODS if all(hasattr(value, n) for n in names)), None)
 
 
 def has_state(value: Any) -> bool:
-    """Whether it is an iterable that has a state, or whose iterators have one."""
+    """Returns whether `value` is an iterable that has a state, or whose iterator has one."""
     return hasattr(value, "__iter__") and bool(methods(value) or methods(iter(value)))
 
 
 class Repeated:
-    """The parts that an iterable gives, pass after pass, counted without an end.
+    """Yields the parts of an iterable pass after pass, without an end, and counts them.
 
-    at: the number of the next part.
+    at: the number of the next part, counted over all passes.
     """
 
     def __init__(self, source: Any, where: str, at: int = 0, saved: Any = None) -> None:
         """
         Args:
-            source: see `has_state`.
-            where: what it is, for the errors.
+            source: the iterable; it or its iterator has a state.
+            where: the name of the source, for errors.
             at: the number of the first part.
-            saved: of `saved`, where it goes on; None: at its beginning.
+            saved: the result of `saved` from which to resume; None begins a pass.
         """
         self._source, self._where = source, f"{where} ({type(source).__name__})"
         self._iterator: Iterator[Any] = iter(())
@@ -54,7 +54,7 @@ class Repeated:
         return self
 
     def __next__(self) -> Any:
-        """Raises ValueError where a whole pass gives nothing."""
+        """Returns the next part. Raises ValueError if a whole pass gives none."""
         for part in self._iterator:
             self._is_anew = False
             self.at += 1
@@ -68,8 +68,8 @@ class Repeated:
         """Keeps the state before the next part.
 
         Args:
-            since: the states before this part are forgotten; None: all are but the newest ones and
-                the first.
+            since: drops the states before this part. None keeps the first state and the newest
+                states, 256 in total.
         """
         owner, names = self._owner()
         self._states[self.at] = copy.deepcopy(getattr(owner, names[0])())
@@ -79,14 +79,14 @@ class Repeated:
             del self._states[sorted(self._states)[1]]
 
     def note_saved(self, at: int, saved: Any) -> None:
-        """Keeps a state before a part, as `saved` has returned it."""
+        """Keeps the state before part `at`, which `saved` returned in an earlier process."""
         self._states[at] = decoded(saved)
 
     def saved(self, at: int) -> Any:
-        """The noted state before a part, as JSON values.
+        """Returns the noted state before part `at`, as JSON values.
 
         Raises:
-            ValueError: it holds what a checkpoint cannot hold.
+            ValueError: JSON cannot hold a value of the state.
         """
         try:
             return encoded(self._states[at])
@@ -95,7 +95,7 @@ class Repeated:
             raise ValueError(f"{self._where}: its {name}() cannot be saved: {error}.") from None
 
     def go_to(self, at: int) -> None:
-        """Goes on from a noted state; from None it begins a pass."""
+        """Moves to part `at`, whose state was noted. If the state is None, begins a pass."""
         self.at, state = at, copy.deepcopy(self._states[at])
         of_source = methods(self._source)
         if of_source and state is not None:
@@ -104,10 +104,10 @@ class Repeated:
         if not of_source and state is not None:
             owner, names = self._owner()
             getattr(owner, names[1])(state)
-        self._is_anew = state is None  # else its pass may have nothing left
+        self._is_anew = state is None  # a pass from a state may have no parts left
 
     def _owner(self) -> tuple[Any, tuple[str, str]]:
-        """The object that has the state, and its two methods."""
+        """Returns the object that has the state, and the names of its two methods."""
         owner = self._source if methods(self._source) else self._iterator
         names = methods(owner)
         assert names is not None
@@ -115,13 +115,13 @@ class Repeated:
 
 
 def encoded(value: Any) -> Any:
-    """Numbers, text, bytes, lists, tuples, dicts, NumPy's and torch's arrays as JSON values.
+    """Encodes numbers, text, bytes, lists, tuples, dicts and NumPy or torch arrays as JSON values.
 
-    There is no pickle, which could run anything:
+    It does not use pickle, which can run any code:
     {"at": 3, "order": array([2, 0])} -> {"dict": [["at", 3], ["order", {"array": ...}]]}
 
     Raises:
-        ValueError: it is, or holds, anything else.
+        ValueError: the value has, or contains, another type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -144,7 +144,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` was given; a NumPy number comes back as an array of no dimensions."""
+    """Decodes a result of `encoded`. A NumPy number becomes an array without dimensions."""
     if isinstance(value, list):
         return [decoded(part) for part in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""TrainState: the step, epoch and history of a run, as plain values of a checkpoint."""
+"""TrainState holds the step, epoch and history of a run as plain values for a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from towers.resume.run_dir import Result
 
 @dataclasses.dataclass
 class TrainState:
-    """The point that a run has reached.
+    """Holds the point that a run has reached.
 
-    step: updates done. epoch: complete epochs. epoch_step: updates of the epoch under way.
-    logs: this epoch's running means, {"loss": ...}.
-    history: of the complete epochs, {"loss": [one an epoch], ...}.
-    results: the rows of results.csv.
-    best: the best epoch so far. best_saved: the step whose weights best.keras holds.
-    stopped: a callback has ended the run.
-    in_step: an update has begun and not ended: the variables may be anything. Never saved.
+    step: updates in all epochs. epoch: complete epochs. epoch_step: updates in this epoch.
+    logs: the running means of this epoch, {"loss": ...}.
+    history: the values of the complete epochs, {"loss": [one per epoch], ...}.
+    results: the rows of results.csv, as numbers.
+    best: the best epoch so far. best_saved: the step whose weights best.keras holds, or None.
+    stopped: whether a callback has ended the run.
+    in_step: whether an update is under way, so that variables may be inconsistent. Never saved.
     """
 
     step: int = 0
@@ -34,10 +34,10 @@ class TrainState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
-        """The train_state that `to_json` has copied.
+        """Makes a TrainState from a result of `to_json`.
 
         Raises:
-            TypeError: a field is unknown.
+            TypeError: `values` has an unknown field.
         """
         best = Best(
             values.get("best"), values.get("best_step"), values.get("epochs_since_best", 0)
@@ -47,7 +47,7 @@ class TrainState:
         return cls(**{"best_saved": best.step, **others}, best=best)
 
     def to_json(self) -> dict[str, Any]:
-        """A copy of plain values, which later steps do not change."""
+        """Returns a copy as plain values. Later steps do not change it."""
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -63,19 +63,19 @@ class TrainState:
         }
 
     def add_step(self, logs: dict[str, Any]) -> None:
-        """One more update is done."""
+        """Counts one more update, and keeps its logs."""
         self.step += 1
         self.epoch_step += 1
         self.logs = logs
         self.in_step = False
 
     def end_epoch(self, result: Result, logs: Mapping[str, float], monitor: Monitor) -> None:
-        """The epoch under way is complete, with its validation.
+        """Counts the epoch under way as complete, after its validation.
 
         Args:
-            result: its row of results.csv.
-            logs: its means, validation included.
-            monitor: the value by which epochs are compared.
+            result: the epoch's row of results.csv.
+            logs: the means of the epoch by column, including validation.
+            monitor: the value that compares epochs.
         """
         self.best = self.best.after_epoch(logs, monitor, self.step)
         self.results.append(result.row)
@@ -86,30 +86,30 @@ class TrainState:
             self.history.setdefault(name, []).append(value)
 
     def give_history(self, history: Any) -> None:
-        """Gives keras.callbacks.History the complete epochs, of all processes."""
+        """Copies the complete epochs of all processes to keras.callbacks.History."""
         num_epochs = max(map(len, self.history.values()), default=0)
         history.epoch = list(range(self.epoch - num_epochs, self.epoch))
         history.history = {name: list(values) for name, values in self.history.items()}
 
     def take_history(self, history: Any) -> None:
-        """Copies what keras.callbacks.History holds."""
+        """Copies the values of keras.callbacks.History."""
         self.history = {name: list(values) for name, values in history.history.items()}
 
     @property
     def is_best(self) -> bool:
-        """Whether the epoch that has just ended is the best so far."""
+        """Returns whether the epoch that has just ended is the best so far."""
         return self.best.step == self.step
 
     def is_stopped(self, patience: int | None) -> bool:
-        """Whether the run is over before its last step.
+        """Returns whether the run is over before its last step.
 
-        A callback has ended it, or there was no better epoch for as many as `patience`, which may
-        have grown since.
+        Either a callback has ended the run, or `patience` epochs were not better than the best. A
+        resumed run may have a larger `patience`.
         """
         return self.stopped or self.best.is_too_old(patience)
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers, and tensors of one, as Python's."""
+    """Converts a NumPy number, or a tensor of one number, to a Python number."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.item() if hasattr(value, "item") else value
