@@ -1,1 +1,1 @@
-"""train.py and what it needs: everything of towers that is no part of the library."""
+"""Implements the commands: train.py and all other parts of towers outside the library."""

@@ -3,7 +3,7 @@
     python train.py --num_gpus=8 --batch_size=128
 
 Every flag has a default. A machine without GPUs runs the same command on logical CPU devices.
-Where the package is installed, `towers-train` is this command.
+If the package is installed, `towers-train` runs this command.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ if __name__ != "__main__":
 
 
 def define_flags() -> None:
-    """One flag for each field of TrainConfig, and the commands that are no run's."""
+    """Defines a flag for each field of TrainConfig, and the flags that do not train."""
     command_line.define_fields(TrainConfig)
     flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
                          "that towers would get; train nothing.")
@@ -42,10 +42,10 @@ def define_flags() -> None:
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:
-    """The configuration that the command line asks for; None where it was --help, now printed.
+    """Returns the command line's configuration; for --help, prints the help and returns None.
 
     Raises:
-        ValueError: a flag is unknown, a value makes no sense, or something is no flag.
+        ValueError: a flag is unknown, a value makes no sense, or a word is not a flag.
     """
     if not command_line.parse_flags(argv, __doc__):
         return None
@@ -58,7 +58,7 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
 
 
 def _check_commands() -> None:
-    """Raises ValueError for flags that ask for two things at once, or for half of one."""
+    """Raises ValueError for flags that exclude each other, or that need another flag."""
     evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
     if predict and not out:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
@@ -75,10 +75,10 @@ def _model_file() -> Path:
 
 
 def run_without_training(config: TrainConfig) -> None:
-    """Prints what there is to run on, evaluates a trained model, or writes its predictions."""
+    """Prints the available devices, evaluates a trained model, or writes its predictions."""
     from towers.machine import environment
 
-    environment.check()  # then the imports that start TensorFlow, whose messages are held back
+    environment.check()  # the imports below start TensorFlow, whose messages are captured by now
     from towers.app.after_training.predicting import evaluate_file, predict_file
     from towers.app.diagnosis.device_report import device_report
     from towers.app.reporting.report import Report
@@ -95,9 +95,9 @@ def run_without_training(config: TrainConfig) -> None:
 
 
 def train(argv: list[str]) -> None:
-    """Does what the command line asks for.
+    """Runs the command that the arguments select.
 
-    Libraries' messages are in log.txt; with --verbosity=1 on the terminal.
+    Libraries' messages go to the run's log.txt, or to the terminal with --verbosity=1.
     """
     config = parse_flags(argv)
     if config is None:
@@ -113,7 +113,7 @@ def train(argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code of the command line; None: the process' own."""
+    """Runs a command line, by default the process' arguments, and returns its exit code."""
     define_flags()
     return command_line.exit_code(lambda: train(argv or sys.argv))
 

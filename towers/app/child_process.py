@@ -1,4 +1,4 @@
-"""Child processes that find this package, and that end with the process that started them."""
+"""Starts child processes that can import this package and end when their parent ends."""
 
 import ctypes
 import os
@@ -17,14 +17,14 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, n
 def start(
     command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts a child that reads nothing and that, on Linux, is killed when this process ends.
+    """Starts a child with an empty stdin. On Linux, the child is killed when this process ends.
 
-    prctl(2) counts the thread that starts the child as its parent: call this in the main thread.
+    Call this in the main thread: prctl(2) counts the thread that starts the child as its parent.
 
     Args:
         command: the program and its arguments.
-        environment: variables to set beside this process's own.
-        options: further arguments of `subprocess.Popen`.
+        environment: variables to set in addition to this process' environment.
+        options: further arguments for `subprocess.Popen`.
 
     Raises:
         OSError: the child cannot be started.
@@ -42,7 +42,7 @@ def start(
 
 
 def outcome(code: int) -> str:
-    """"ended with exit code 1", or "was killed by SIGTERM": from `subprocess.Popen.returncode`."""
+    """Describes a `Popen.returncode`: "ended with exit code 1" or "was killed by SIGTERM"."""
     if code >= 0:
         return f"ended with exit code {code}"
     hint = " (is there too little memory?)" if code == -signal.SIGKILL else ""
@@ -50,7 +50,7 @@ def outcome(code: int) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """Lets the system kill this process when its parent ends; it lasts beyond `exec`."""
+    """Asks Linux to kill this process when its parent ends; the setting survives `exec`."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent has ended already

@@ -1,7 +1,7 @@
-"""The weight of each class's examples in the loss, as in Keras' fit(class_weight=...).
+"""Reads and computes the weights of the classes in the loss, as in Keras' fit(class_weight=...).
 
-    0:1,1:5      an example of class 1 counts five times; of a class that is not named, once
-    balanced     N / (classes * examples of the class): each class counts as much as any other
+    0:1,1:5      Class 1 has weight 5; classes without an entry have weight 1.
+    balanced     Class k has weight N / (classes * examples of k), so all classes count equally.
 """
 
 import math
@@ -10,15 +10,15 @@ from operator import index
 from typing import Any
 
 BALANCED = "balanced"
-_LARGEST_CLASS = 1_000_000  # weights are a table of so many
-_SHOWN = 10  # weights in a line
+_LARGEST_CLASS = 1_000_000  # the weights become a table with an entry for each class
+_SHOWN = 10  # weights listed in the note
 
 
 def as_text(value: Any) -> str | None:
-    """"0:1,1:5" of {0: 1, 1: 5}, or of such a text, with every digit; BALANCED and None stay.
+    """Returns "0:1,1:5" for {0: 1, 1: 5} or such a text, without rounding; keeps BALANCED and None.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the value has another form.
     """
     if value is None or isinstance(value, str) and value == BALANCED:
         return value
@@ -30,10 +30,10 @@ def as_text(value: Any) -> str | None:
 
 
 def weights_of(value: Any) -> dict[int, float]:
-    """{0: 1.0, 1: 5.0} of "0:1,1:5", or of such a mapping.
+    """Returns {0: 1.0, 1: 5.0} for "0:1,1:5" or for such a mapping.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the value has another form.
     """
     try:
         if isinstance(value, str):
@@ -55,11 +55,11 @@ def weights_of(value: Any) -> dict[int, float]:
 
 
 def balanced(labels: Sequence[int]) -> dict[int, float]:
-    """N / (classes * examples of the class), of each class that N labels name.
+    """Returns N / (classes * examples of k) for each class k that occurs in the N labels.
 
     Source: King and Zeng 2001, Logistic regression in rare events data; scikit-learn's "balanced".
     """
-    import numpy as np  # not for flags alone, which the launcher reads, too
+    import numpy as np  # imported here, because the launcher reads flags without NumPy
 
     classes, counts = np.unique(labels, return_counts=True)
     weights = len(labels) / (len(classes) * counts)
@@ -67,7 +67,7 @@ def balanced(labels: Sequence[int]) -> dict[int, float]:
 
 
 def note(weights: Mapping[int, float]) -> str:
-    """A line for the user: "class weights: 0: 1, 1: 5"; of many classes the first ones."""
+    """Returns a line such as "class weights: 0: 1, 1: 5", with at most 10 classes."""
     pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
     shown = ", ".join(pairs[:_SHOWN])
     return f"class weights: {shown}{', ...' if len(pairs) > _SHOWN else ''}"

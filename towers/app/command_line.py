@@ -1,4 +1,4 @@
-"""The frame of a command: its flags, one `error:` line, its signals and its exit code."""
+"""Handles flags, signals and exit codes of all commands, and prints errors as one line."""
 
 import dataclasses
 import logging
@@ -22,13 +22,13 @@ from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
-flags.disclaim_key_flags()  # --help lists what a command's own module defines: also by this one
+flags.disclaim_key_flags()  # flags defined here count as the command's, which --help lists
 
-EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles, which the package brings
+EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles in the package
 
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
-_COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors, in a pipe, too
+_COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors even in a pipe
 _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
     "text": flags.ArgumentParser, "count": flags.IntegerParser, "number": flags.FloatParser,
     "switch": flags.BooleanParser,
@@ -36,7 +36,7 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 
 
 def parse_flags(argv: list[str], says: str | None = None) -> bool:
-    """Fills flags.FLAGS; False where it was --help, which is now printed and begins with `says`.
+    """Fills flags.FLAGS; for --help, prints `says` and the flags' help, and returns False.
 
     Raises:
         ValueError: a flag or its value makes no sense, or a flagfile cannot be read.
@@ -57,7 +57,7 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
 
 
 def _with_experiments(argv: list[str]) -> list[str]:
-    """The arguments, in which --flagfile=NAME may name an experiment in place of a file."""
+    """Replaces the name of an experiment in --flagfile=NAME by the path of its flagfile."""
     known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
     found = []
     for word in argv:
@@ -75,7 +75,7 @@ def _with_experiments(argv: list[str]) -> list[str]:
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
-    """Defines a flag for each field of a configuration, or for those of some names."""
+    """Defines a flag for each field of a configuration, or only for the fields in `names`."""
     for field in dataclasses.fields(config):
         if names and field.name not in names:
             continue
@@ -91,7 +91,7 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
 
 
 class _OrWord(flags.ArgumentParser):
-    """Reads a word as it is, "auto" or "warn", and anything else as another parser does."""
+    """Keeps one of `words`, such as "auto" or "warn", and parses any other text by `parser`."""
 
     def __init__(self, parser: flags.ArgumentParser, words: Collection[str]) -> None:
         self._parser, self._words = parser, words
@@ -102,14 +102,14 @@ class _OrWord(flags.ArgumentParser):
 
 
 class _AsWritten(flags.ArgumentSerializer):
-    """True -> "true", "auto" -> "auto"; absl would write "true" for any word of a switch."""
+    """Writes True as "true" and "auto" as "auto"; absl would write "true" for "auto", too."""
 
     def serialize(self, value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command; says in one line how it failed: ValueError is for what the user can mend."""
+    """Runs a command and returns its exit code; errors that a user can fix print as one line."""
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.SIGHUP in signals.not_ignored():
         signal.signal(signal.SIGHUP, _raise_terminated)
@@ -139,10 +139,10 @@ def exit_code(command: Callable[[], None]) -> int:
 
 @contextmanager
 def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
-    """Adds to a ValueError that came through the user's own code where, and where to read more.
+    """Adds the line of user code to a ValueError that was raised in it, and logs the traceback.
 
     Args:
-        captured: what is held back of libraries' messages; it gets the traceback. None: nothing is.
+        captured: the libraries' captured messages, which get the traceback; None changes nothing.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
 
 
 def train_command() -> str:
-    """The words that start train.py as this process was started, for a text to be typed."""
+    """Returns the command that starts train.py in the way in which this process was started."""
     started = Path(sys.argv[0])
     if started == Path(__file__).parents[1] / "__main__.py":
         return "python -m towers"
@@ -166,10 +166,10 @@ def train_command() -> str:
 
 
 def as_flags(text: str) -> str:
-    """A library's error text, with the command as it was started and arguments as its flags.
+    """Rewrites an error of the library for the command line: arguments become flags.
 
     "num_gpus (8) is too many, use num_gpus=2" -> "--num_gpus (8) is too many, use --num_gpus=2".
-    An argument without a value stands in backquotes: "leave `plan` out" -> "leave --plan out".
+    An argument without a value is in backquotes: "leave `plan` out" -> "leave --plan out".
     """
     text = text.replace("python train.py", train_command())
     names = "|".join(map(re.escape, flags.FLAGS))
@@ -178,27 +178,27 @@ def as_flags(text: str) -> str:
 
 
 def is_verbose() -> bool:
-    """Whether --verbosity asks for more than warnings."""
+    """Returns whether --verbosity shows more than warnings."""
     return absl_logging.get_verbosity() > absl_logging.WARNING
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP; like Ctrl-C it must reach `exit_code` past every `except Exception`."""
+    """Reports SIGTERM or SIGHUP to `exit_code`; like Ctrl-C, it passes `except Exception`."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         self.number = number
 
 
 def _raise_terminated(number: int, frame: Any) -> NoReturn:
-    if number == signal.SIGHUP:  # of one closed terminal, the shell and the system both tell
+    if number == signal.SIGHUP:  # the shell and the system both send one for a closed terminal
         signal.signal(number, signal.SIG_IGN)
     raise Terminated(number)
 
 
 def show(line: str, is_error: bool = False) -> None:
-    """Prints a line at once; continues if nobody reads stdout or stderr any more."""
+    """Prints a line and flushes it; if stdout or stderr was closed, drops it and continues."""
     name = "stderr" if is_error else "stdout"
     try:
         print(line, file=getattr(sys, name), flush=True)
-    except OSError:  # Python would fail at its exit to flush what it holds
+    except OSError:  # Python would fail when it flushes its buffer at exit
         setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

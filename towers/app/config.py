@@ -1,4 +1,4 @@
-"""TrainConfig: everything that defines a run; frozen, validated, no flags."""
+"""Defines TrainConfig, the frozen and validated configuration of a run."""
 
 import dataclasses
 import json
@@ -13,9 +13,9 @@ from towers.machine import choices
 
 DEFAULT_BATCH_SIZE = 128
 LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
-# Beyond these a computation would not end, or not begin.
+# Larger numbers would lead to computations that never end or cannot start.
 _MOST_DEVICES, _MOST_TOWERS = 1024, 65_536
-_LONGEST_WAIT = 1_000_000  # seconds: the system's own limit is not much above
+_LONGEST_WAIT = 1_000_000  # seconds; the system's limit is not much higher
 AUTO = "auto"
 WARN = "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
@@ -25,10 +25,10 @@ _RETIRED = {"inline_towers": False, "pack_transfers": AUTO, "prefetch_to_devices
 
 
 def step_epochs(schedule: str) -> list[int]:
-    """[30, 60] of "step:30,60"; [] of a schedule without steps.
+    """Returns [30, 60] for "step:30,60", and [] for a schedule without steps.
 
     Raises:
-        ValueError: there is no such schedule.
+        ValueError: `schedule` is unknown.
     """
     if schedule in SCHEDULES:
         return []
@@ -60,7 +60,7 @@ def _check_pattern(name: str, value: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run. Each field is a flag of train.py, and its text is the flag's help."""
+    """Describes a training run. Each field is a flag of train.py with the same help text."""
 
     # Model and data.
     model: str = text(
@@ -254,7 +254,7 @@ class TrainConfig:
         False, "With `tensorboard`, writes histograms of the parameters each epoch. Off by "
         "default, because they take time and space.", _ON_THE_MACHINE)
 
-    # What comes before training, in place of it, or after it.
+    # Checks before training, reports instead of training, and exports after training.
     verify_gradients: bool | str = switch(
         False, "Compares the averaged gradient with the full-batch gradient on the first batch. If "
         "they differ, the run ends before its first update and names the loss or layer; with "
@@ -278,13 +278,13 @@ class TrainConfig:
     named: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, **given: Any) -> "TrainConfig":
-        """Notes which fields are given: a default that somebody names is a choice."""
+        """Records the names of the given fields: a default that is given counts as a choice."""
         config = super().__new__(cls)
         object.__setattr__(config, "named", frozenset(given))
         return config
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value that makes no sense, or for two that contradict."""
+        """Raises ValueError for values that make no sense or contradict each other."""
         object.__setattr__(self, "class_weight", as_text(self.class_weight))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -307,20 +307,20 @@ class TrainConfig:
             raise ValueError("`histograms` needs `tensorboard`, which shows them.")
 
     def global_batch_size(self, num_devices: int) -> int:
-        """The examples of one update, given how many devices run towers."""
+        """Returns the number of examples in one update if `num_devices` devices run towers."""
         if self.batch_size_per_gpu is not None:
             return self.batch_size_per_gpu * num_devices
         return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
 
     def num_towers_on(self, num_devices: int) -> int:
-        """The towers, given how many devices run them."""
+        """Returns the number of towers if `num_devices` devices run them."""
         return self.num_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
 
     def given(self) -> dict[str, Any]:
-        """The fields that somebody has set: to another value than the default, or to it by name.
+        """Returns the fields that the user has set, by name; an explicit default counts as set.
 
-        `dataclasses.replace` and `from_json` name all fields: there only the former are known. None
-        is how a script leaves a field to its default.
+        `dataclasses.replace` and `from_json` set all fields, so after them only values other than
+        the defaults count. A field with the value None counts as not set if None is its default.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         chosen = self.named if self.named < defaults.keys() else ()
@@ -331,12 +331,12 @@ class TrainConfig:
 
     @property
     def stage_names(self) -> list[str] | None:
-        """`stages`, apart."""
+        """Returns the layer names in `stages` as a list, or None without `stages`."""
         return None if self.stages is None else [name.strip() for name in self.stages.split(",")]
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:
-        """(height, width, channels) of `image_size`; None for what it does not say."""
+        """Returns (height, width, channels) of `image_size`; parts that are not given are None."""
         if self.image_size is None:
             return None
         height, width, *channels = map(int, self.image_size.split("x"))
@@ -344,19 +344,19 @@ class TrainConfig:
 
     @property
     def has_schedule(self) -> bool:
-        """Whether the learning rate changes by itself."""
+        """Returns whether a schedule or a warm-up changes the learning rate."""
         return self.schedule != "constant" or self.warmup_steps > 0
 
     def to_json(self) -> str:
-        """The configuration as JSON, one field a line."""
+        """Returns the configuration as JSON with one field on each line."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
-        """The configuration that `to_json` wrote, in this version or an older one.
+        """Reads the configuration that `to_json` of this version or an older one wrote.
 
         Raises:
-            ValueError: this is no such JSON, a field is unknown, or a value makes no sense.
+            ValueError: `text` is not a JSON object, a field is unknown, or a value makes no sense.
         """
         try:
             values = dict(json.loads(text).items())
@@ -383,7 +383,7 @@ class TrainConfig:
 
 
 def fields_with(roles: Role) -> tuple[str, ...]:
-    """The names of the fields that have any of these roles."""
+    """Returns the names of TrainConfig's fields that have any of these roles."""
     return fields.names(TrainConfig, roles)
 
 

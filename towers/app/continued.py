@@ -1,4 +1,4 @@
-"""`resume`: the configuration of a run that goes on, and what may not differ from it."""
+"""Reads the configuration of a run that `resume` continues, and checks changes to it."""
 
 import dataclasses
 import os
@@ -15,18 +15,18 @@ from towers.app.fields import Role
 from towers.machine import places
 
 _MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
-_PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # whatever they look like
+_PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # even if they match _MODULE
 
 
 def resolved(given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a new run, or of the run that `resume` names, which goes on.
+    """Returns the configuration of a new run, or of the run that `resume` continues.
 
     Args:
-        given: the fields that the user has set. `resume` is a directory; or AUTO for `run_dir`, if
-            that holds a run.
+        given: the fields that the user has set. `resume` is a run's directory, or AUTO, which
+            means `run_dir` if that holds a run, and a new run otherwise.
 
     Raises:
-        ValueError: AUTO without a `run_dir`; and see `continued_config`.
+        ValueError: `resume` is AUTO without a `run_dir`, or `continued_config` raises it.
     """
     directory = given.get("resume")
     if directory == AUTO:
@@ -43,14 +43,14 @@ def resolved(given: Mapping[str, Any]) -> TrainConfig:
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of the run in `directory`, with what is given beside it.
+    """Returns the configuration of the run in `directory`, changed by the given fields.
 
     Args:
-        directory: of the run, or its URL.
-        given: the other fields that the user has set.
+        directory: the run's directory, or its URL.
+        given: the fields that the user has set, by name.
 
     Raises:
-        ValueError: there is no run, or a field would make it another one.
+        ValueError: there is no run, or a given field may not change when a run continues.
     """
     directory = places.as_path(directory)
     text = run_dir.read_config(directory, "resume")
@@ -65,7 +65,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     skipped = ("resume", "run_dir") if same_place else ("resume",)
     again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
     if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
-        again.clear()  # a script that is started again has exported already
+        again.clear()  # the script ran before and has already exported
     changed = {
         k: v for k, v in given.items()
         if k not in skipped and (k in again or v != getattr(saved, k))
@@ -86,9 +86,9 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             f"data_dir ({moved}) of the run in {directory} does not exist in {places.here()}. Give "
             "its new place beside `resume`: data_dir=DIR."
         )
-    if "device" in changed:  # the old numbers were of other devices
+    if "device" in changed:  # the saved numbers counted other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
-    if "gpus_per_tower" in changed:  # the old stages were of as many GPUs
+    if "gpus_per_tower" in changed:  # the saved stages fit the old number of GPUs
         changed = {"stages": None, **changed}
     defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
     return dataclasses.replace(
@@ -97,7 +97,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """The fields that define the bits of a run's results."""
+    """Returns the fields that determine the bits of a run's results, by name."""
     skipped = fields_with(Role.FREE | Role.LIMIT | Role.LARGER | Role.ONCE)
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
 
@@ -116,18 +116,18 @@ def _listed(roles: Role) -> str:
 def check_modules(
     config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
 ) -> None:
-    """Refuses to import from a run's directory what nobody but its config.json names.
+    """Prevents imports of modules from a run's directory that only its config.json names.
 
-    It is so where the current directory is that of the run, or one inside of it.
+    Such an import would happen if the current directory is the run's directory or lies in it.
 
     Args:
-        config: of the run.
-        given: the fields that the user has set: what they name is imported.
-        directory: of the run.
-        argument: that names the run, for the error.
+        config: the run's configuration, as read from config.json.
+        given: the fields that the user has set; modules named there may be imported.
+        directory: the run's directory.
+        argument: the argument that names the run in the error, such as "resume".
 
     Raises:
-        ValueError: a module would come from there, and from no entry of PYTHONPATH.
+        ValueError: a module would be imported from there, and not through PYTHONPATH.
     """
     if given.get("trust_run_dir"):
         return
@@ -145,12 +145,12 @@ def check_modules(
 
 
 def _places(module: str) -> list[Path]:
-    """The file, or the folders, that a module's import would run; [] for a trusted one.
+    """Returns the file or folders that importing a module would run; [] if it is trusted.
 
-    It is built in, imported already, or found by an entry of PYTHONPATH.
+    A module is trusted if it is built in, already imported, or found on PYTHONPATH.
     """
     trusted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    entries = [] if module in sys.modules else [*sys.path, ""]  # as `named.import_module` looks
+    entries = [] if module in sys.modules else [*sys.path, ""]  # as in `named.import_module`
     for entry in entries:
         found = PathFinder.find_spec(module, [entry or os.getcwd()])
         if found is not None:

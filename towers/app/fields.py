@@ -1,8 +1,8 @@
-"""Declarations of `TrainConfig`'s fields: default, help and check in one place.
+"""Declares each field of `TrainConfig` with its default, help and check in one place.
 
     seed: int = count(0, "Seed of the parameters, the order ...", at_least=0)
 
-The command line's flags, their help, and what may change when a run goes on follow from it.
+The declaration gives the flag, its help, and whether it may change when a run continues.
 """
 
 import dataclasses
@@ -18,26 +18,26 @@ from towers.machine import places
 
 
 class Role(enum.Flag):
-    """The properties of a field that do not depend on its value."""
+    """Lists the properties that a field has whatever its value is."""
 
     NONE = 0
-    FREE = enum.auto()  # no bit of a good step depends on it: it may change when a run goes on
-    LIMIT = enum.auto()  # where a run ends: it may change to what the run has not reached
-    LARGER = enum.auto()  # it may become larger when a run goes on
-    ONCE = enum.auto()  # it applies to one start: when the run goes on, the default is back
-    BEGINNING = enum.auto()  # of the machine, or of a run's start: a trained model needs none of it
-    LOCAL = enum.auto()  # each worker has its own, or the chief's alone counts
-    OPTIMIZER = enum.auto()  # an argument of the optimizer
+    FREE = enum.auto()  # changes no bit of a good step, so it may change when a run continues
+    LIMIT = enum.auto()  # ends the run; it may change to a point that the run has not reached
+    LARGER = enum.auto()  # may become larger when a run continues
+    ONCE = enum.auto()  # applies to one start; when the run continues, the default applies again
+    BEGINNING = enum.auto()  # describes the machine or a run's start; trained models ignore it
+    LOCAL = enum.auto()  # may differ between workers, or only the chief's value counts
+    OPTIMIZER = enum.auto()  # is an argument of the optimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """A field's declaration.
+    """Holds a field's declaration.
 
     kind: "text", "count", "number", "switch" or "choice".
-    help: names other fields in backquotes; {FREE} stands for all fields of that role.
-    check: (name, value) -> the value to hold; raises ValueError. It sees no None that is a default.
-    words: all values of a choice; else what the field may be beside a value of its kind.
+    help: the help text, with other fields in backquotes; {FREE} stands for all FREE fields.
+    check(name, value): returns the value to store or raises ValueError; a default None is skipped.
+    words: all values of a choice; for other kinds, the word that is allowed as well.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Declared:
 
 
 def declared(field: dataclasses.Field) -> Declared:
-    """The declaration of a dataclass' field."""
+    """Returns the declaration of a dataclass' field."""
     return field.metadata["declared"]  # type: ignore[no-any-return]
 
 
 def help_of(config: type, field: dataclasses.Field) -> str:
-    """The help of a configuration's field, with the fields of a role in the role's place."""
+    """Returns a field's help, in which a role such as {FREE} is replaced by its fields."""
     def listed(role: re.Match) -> str:
         return ", ".join(f"`{name}`" for name in names(config, Role[role[1]]))
 
@@ -61,7 +61,7 @@ def help_of(config: type, field: dataclasses.Field) -> str:
 
 
 def names(config: type, roles: Role) -> tuple[str, ...]:
-    """The fields that have any of these roles, in the order of their declaration."""
+    """Returns the names of fields that have any of these roles, in the declared order."""
     return tuple(f.name for f in dataclasses.fields(config) if declared(f).roles & roles)
 
 
@@ -69,9 +69,9 @@ def text(
     default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False,
     check: Callable[[str, str], Any] = lambda name, value: None,
 ) -> Any:
-    """A field of text that is not empty.
+    """Declares a field for text that is not empty.
 
-    Args: check: (name, text); raises ValueError for what the text may not be.
+    Args: check(name, text): raises ValueError if the text is not allowed.
     """
     def checked_text(name: str, value: Any) -> str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -92,7 +92,7 @@ def count(
     default: int | None, help: str, roles: Role = Role.NONE, *, at_least: int = 1,
     at_most: int = 2**31 - 1,
 ) -> Any:
-    """A field of a whole number."""
+    """Declares a field for a whole number from `at_least` to `at_most`."""
     return _field(
         "count", default, help, roles, f"a whole number from {at_least} to {at_most}",
         lambda value: type(value) is int and at_least <= value <= at_most,
@@ -103,7 +103,7 @@ def number(
     default: float | str | None, help: str, roles: Role = Role.NONE, *,
     at_most: float = sys.float_info.max, word: str | None = None,
 ) -> Any:
-    """A field of a number above 0; with a `word`, it may be that, or 0."""
+    """Declares a field for a number above 0; a field with a `word` may be the word or 0, too."""
     limit = "finite" if at_most == sys.float_info.max else f"at most {at_most}"
     return _field(
         "number", default, help, roles, f"a number above 0 and {limit}",
@@ -113,7 +113,7 @@ def number(
 
 
 def part(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
-    """A field of a number from 0 to below 1."""
+    """Declares a field for a number from 0 to below 1."""
     return _field(
         "number", default, help, roles, "a number from 0 to below 1",
         lambda value: type(value) in (int, float) and 0 <= value < 1,
@@ -121,7 +121,7 @@ def part(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
 
 
 def choice(default: str | None, choices: Sequence[str], help: str, roles: Role = Role.NONE) -> Any:
-    """A field of one of some words."""
+    """Declares a field for one of the words in `choices`."""
     wanted = f"one of {', '.join(choices)}"
     return _field("choice", default, help, roles, wanted, lambda value: False, *choices)
 
@@ -129,19 +129,19 @@ def choice(default: str | None, choices: Sequence[str], help: str, roles: Role =
 def switch(
     default: bool | str | None, help: str, roles: Role = Role.NONE, *, word: str | None = None
 ) -> Any:
-    """A field that is True or False; or `word`."""
+    """Declares a field that is True, False or, if given, `word`."""
     return _field(
         "switch", default, help, roles, "True or False", lambda value: type(value) is bool, word
     )
 
 
 def refused(name: str, value: Any, wanted: str) -> ValueError:
-    """The error for a field's value that is not what it must be."""
+    """Returns the error for a field whose value must be `wanted`."""
     return ValueError(f"{name} ({shown(value)}) must be {wanted}.")
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it; of a long one, its beginning and its end."""
+    """Returns the repr of a value; a long one is shortened to its beginning and end."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
     text = short.repr(value)
@@ -152,7 +152,7 @@ def _field(
     kind: str, default: Any, help: str, roles: Role, wanted: str,
     is_right: Callable[[Any], bool], *words: str | None,
 ) -> Any:
-    """A field of a value that is right, or one of the `words`."""
+    """Declares a field for values for which `is_right` returns True, and for `words`."""
     known = tuple(word for word in words if word is not None)
     or_word = f", or {known[0]}" if known and kind != "choice" else ""
 

@@ -1,4 +1,4 @@
-"""--help: the flags of a command in groups, the most used ones first."""
+"""Writes the --help text: a command's flags in groups, the most used flags first."""
 
 import sys
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ MOST_USED = (
     "model", "dataset", "data_dir", "epochs", "batch_size", "num_gpus", "num_towers", "optimizer",
     "learning_rate", "run_dir", "resume", "seed",
 )
-GROUPS = {  # NAME of --help=NAME: the group's title, its flags
+GROUPS = {  # keys: NAME in --help=NAME; values: the group's title and flags
     "model": ("Model", ("model", "init_from", "freeze", "dropout", "precision")),
     "data": ("Data", (
         "dataset", "data_dir", "image_size", "features", "data_workers", "data_timeout",

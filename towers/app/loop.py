@@ -1,4 +1,4 @@
-"""The training loop of train.py: batch, step, metrics, validation, save.
+"""Runs train.py's training loop: batch, step, metrics, validation, save.
 
     on_train_begin
     epoch   on_epoch_begin
@@ -8,7 +8,7 @@
             on_epoch_end, and a checkpoint
     on_train_end
 
-The run's files and the user's own callbacks are Keras callbacks.
+The writers of the run's files are Keras callbacks, like the user's callbacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from towers.step.prefetch import prefetched
 
 
 class Loop:
-    """The epochs of a run that are left."""
+    """Trains the remaining epochs of a run."""
 
     def __init__(
         self, run: Run, state: TrainState, checkpointer: Checkpointer, pending: Pending,
@@ -44,9 +44,9 @@ class Loop:
     ) -> None:
         """
         Args:
-            state: where the run stands; it moves with each step and each epoch.
-            pending: the signal that waits for the end of a step.
-            lines, files: on the terminal, and in the run's directory, before the user's callbacks.
+            state: the run's position, updated after each step and each epoch.
+            pending: holds a signal until the end of a step.
+            lines, files: write to the terminal and to the run's directory, before `callbacks`.
         """
         self._run, self._state, self._checkpointer = run, state, checkpointer
         self._pending, self._pace, self._lines = pending, lines.pace, lines
@@ -58,7 +58,7 @@ class Loop:
         self._has_begun = self._ends_in_mid_epoch = False
 
     def train(self) -> None:
-        """Trains until the steps are done, or a callback sets `model.stop_training`."""
+        """Trains until all steps are done, or a callback sets `model.stop_training`."""
         run, state, model = self._run, self._state, self._model
         patience = run.config.early_stopping
         self._begin()
@@ -69,15 +69,15 @@ class Loop:
             model.stop_training = state.is_stopped(patience)
             self._pending.obey(signal)
         self._save()
-        # As in Keras, final.keras holds an optimizer's averages; a resumed run begins without.
+        # As in Keras, final.keras holds an optimizer's averages; the checkpoint holds the weights.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
         self._tell("on_train_end", self._logs)
 
     def stop(self) -> tuple[int, bool] | None:
-        """Saves where an exception ends the run, unless an update has begun and not ended.
+        """Saves a checkpoint after an exception, unless an update had begun and not ended.
 
-        Returns (the step of the newest checkpoint, whether the run stands there), if there is one.
+        Returns (the newest checkpoint's step, whether this is the run's step), or None without one.
         """
         is_consistent = self._has_begun and not self._state.in_step
         if is_consistent:
@@ -87,7 +87,7 @@ class Loop:
         return None if step is None else (step, is_saved)
 
     def _begin(self) -> None:
-        """Begins callbacks; then puts in place what the newest checkpoint holds of them, too."""
+        """Begins the callbacks, then restores them and the variables from the newest checkpoint."""
         self._model.stop_training = False
         self._hooks = keras.callbacks.CallbackList(
             self._all, add_history=True, model=self._model, epochs=self._run.config.epochs,
@@ -95,13 +95,13 @@ class Loop:
         )
         self._tell("on_train_begin")
         self._state.give_history(self._model.history)
-        if self._state.epoch_step > 0:  # the checkpoint holds what this led to, such as a rate
+        if self._state.epoch_step > 0:  # the checkpoint then restores its effects, such as a rate
             self._tell("on_epoch_begin", self._state.epoch)
         put_in_place(self._run, self._state, self._checkpointer)
         self._has_begun = True
 
     def _train_epoch(self) -> None:
-        """One epoch, or what is left of it, and its validation."""
+        """Trains one epoch, or the rest of it, and validates."""
         run, state = self._run, self._state
         self._strategy.trust(False)
         if state.epoch_step == 0:
@@ -111,7 +111,7 @@ class Loop:
         self._strategy.trust(False)
         logs = {name: float(value) for name, value in state.logs.items()}
         self._lines.end_steps()
-        if state.epoch_step < run.steps_an_epoch:  # with a larger --max_steps it goes on from here
+        if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps would continue from here
             state.stopped = bool(self._model.stop_training)
             self._save()
             self._ends_in_mid_epoch = True
@@ -129,7 +129,7 @@ class Loop:
         self._save()
 
     def _train_steps(self) -> None:
-        """The epoch's steps that are left."""
+        """Does the epoch's remaining steps."""
         run, state = self._run, self._state
         if state.epoch_step == 0:
             run.step.reset_metrics()
@@ -137,7 +137,7 @@ class Loop:
             run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step
         )
         count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
-        # After a stop in mid-epoch the validation is left; before an epoch, as in Keras, a step.
+        # A stop in mid-epoch leaves only validation; a stop before an epoch, as in Keras, a step.
         is_over = self._model.stop_training and state.epoch_step > 0
         left = 0 if is_over else count - state.epoch_step
         ahead = prefetched(run.step, batches)
@@ -147,8 +147,8 @@ class Loop:
             try:
                 with values_explained(f"step {state.step + 1:,}"):
                     logs = run.step.train_batch(**batch._asdict())
-            except NonFiniteError:  # in every worker
-                state.in_step = False  # nothing has changed
+            except NonFiniteError:  # every worker raises it
+                state.in_step = False  # no variable has changed
                 run.workers.barrier()
                 raise
             state.add_step(logs)
@@ -162,7 +162,7 @@ class Loop:
                 self._save()
 
     def _tell(self, moment: str, *arguments: Any) -> None:
-        """Tells callbacks; of batches the user's alone, as the logs are read back for them."""
+        """Calls callbacks; skips batches without user callbacks, as Keras would read back logs."""
         getattr(self._lines, moment)(*arguments)
         if self._callbacks or "_batch_" not in moment:
             with hang.within("a callback"):
@@ -179,7 +179,7 @@ def evaluate(
     run: Run, tell: Callable[..., None] = lambda *moment: None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """{"loss": ..., "accuracy": ...} of the test examples; `check` is called before each batch."""
+    """Returns the test examples' {"loss": ..., "accuracy": ...}; calls `check` before batches."""
     assert run.test is not None
     tell("on_test_begin")
     run.step.reset_metrics()

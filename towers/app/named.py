@@ -1,4 +1,4 @@
-"""Resolves names of models and data sets: built-in, or `package.module:function`."""
+"""Imports what `package.module:function` names, and explains unknown names."""
 
 import difflib
 import importlib
@@ -12,15 +12,15 @@ from towers.machine.user_lines import line_of_error
 
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names.
+    """Imports the function that `package.module:function` names.
 
     Args:
-        spec: "package.module:function". The module is looked for on sys.path and in the current
+        spec: "package.module:function". The module is searched on sys.path and in the current
             directory.
-        argument: the name of the argument that `spec` is, such as "model", for the error.
+        argument: the argument that `spec` was given as, such as "model"; the error names it.
 
     Raises:
-        ValueError: `spec` has another form, its module cannot be imported (the cause is given),
+        ValueError: `spec` has another form, its module cannot be imported (the error says why),
             or the module has no such function.
     """
     module_name, _, function_name = spec.partition(":")
@@ -41,13 +41,13 @@ def import_function(spec: str, argument: str) -> Callable[..., Any]:
 
 
 def import_module(spec: str, argument: str) -> ModuleType:
-    """The module of `package.module:function`; Args and Raises as in `import_function`."""
+    """Imports the module of `package.module:function`; see `import_function` for the errors."""
     module_name, _, function_name = spec.partition(":")
     parts = [*module_name.split("."), function_name]
     if not all(part.isidentifier() for part in parts):
         raise ValueError(f"{argument} ({spec!r}) must have the form package.module:function.")
-    # `python train.py` has its own directory on sys.path, not the current one. It comes last, and
-    # stays: the function may import its neighbours when it is called.
+    # `python train.py` puts the script's directory on sys.path, not the current one. The current
+    # one is added last, and stays, because the function may import from it when it is called.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()
@@ -61,7 +61,7 @@ def import_module(spec: str, argument: str) -> ModuleType:
 
 
 def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueError:
-    """The error for a name that is none of the built-in `names`: lists them and the nearest."""
+    """Returns the error for an unknown name; it lists the built-in `names` and the nearest one."""
     return ValueError(
         f"{argument} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
         f"{_nearest(str(name), names)}"
@@ -69,7 +69,7 @@ def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueErro
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type, message and line of the user's, in one line without a full stop."""
+    """Returns an exception's type, message and line in user code, without a final full stop."""
     text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
     return text.rstrip(".: ") + (f" ({line})" if line else "")
 

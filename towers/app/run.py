@@ -1,4 +1,4 @@
-"""train(config): from a configuration to a trained model, and the run directory it leaves."""
+"""Implements train(config), which trains a model and writes its run directory."""
 
 import os
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _run(
     captured: CapturedStderr | None,
     mirror: Mirror | None,
 ) -> dict[str, list[float]]:
-    """Trains, evaluates or profiles, in the run's directory."""
+    """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers.cluster
     if config.export_pixels:
         export.check_pixels(run.step.model, run.divided)
@@ -139,7 +139,7 @@ def _run(
     checkpointer = Checkpointer(
         directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
     )
-    # The optimizer that a script compiled; config.json has all others, and any schedule.
+    # Only a script's compiled optimizer is compared; config.json has all others and schedules.
     is_own = run.own_task and not config.has_schedule
     own_optimizers = {"optimizer": run.step.optimizer} if is_own else {}
     with (
@@ -154,7 +154,7 @@ def _run(
         _check_limit(run, train_state)
         out.open_log(log)
         if captured is not None:
-            with suppress(OSError):  # the report warns of it, at its next line
+            with suppress(OSError):  # the report warns about it when it writes its next line
                 captured.move_to(log)
         describe(run, out, f"run: {mirror.url if mirror else directory}")
         if mirror is not None:
@@ -168,7 +168,7 @@ def _run(
             return {}
         if verification is not None:
             show_verified(verification, out)
-        # It has ended after all its steps, or was stopped, with its final model.
+        # The run is complete if it has done all steps or was stopped, and wrote its final model.
         is_over = train_state.step >= run.num_steps or train_state.is_stopped(config.early_stopping)
         is_complete = is_over and checkpointer.finished_step == train_state.step
         model: keras.Model | Path = run.step.model
@@ -201,7 +201,7 @@ def _train(
     callbacks: Sequence[keras.callbacks.Callback],
     checkpointer: Checkpointer,
 ) -> tuple[dict[str, list[float]], Exception | None]:
-    """All epochs that are left, then final.keras; the error of a model that is not in its file."""
+    """Trains the remaining epochs and writes final.keras; returns history and a write error."""
     config, directory = run.config, checkpointer.directory
     words = partial(outcome.resume_words, config, shown)
     is_chief = run.workers.cluster.is_chief
@@ -247,7 +247,7 @@ def _train(
 
 
 def _watch(run: Run, directory: Path, resume_words: str, out: Report) -> hang.Watch:
-    """The watch over a run that may hang; several workers watch each other."""
+    """Returns the watch that ends a hanging run; with several workers, its timeout is off."""
     config, cluster = run.config, run.workers.cluster
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
@@ -263,7 +263,7 @@ def _watch(run: Run, directory: Path, resume_words: str, out: Report) -> hang.Wa
 
 
 def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> Path:
-    """The run's directory, a new one, or the one to go on in: as a path in `begun`."""
+    """Creates a new run's directory in `begun`, or returns the directory of a resumed run."""
     if config.resume is not None:
         return mirror.copy if mirror else Path(config.resume)
     name = "-".join(dict.fromkeys([config.model, config.dataset]))
@@ -272,7 +272,7 @@ def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> 
 
 
 def _check_limit(run: Run, train_state: TrainState) -> None:
-    """Raises ValueError where a run that goes on is past the end that it would have now."""
+    """Raises ValueError if a resumed run is already past the end that is configured now."""
     if train_state.step > run.num_steps:
         config = run.config
         name = "epochs" if config.epochs * run.steps_an_epoch < train_state.step else "max_steps"
@@ -284,7 +284,7 @@ def _check_limit(run: Run, train_state: TrainState) -> None:
 
 
 def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
-    """--epochs=0."""
+    """Evaluates a run with epochs=0, and returns {"val_loss": [value], ...}."""
     if run.test is None:
         raise ValueError("epochs=0 evaluates on test examples, and there are none; give `test`.")
     values = evaluate(run)

@@ -1,4 +1,4 @@
-"""Models by name: the built-in ones, `package.module:function`, and FILE.keras."""
+"""Finds models by name: built-in models, `package.module:function`, and FILE.keras."""
 
 import inspect
 import re
@@ -13,16 +13,16 @@ from towers.app import named
 from towers.app.models import feed_forward, recurrent, residual
 
 _LONGEST_REASON = 300  # characters
-RECURRENT = ("gru", "lstm")  # whose towers get the threads on a CPU that XLA needs
+RECURRENT = ("gru", "lstm")  # on a CPU, their towers get the threads that XLA needs
 
 
 class ModelSource(NamedTuple):
-    """The origin of a model, with its original task.
+    """Holds the function that makes a model, and the sizes of the task it was designed for.
 
-    build: (input_shape, num_classes) -> a model; one that is not compiled is built, with softmax
-        output. knows_shapes: it ignores its arguments.
-    input_shape, num_classes: of the original task; synthetic data have them.
-    optimizer: the Keras name of the optimizer that the model's source uses.
+    build(input_shape, num_classes): returns a model; a model that is not compiled has softmax
+        output. knows_shapes: whether `build` ignores its arguments.
+    input_shape, num_classes: the designed shape of one example and number of classes; synthetic
+        data use them. optimizer: the Keras name of the default optimizer.
     """
 
     name: str
@@ -37,7 +37,7 @@ _GRU, _LSTM, _NOTES = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128)
 _SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
 _LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
 _RESNET, _RESNET_LARGE, _CIFAR = residual.build_small, residual.build_bottlenecks, (32, 32, 3)
-# To add a model: a function (input_shape, num_classes) in a file of this folder, and a line here.
+# To add a model, write a function (input_shape, num_classes) in this folder and a line here.
 _BUILT_IN = {source.name: source for source in (
     ModelSource("cnn", feed_forward.cnn),
     ModelSource("notebook_cnn", feed_forward.notebook_cnn, optimizer="rmsprop"),
@@ -57,17 +57,17 @@ _OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in
 
 
 def load(name: str) -> ModelSource:
-    """The model of that name; builds nothing yet.
+    """Returns the source of the model with this name; builds nothing yet.
 
     Args:
-        name: one of `NAMES`; or "package.module:function" for a function
-            `build(input_shape, num_classes)`, or `build()`, of one's own. Its module may hold the
-            constants INPUT_SHAPE (default (28, 28, 1)), NUM_CLASSES (10) and OPTIMIZER ("adam").
-            Or FILE.keras, a model that Keras has saved.
+        name: one of `NAMES`; or FILE.keras, a model that Keras has saved; or
+            "package.module:function" for a custom function `build(input_shape, num_classes)` or
+            `build()`. Its module may hold the constants INPUT_SHAPE (default (28, 28, 1)),
+            NUM_CLASSES (10) and OPTIMIZER ("adam").
 
     Raises:
         ValueError: the name is unknown, the module cannot be imported, the function is missing,
-            or a constant is of another kind.
+            or a constant has the wrong type.
     """
     known = _BUILT_IN.get(_OLDER_NAMES.get(name, name))
     if known is not None:
@@ -80,18 +80,19 @@ def load(name: str) -> ModelSource:
 
 
 def load_file(path: str | Path, argument: str = "model", *, compile: bool = True) -> keras.Model:
-    """The model in a file that Keras has saved; `compile`: with loss, metrics and optimizer.
+    """Loads a model from a file that Keras has saved.
+
+    Args: argument: the argument that the error names. compile: whether to load it compiled.
 
     Raises:
-        ValueError: there is no such file, or Keras cannot read it; the error names the `argument`
-            that `path` is.
+        ValueError: there is no such file, or Keras cannot read it.
     """
     if not Path(path).is_file():
         raise ValueError(f"{argument} ({path}) does not exist; name a file of model.save.")
     try:
         return keras.saving.load_model(path, compile=compile)
-    except Exception as error:  # of zip files, JSON, HDF5, and of the layers themselves
-        # Keras prints the whole configuration of the model, at each of its levels.
+    except Exception as error:  # zip files, JSON, HDF5 and layers raise different types
+        # Keras' message repeats the model's configuration at each level of nesting.
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
         reason = unknown[0] if unknown else named.one_line(error)[:_LONGEST_REASON]
         raise ValueError(
@@ -118,7 +119,7 @@ def _custom(name: str) -> ModelSource:
 
 
 def _channels_last(build: Callable[[Any, Any], keras.Model], *arguments: Any) -> keras.Model:
-    """Builds a model of [n, height, width, channels], whatever keras.json asks for."""
+    """Builds a model for [n, height, width, channels], even if keras.json says channels_first."""
     before = keras.config.image_data_format()
     keras.config.set_image_data_format("channels_last")
     try:

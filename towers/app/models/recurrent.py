@@ -1,4 +1,4 @@
-"""Recurrent networks for melodies: GRU or LSTM layers read 49 notes and predict the next."""
+"""Builds recurrent networks for melodies: GRU or LSTM layers that predict a note from 49 notes."""
 
 import math
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import keras
 
 # Layers, dense 512, L2 and Adam come from a benchmark of recurrent networks on several GPUs with
 # cuDNN. Its size is `gru_large` and `lstm_large`; a CPU trains `gru` and `lstm` in minutes.
-L2 = keras.regularizers.L2(1e-6)  # of all kernels
-# On the non-recurrent connections alone: W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent Neural
-# Network Regularization", arXiv 1409.2329. The rate is towers' own choice.
+L2 = keras.regularizers.L2(1e-6)  # for all kernels
+# Dropout acts only on non-recurrent connections: W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent
+# Neural Network Regularization", arXiv 1409.2329. The rate is not from the paper.
 DROPOUT = 0.2
 
 
@@ -17,21 +17,21 @@ def build(
     name: str, layer: Callable[..., keras.layers.Layer], input_shape: tuple[int, ...],
     num_classes: int, *, num_layers: int, units: int, dense_units: int = 512,
 ) -> keras.Model:
-    """A built model that reads a sequence and predicts what comes next.
+    """Builds a model that reads a sequence and predicts the next element.
 
     The recurrent layers keep Keras' defaults (tanh, sigmoid, biases, no recurrent dropout, not
-    unrolled; GRU: reset_after), which Keras computes with cuDNN on a GPU.
+    unrolled; GRU: reset_after), because Keras then uses cuDNN on a GPU.
 
     Args:
         name: the model's name.
-        layer: keras.layers.GRU or keras.layers.LSTM; `num_layers` of so many `units`.
-        input_shape: (steps,): each a number 0 ... num_classes - 1, as the label is; the model
-            encodes it one-hot, on the tower's own device, so that the input stays small. Or
-            (steps, ...): one vector a step, such as an image's rows from top to bottom.
+        layer: keras.layers.GRU or LSTM; the model gets `num_layers` layers with `units` each.
+        input_shape: (steps,) for numbers 0 ... num_classes - 1, which the model encodes one-hot on
+            the tower's device, so that the input stays small; or (steps, ...) for one vector in
+            each step, such as an image's rows from top to bottom.
         num_classes: the number of labels 0 ... num_classes - 1.
 
     Returns:
-        int32 [N, steps] or float32 [N, *input_shape] -> probabilities, float32 [N, num_classes].
+        A model: int32 [N, steps] or float32 [N, *input_shape] -> float32 [N, num_classes].
     """
     steps, *step_shape = input_shape
     model = keras.Sequential(name=name)

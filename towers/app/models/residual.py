@@ -1,25 +1,25 @@
-"""Residual networks: ResNet-20 and ResNet-56 for small images, ResNet-50 for large ones.
+"""Builds residual networks: ResNet-20 and ResNet-56 for small images, ResNet-50 for large ones.
 
 K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", 2015 (He et al.);
 P. Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017 (Goyal et al.).
-Both use SGD with momentum 0.9 and a schedule. A Keras name alone means no momentum, so that the
-default is Adam.
+Both papers use SGD with momentum 0.9 and a schedule. The default here is Adam, because the name
+"sgd" alone means SGD without momentum.
 """
 
 from collections.abc import Sequence
 
 import keras
 
-SMALL = 64  # pixels; ResNet-50 begins with two strides of 2, which leave nothing of less
-# On kernels alone. Both papers decay weights by 1e-4 * w in each update: the gradient of
-# 1e-4 / 2 * sum(w^2).
+SMALL = 64  # pixels; ResNet-50 begins with two strides of 2, too many for smaller images
+# L2 acts only on kernels. Both papers decay weights by 1e-4 * w in each update, which is the
+# gradient of 1e-4 / 2 * sum(w^2).
 L2 = keras.regularizers.L2(1e-4 / 2)
-# Goyal et al., section 5.1; epsilon: the TensorFlow model garden's resnet_model.py.
+# Source: Goyal et al., section 5.1; epsilon is from the TensorFlow model garden, resnet_model.py.
 BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.9, 1e-5
 
 
 def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
+    """Builds ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
     if min(input_shape[:2], default=0) < SMALL:
         return build_small("resnet20", input_shape, num_classes, num_blocks=3)
     return build_bottlenecks("resnet50", input_shape, num_classes, num_blocks=(3, 4, 6, 3))
@@ -28,13 +28,13 @@ def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 def build_small(
     name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: int
 ) -> keras.Model:
-    """A residual network of 6 * num_blocks + 2 layers.
+    """Builds a residual network of 6 * num_blocks + 2 layers.
 
-    He et al., section 4.2: three stages of 16, 32 and 64 filters, the image halved between them.
-    Shortcuts have no parameters (section 3.3, option A): every second pixel, and zeros as further
-    channels. CIFAR-10's test error after 64,000 steps at a global batch of 128, with images padded,
-    cropped and flipped at random (table 6): 0.0875 with 3 blocks, 269,722 trainable parameters;
-    0.0697 with 9 blocks, 853,018 of them.
+    Three stages have 16, 32 and 64 filters and halve the image in between (He et al., section 4.2).
+    Shortcuts have no parameters: they take every second pixel and add channels of zeros (section
+    3.3, option A). Table 6 gives CIFAR-10's test error after 64,000 steps at a global batch of 128,
+    with images padded, cropped and flipped at random: 0.0875 with 3 blocks (269,722 trainable
+    parameters), 0.0697 with 9 blocks (853,018).
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, 16, 3)
@@ -55,22 +55,22 @@ def build_bottlenecks(
     name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: Sequence[int],
     filters: int = 64,
 ) -> keras.Model:
-    """A residual network of 3 * sum(num_blocks) + 2 layers, the image halved between stages.
+    """Builds a residual network of 3 * sum(num_blocks) + 2 layers; it halves images between stages.
 
-    ResNet-50 has 25,557,032 trainable parameters at (224, 224, 3) and 1,000 classes. He et al.,
-    table 1, changed twice as in Goyal et al., section 5.1:
+    ResNet-50 has 25,557,032 trainable parameters at (224, 224, 3) and 1,000 classes. The layers
+    follow table 1 of He et al., with two changes from section 5.1 of Goyal et al.:
 
-    - the 3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it. That is
-      NVIDIA's "v1.5", 0.5 points more accurate and 5% slower (catalog.ngc.nvidia.com, ResNet v1.5);
-    - the scale of each block's last BatchNormalization begins at 0, so that a block begins as
+    - The 3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it. This is
+      NVIDIA's "v1.5", 0.5 points more accurate and 5% slower (catalog.ngc.nvidia.com, ResNet v1.5).
+    - The scale of each block's last BatchNormalization starts at 0, so that each block starts as
       its shortcut.
 
-    `num_blocks` is for each stage; the 3x3 convolutions of the first have `filters`, doubled from
-    stage to stage.
+    Args: num_blocks: the number of blocks in each stage. filters: the filters of the 3x3
+        convolutions in the first stage; each later stage has twice as many.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)
-    # After a ReLU, zeros around the image never win.
+    # After a ReLU, the padding's zeros never exceed a pixel.
     x = keras.layers.MaxPooling2D(3, strides=2)(keras.layers.ZeroPadding2D(1)(x))
     for stage, count in enumerate(num_blocks):
         width = filters * 2**stage
@@ -89,11 +89,11 @@ def convolve(
     x: keras.KerasTensor, filters: int, size: int, strides: int = 1, *, relu: bool = True,
     gamma: str = "ones",
 ) -> keras.KerasTensor:
-    """Convolution without bias, BatchNormalization, ReLU; [N, ceil(h / strides), ..., filters].
+    """Applies convolution without bias, BatchNormalization and, if `relu`, ReLU.
 
-    Strided windows, of an odd size, are padded by size // 2 on each side, as in the papers' own
-    code ("same" would pad the far side more): their centers are the pixels that a strided shortcut
-    takes. `gamma` initializes the BatchNormalization's scale.
+    Returns [N, ceil(h / strides), ceil(w / strides), filters]. With strides, `size` is odd and the
+    padding is size // 2 on each side, as in the papers' code; "same" would pad the far side more.
+    So windows have their centers at a strided shortcut's pixels. `gamma` initializes the scale.
     """
     if strides > 1 and size > 1:
         x = keras.layers.ZeroPadding2D(size // 2)(x)
@@ -109,7 +109,7 @@ def convolve(
 
 
 def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
-    """Global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
+    """Applies global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.layers.Dense(
         num_classes, activation="softmax", kernel_regularizer=L2,

@@ -1,1 +1,1 @@
-"""The model and optimizer that a configuration asks for, made before training."""
+"""Changes a model and makes its loss and optimizer before training, as configured."""

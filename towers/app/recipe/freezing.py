@@ -1,4 +1,4 @@
-"""Layers that stay as they are while the others are trained."""
+"""Freezes layers, which keep their values while the other layers are trained."""
 
 import re
 
@@ -8,19 +8,19 @@ from towers.machine.keras_internals import all_layers
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
-    """Freezes the layers in all of whose variables' paths `pattern` is found, as Keras does.
+    """Freezes, as in Keras, each layer if `pattern` is found in the paths of all its variables.
 
-    A frozen BatchNormalization layer normalizes by its statistics, and keeps them.
+    A frozen BatchNormalization layer uses its moving statistics and does not update them.
 
     Args:
-        model: a built model, before anything is made for its trainable variables.
+        model: a built model, before a step is made for its trainable variables.
         pattern: a regular expression, such as ^(conv1|bn)/.
 
     Returns:
-        What was frozen, in words.
+        A line about the number of frozen variables.
 
     Raises:
-        ValueError: no layer, every one, or a part of one is found.
+        ValueError: `pattern` fits no trainable variable, all of them, or only a part of a layer.
     """
     before = model.trainable_variables
     found = {id(v) for v in model.weights if re.search(pattern, v.path)}

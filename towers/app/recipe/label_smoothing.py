@@ -1,4 +1,4 @@
-"""Label smoothing for integer labels, for which Keras' crossentropy has none.
+"""Adds label smoothing to Keras' crossentropy for integer labels, which lacks it.
 
     label 2 of 4 classes, label_smoothing 0.1  ->  0.025  0.025  0.925  0.025
 """
@@ -15,13 +15,13 @@ _NAMED = {
 
 
 class SmoothedCrossentropy(CategoricalCrossentropy):
-    """Keras' CategoricalCrossentropy(label_smoothing=...) of integer labels, one-hot.
+    """Computes Keras' CategoricalCrossentropy(label_smoothing=...) for integer labels.
 
     Source: Szegedy et al. 2016, Rethinking the Inception Architecture, section 7.
     """
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Args: integer labels [n, ...] or [n, ..., 1]; predictions [n, ..., classes]."""
+        """Returns losses [n, ...] of y_true [n, ...] or [n, ..., 1], y_pred [n, ..., classes]."""
         if len(y_true.shape) == len(y_pred.shape):
             y_true = keras.ops.squeeze(y_true, -1)
         labels = keras.ops.one_hot(
@@ -31,10 +31,10 @@ class SmoothedCrossentropy(CategoricalCrossentropy):
 
 
 def smoothed(loss: Any, label_smoothing: float | None) -> Any:
-    """The loss with that part of each label spread over all classes; None: the loss as it is.
+    """Returns a loss that spreads `label_smoothing` of each label over all classes, unless None.
 
     Raises:
-        ValueError: it is not a crossentropy of classes, sparse or not: Keras' loss or its name.
+        ValueError: `loss` is not Keras' categorical or sparse crossentropy, or the name of one.
     """
     if label_smoothing is None:
         return loss

@@ -1,4 +1,4 @@
-"""The optimizer of a configuration: Keras' own, by name, with the arguments that flags give it."""
+"""Makes the Keras optimizer that a configuration names, with the configured arguments."""
 
 import dataclasses
 import inspect
@@ -14,10 +14,12 @@ _NOT_ALONE = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap
 
 
 def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name, in any case; scales the loss where float16 would underflow.
+    """Makes the Keras optimizer with this name; with mixed_float16, it scales the loss.
+
+    Args: name: in upper or lower case. length: the run's length, for the learning-rate schedule.
 
     Raises:
-        ValueError: Keras has none of that name, or it has no such argument.
+        ValueError: Keras has no such optimizer, or the optimizer lacks a configured argument.
     """
     classes = {
         key.lower(): value for key, value in vars(keras.optimizers).items()
@@ -34,7 +36,7 @@ def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.opti
 
 
 def given(config: TrainConfig) -> list[str]:
-    """The names of what the configuration says of the optimizer."""
+    """Returns the names of the configuration's optimizer fields that are not at their defaults."""
     return [
         name for name in fields_with(Role.OPTIMIZER)
         if getattr(config, name) != getattr(TrainConfig, name)
@@ -44,13 +46,12 @@ def given(config: TrainConfig) -> list[str]:
 def with_given(
     optimizer: keras.optimizers.Optimizer, config: TrainConfig, length: Length
 ) -> keras.optimizers.Optimizer:
-    """A compiled model's optimizer, with what the configuration says in place of its own.
+    """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
-    One whose learning rate alone changes keeps what it has counted and averaged; with more it
-    begins anew.
+    The optimizer keeps its state if only the learning rate changes; otherwise a new one is made.
 
     Raises:
-        ValueError: it has no such argument, or its own schedule leaves open what is asked for.
+        ValueError: the optimizer lacks an argument, or follows a schedule that the fields do not replace.
     """
     names = given(config)
     if config.optimizer is not None:
@@ -75,7 +76,7 @@ def with_given(
 
 
 def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> float:
-    """The learning rate as it is now; where the run has a warm-up, the one at its end."""
+    """Returns the current learning rate, or with a warm-up, the rate at the warm-up's end."""
     rate = optimizer.get_config()["learning_rate"] if config.warmup_steps else None
     if not isinstance(rate, dict):
         return float(optimizer.learning_rate)
@@ -83,13 +84,12 @@ def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> fl
 
 
 def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any]:
-    """The arguments that the configuration gives a class of Keras' optimizers.
+    """Returns the configured arguments for a class of Keras' optimizers.
 
-    The step calls the optimizer once, with the averaged gradients: `global_clipnorm` limits their
-    norm.
+    `global_clipnorm` limits the averaged gradients' norm, because the step passes only these.
 
     Raises:
-        ValueError: the class has no such argument.
+        ValueError: `momentum` is set, but the class has no such argument.
     """
     parameters = inspect.signature(kind).parameters
     arguments = {

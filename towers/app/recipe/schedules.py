@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name: Keras' own objects, and a warm-up before those without one.
+"""Makes learning-rate schedules by name from Keras' classes, and adds a warm-up to them.
 
     rate  |      ____                 constant, with a warm-up of W updates
           |     /    `-._             linear, cosine: to 0 at the run's last update
@@ -18,12 +18,12 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from towers.app.config import TrainConfig, step_epochs
 
-_STEP_FACTOR = 0.1  # of Goyal et al. 2017, and of He et al. 2016 before
+_STEP_FACTOR = 0.1  # source: He et al. 2016, Goyal et al. 2017
 _PACKAGE = "towers"
 
 
 class Length(NamedTuple):
-    """The length of a run, in updates: all of them, up to `max_steps`, and those of an epoch."""
+    """Holds the numbers of updates in a run, at most `max_steps`, and in an epoch."""
 
     num_steps: int
     steps_an_epoch: int
@@ -31,40 +31,40 @@ class Length(NamedTuple):
 
 @keras.saving.register_keras_serializable(package=_PACKAGE)
 class WarmUp(LearningRateSchedule):
-    """rate * step / warmup_steps, and from step warmup_steps on what another schedule says.
+    """Gives rate * step / warmup_steps, and from step warmup_steps on the rate of `after`.
 
-    The same as the warm-up of Keras' CosineDecay from a rate of 0.
+    Keras' CosineDecay with an initial rate of 0 has the same warm-up.
     """
 
     def __init__(self, rate: float, warmup_steps: int, after: LearningRateSchedule) -> None:
-        """Args: rate: at the end of the warm-up; after: it counts from the first update, too."""
+        """Args: rate: the end of the warm-up; after: a schedule with steps from the run's start."""
         self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """The learning rate of update `step`, from 0."""
+        """Returns the learning rate, a float scalar, of update `step`, counted from 0."""
         after = tf.convert_to_tensor(self.after(step))
         part = tf.cast(step, after.dtype) / self.warmup_steps
         return tf.where(part < 1, tf.cast(self.rate, after.dtype) * part, after)
 
     def get_config(self) -> dict[str, Any]:
-        """See `LearningRateSchedule.get_config`."""
+        """Returns the arguments of `__init__`, with `after` serialized by Keras."""
         after = keras.optimizers.schedules.serialize(self.after)
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "WarmUp":
-        """See `LearningRateSchedule.from_config`."""
+        """Makes the schedule that `get_config` describes."""
         after = keras.optimizers.schedules.deserialize(config["after"])
         return cls(config["rate"], config["warmup_steps"], after)
 
 
 def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | LearningRateSchedule:
-    """The learning rate of a run, `rate` at most: a number where it stays the same.
+    """Returns the learning rate of a run, at most `rate`: a number if it is constant.
 
-    Another `epochs` or `max_steps`, the run's length, stretches a cosine or a line.
+    A change of `epochs` or `max_steps`, which set the run's length, stretches a cosine or line.
 
     Raises:
-        ValueError: the warm-up takes the whole run.
+        ValueError: the warm-up is not shorter than the run.
     """
     schedules, warm, steps = keras.optimizers.schedules, config.warmup_steps, length.num_steps
     if warm >= max(1, steps):
@@ -75,7 +75,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
     steps = max(1, steps)
     if config.schedule == "constant" and not warm:
         return rate
-    if config.schedule in ("constant", "cosine"):  # constant: a cosine that stays at `rate`
+    if config.schedule in ("constant", "cosine"):  # with alpha=1, the cosine stays at `rate`
         alpha = 1.0 if config.schedule == "constant" else 0.0
         if not warm:
             return schedules.CosineDecay(rate, steps, alpha)
@@ -83,11 +83,11 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
             0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm
         )
     after: LearningRateSchedule
-    if config.schedule == "linear":  # through `rate` at the warm-up's end, and 0 at the run's
+    if config.schedule == "linear":  # from `rate` at the warm-up's end to 0 at the run's end
         after = schedules.PolynomialDecay(rate * steps / (steps - warm), steps, 0.0)
     else:
         epochs = step_epochs(config.schedule)
-        # Keras' boundaries are the last steps, from 0, at the rate before.
+        # Keras' boundaries are the last steps, counted from 0, that have the earlier rate.
         boundaries = [epoch * length.steps_an_epoch - 1 for epoch in epochs]
         rates = [rate * _STEP_FACTOR**n for n in range(len(epochs) + 1)]
         after = schedules.PiecewiseConstantDecay(boundaries, rates)
@@ -95,7 +95,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
 
 
 def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
-    """Notes for the user on what becomes of the learning rate."""
+    """Returns a note that describes the learning rate's warm-up and schedule."""
     texts = [f"from 0 up over {config.warmup_steps:,} updates"] if config.warmup_steps else []
     if epochs := step_epochs(config.schedule):
         texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
@@ -106,9 +106,9 @@ def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
 
 @contextmanager
 def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Within, an optimizer has no object of towers' own: its file then loads without towers.
+    """Replaces an optimizer's `WarmUp` within the context, so that its file needs no towers.
 
-    What the file lacks is the warm-up, which is over before a model is of any use.
+    The file then lacks the warm-up, which a trained model no longer needs.
     """
     inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
     config = {} if inner is None else inner.get_config().get("learning_rate")

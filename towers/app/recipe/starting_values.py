@@ -1,4 +1,4 @@
-"""`init_from`: a model begins with the values of another one that was saved."""
+"""Gives a model the values of another, saved model, for the field `init_from`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,24 +8,24 @@ import keras
 from towers.app.config import TrainConfig
 from towers.app.models import load_file
 
-_LISTED = 6  # variables that a line names; the rest are counted
+_LISTED = 6  # a line names this many variables and counts the rest
 
 
 def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
-    """Gives a model's variables the values of those of the same name and shape in `init_from`.
+    """Assigns the values in `init_from` to a model's variables with equal names and shapes.
 
-    A run that goes on has its values in its checkpoint: then the file may be gone.
+    A resumed run has its values in its checkpoint, so its file may be missing.
 
     Args:
         model: a built model.
-        config: names the file.
+        config: the configuration, whose `init_from` names the file.
         begun: the directory in which a relative path begins.
 
     Returns:
-        How many were found and which were not, in words; None where nothing was done.
+        A line with the number of variables found and the missing ones; None without a file.
 
     Raises:
-        ValueError: the file cannot be read, or nothing in it fits.
+        ValueError: the file cannot be read, or none of its variables fits.
     """
     path = config.init_from
     if path is None or config.resume is not None and not (begun / path).exists():
@@ -52,18 +52,18 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
 
 
 def check_file(config: TrainConfig, begun: Path = Path()) -> None:
-    """Raises ValueError where a run begins with the values of a file, and there is none."""
+    """Raises ValueError if `init_from` is set but is not a file."""
     if config.init_from is not None and not (begun / config.init_from).is_file():
         raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
 
 
 def _names(model: keras.Model) -> list[str]:
-    """The variables' paths below the model, whose own name may be another one each time."""
+    """Returns the variables' paths without the model's name, which may differ each time."""
     return [v.path.removeprefix(f"{model.name}/") for v in model.weights]
 
 
 def _is_same(name: str, other: str) -> bool:
-    """Whether one name ends with the other, from a layer's name on: "dense/kernel"."""
+    """Returns whether one name ends with the other at a layer's name, such as "dense/kernel"."""
     shorter, longer = sorted((name, other), key=len)
     return name == other or "/" in shorter and longer.endswith(f"/{shorter}")
 

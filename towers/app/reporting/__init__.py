@@ -1,1 +1,1 @@
-"""Lines, pictures and files of a run for its user."""
+"""Writes a run's lines, charts and files for its user."""

@@ -1,6 +1,6 @@
-"""The style of the pictures of a run and of a sweep.
+"""Defines the style of the charts of a run and of a sweep.
 
-matplotlib takes half a second to import: here and in the charts it is imported when one is drawn.
+matplotlib takes half a second to import, so it is imported only when a chart is drawn.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision.
+# Okabe and Ito, "Color Universal Design" (2008): distinguishable with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _INK, _GRID = "#333333", "#dddddd"
 
@@ -23,11 +23,11 @@ _INK, _GRID = "#333333", "#dddddd"
 def drawn(
     path: Path, width: float, height: float, title: str, note: str = ""
 ) -> Iterator["Figure"]:
-    """A figure to draw on; then a PNG, written so that `path` never holds a part of it.
+    """Yields a figure to draw on, then writes it to `path` as a PNG in one atomic step.
 
-    Uses no window and none of pyplot's global state.
+    It opens no window and uses no global state of pyplot.
 
-    Args: width, height: in inches, of 120 pixels. note: smaller lines at the bottom.
+    Args: width, height: inches of 120 pixels each. note: lines in small print at the bottom.
     """
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def drawn(
 
 
 def style_axes(axes: "Axes", title: str, x_label: str, y_label: str) -> None:
-    """Labels and a quiet frame."""
+    """Gives a chart its title, axis labels, grid and colors."""
     axes.set_title(title, loc="left", size=11, color=_INK)
     axes.set_xlabel(x_label, color=_INK)
     axes.set_ylabel(y_label, color=_INK)

@@ -1,4 +1,4 @@
-"""results.png: the loss and each metric of a run, training and validation, against epochs."""
+"""Draws results.png: a run's loss and metrics, for training and validation, by epoch."""
 
 import math
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CURVES = "results.png"
-_FEW = 30  # epochs up to which each gets a dot
-_WIDE = 50.0  # ratio of largest to smallest loss from which the axis is logarithmic
-_IN_A_ROW = 3  # charts
+_FEW = 30  # up to this number of epochs, each epoch gets a dot
+_WIDE = 50.0  # above this ratio of largest to smallest loss, the axis is logarithmic
+_IN_A_ROW = 3  # charts in a row
 _UNITS = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)"}
 
 
 def draw_curves(
     path: Path, results: Sequence[Result], title: str, monitor: Monitor = Monitor()
 ) -> None:
-    """Draws a run's epochs, a chart for the loss and for each metric; without any, no picture.
+    """Draws one chart for the loss and one for each metric; writes no file without epochs.
 
     Values that are not finite leave gaps; the monitor's best epoch is marked. Raises ImportError
-    where matplotlib is missing, OSError where the file cannot be written.
+    if matplotlib is missing, and OSError if the file cannot be written.
     """
     if not results:
         return
@@ -61,7 +61,7 @@ def _draw(axes: "Axes", results: Sequence[Result], name: str, best: Result | Non
     axes.set_xlim(epochs[0] - margin, epochs[-1] + margin)
     if best is not None:
         axes.axvline(best.epoch, color="#999999", linestyle=":", zorder=1)
-        value = best.values[column]  # of validation, if there is any
+        value = best.values[column]  # the validation's value, if there is one
         if math.isfinite(value):
             axes.plot(
                 [best.epoch], [value], "o", markersize=10, fillstyle="none", color=color,

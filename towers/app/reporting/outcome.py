@@ -1,4 +1,4 @@
-"""Lines on how far a run came: where it goes on, its best epoch, its end."""
+"""Writes the lines about a run's progress: its start or resume, its best epoch and its end."""
 
 import shlex
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from towers.resume.train_state import TrainState
 
 
 def describe_resumed(found: Found | None, train_state: TrainState, out: Report) -> None:
-    """Says what a run goes on from; None: from its beginning."""
+    """Prints the checkpoint that a run resumes from; `found` is None without a checkpoint."""
     if found is None:
         out.line(labelled("Resume", "no checkpoint yet: from step 0"))
         return
@@ -28,7 +28,7 @@ def describe_resumed(found: Found | None, train_state: TrainState, out: Report) 
 
 
 def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
-    """Says that there is nothing to go on with."""
+    """Prints that the run is already complete, and its best epoch."""
     done = amount(train_state.step, run.steps_an_epoch)
     early = ", stopped early" if train_state.is_stopped(run.config.early_stopping) else ""
     best = _best_value(train_state.history.get(run.monitor.column, []), run.monitor)
@@ -38,12 +38,12 @@ def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
 def describe_end(
     run: Run, train_state: TrainState, seconds: float, out: Report, *, has_final: bool = True
 ) -> None:
-    """Says which files hold which weights, and how good the best ones are.
+    """Prints which model files hold which weights, and the best value of the monitor.
 
-    Args: seconds: of this process' training. has_final: whether final.keras is written.
+    Args: seconds: the training time of this process. has_final: whether final.keras is written.
     """
     column, saved = run.monitor.column, train_state.best_saved
-    is_best = saved == train_state.best.step  # else a better epoch could not be written
+    is_best = saved == train_state.best.step  # False: a better epoch's file could not be written
     done = amount(train_state.step, run.steps_an_epoch)
     files = f"{FINAL} holds the weights after {done}" if has_final else f"{FINAL} is not written"
     if saved is not None:
@@ -59,14 +59,14 @@ def describe_end(
 
 
 def num_skipped(run: Run, train_state: TrainState) -> int:
-    """The updates that were left out: the optimizer has not counted them."""
+    """Returns the number of updates that were left out, which the optimizer did not count."""
     return train_state.step - (int(run.step.optimizer.iterations) - run.first_iteration)
 
 
 def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> str:
-    """The words that continue a run: "python train.py --resume=runs/cnn-mnist-001".
+    """Returns the command that continues a run: "python train.py --resume=runs/cnn-mnist-001".
 
-    Args: changed: fields of the configuration that get another value.
+    Args: changed: fields of the configuration that the command changes, with their new values.
     """
     given = {"resume": str(directory), **changed}
     if is_python(config):  # its model or data are objects of a script
@@ -78,13 +78,13 @@ def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> 
 
 
 def amount(step: int, steps_an_epoch: int) -> str:
-    """"12 epochs", or "1,500 steps" where the last epoch is not complete."""
+    """Returns "12 epochs", or "1,500 steps" if the last epoch is not complete."""
     epochs, rest = divmod(step, steps_an_epoch)
     return counted(epochs, "epoch") if rest == 0 else counted(step, "step")
 
 
 def _best_value(values: Sequence[float], monitor: Monitor) -> str:
-    """"best val_accuracy 0.9926 (epoch 9)", of the monitored value of each epoch."""
+    """Returns "best val_accuracy 0.9926 (epoch 9)" for the monitored values of all epochs."""
     index = monitor.best_index(values)
     if index is not None:
         return f"best {monitor.column} {format_loss(values[index])} (epoch {index + 1})"

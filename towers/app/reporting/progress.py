@@ -1,4 +1,4 @@
-"""The lines of a run's epochs, and its pace: a bar that moves, then two lines an epoch."""
+"""Shows a run's progress: a moving bar within an epoch, then two lines for the epoch."""
 
 import time
 from typing import Any
@@ -16,14 +16,14 @@ _BAR_WIDTH = 12
 
 
 class Pace:
-    """Times the steps of one epoch after the other.
+    """Times a run's steps and validations, and estimates the time left.
 
-    examples_per_second: the rate of this epoch's steps. The run's first step, which traces the
-        graph, is left out if there is another.
+    examples_per_second: the speed of this epoch's steps. The run's first step, which traces the
+        graph, counts only until the second one has ended.
     """
 
     def __init__(self, num_steps: int, num_epochs: int) -> None:
-        """Args: the steps, and the epochs (each ends with a validation), that the run has left."""
+        """Args: num_steps, num_epochs: the run's remaining steps and epochs with validation."""
         self._steps_left, self._validations_left = num_steps, num_epochs
         self._run_began = time.perf_counter()
         self._is_traced = False
@@ -31,13 +31,13 @@ class Pace:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """An epoch's first step is about to begin."""
+        """Starts the epoch's clock; call it before the epoch's first step."""
         self._epoch_began = self._began = self._ended = time.perf_counter()
         self._steps = self._examples = 0
         self.examples_per_second = 0.0
 
     def add_step(self, num_examples: int) -> None:
-        """A step has ended."""
+        """Counts a step of `num_examples` examples that has just ended."""
         self._steps_left -= 1
         self._ended = time.perf_counter()
         self._steps += 1
@@ -51,23 +51,23 @@ class Pace:
             self._steps = self._examples = 0
 
     def end_epoch(self) -> None:
-        """An epoch's validation has ended."""
+        """Stops the clock of the epoch's validation; call it when validation has ended."""
         self._validations_left -= 1
         self._validation_seconds = time.perf_counter() - self._ended
 
     @property
     def epoch_seconds(self) -> float:
-        """Since this epoch began: training, and validation once that has ended."""
+        """Returns the seconds since this epoch began."""
         return time.perf_counter() - self._epoch_began
 
     @property
     def run_seconds(self) -> float:
-        """Since the run began to train."""
+        """Returns the seconds since this process began to train."""
         return time.perf_counter() - self._run_began
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate for the rest of the run; None without one, and where nothing is left."""
+        """Returns an estimate for the rest of the run; None before two steps and after the end."""
         if not self._step_seconds or not self._validations_left:
             return None
         return (
@@ -77,9 +77,9 @@ class Pace:
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Shows where the run stands; reads the loss back from its device only when it is shown.
+    """Shows the run's progress; reads the loss back from its device only when it is shown.
 
-    pace: of the steps and epochs that are left; the loop tells it of each.
+    pace: times the remaining steps and epochs; the training loop calls its methods.
     """
 
     def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
@@ -99,7 +99,7 @@ class ProgressLines(keras.callbacks.Callback):
             self._reads_again_since = time.monotonic()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Says what was read again, once the first batch behind it has come."""
+        """Prints how many examples a resumed run read again, once its first batch has arrived."""
         if self._reads_again_since is not None:
             seconds, self._reads_again_since = time.monotonic() - self._reads_again_since, None
             count = counted(batch * self._run.batch_size, "example")
@@ -117,12 +117,12 @@ class ProgressLines(keras.callbacks.Callback):
         speed, left = self._speed_and_left()
         self._out.ongoing(
             f"{label}  step {step}  {values}{speed}{left}",
-            # A narrow terminal has no room for the last.
+            # A narrow terminal cuts off the end, so the speed comes last here.
             f"{label}  [{bar:<{_BAR_WIDTH}}] {step}  {values}{left}{speed}",
         )
 
     def end_steps(self) -> None:
-        """Warns of the epoch's updates that were left out."""
+        """Warns about the epoch's updates that were left out, and shows that validation runs."""
         self._out.waiting(f"{self._label(self._train_state.epoch)}  validating")
         count = num_skipped(self._run, self._train_state) - self._skipped_before
         if count > 0:
@@ -132,7 +132,7 @@ class ProgressLines(keras.callbacks.Callback):
             self._out.warn(f"{updates}: a NaN or infinite loss or gradient{now}.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Shows the epoch's values, and those of validation or whether it is the best."""
+        """Shows the epoch's training values, its validation values and whether it is the best."""
         label, metrics = self._label(epoch), self._run.metrics
         training = format_values({name: logs[name] for name in metrics})
         columns = [name for name in self._run.columns if name not in metrics]
@@ -144,7 +144,7 @@ class ProgressLines(keras.callbacks.Callback):
             self._out.line(f"{'':{len(label)}}  {second}")
 
     def _label(self, epoch: int) -> str:
-        """"Epoch  3/12" for epoch 2, as epochs count from 0."""
+        """Returns "Epoch  3/12" for epoch 2, because epochs count from 0."""
         epochs = str(self._run.config.epochs)
         return f"Epoch {epoch + 1:>{len(epochs)}}/{epochs}"
 

@@ -1,4 +1,4 @@
-"""Everything that a user sees of a run: on a terminal, in a pipe, in a notebook and in log.txt."""
+"""Shows a run's lines on a terminal, in a pipe or in a notebook, and writes them to log.txt."""
 
 import math
 import os
@@ -20,13 +20,13 @@ from towers.machine.devices import placement
 from towers.workers.cluster import Cluster
 
 _LABEL_WIDTH = 10
-_SECONDS_BETWEEN_REFRESHES = 0.5  # each reads the loss back from the device
+_SECONDS_BETWEEN_REFRESHES = 0.5  # each refresh reads the loss back from the device
 _SECONDS_BETWEEN_LINES = 10.0
 _PACKAGE = str(Path(__file__).parents[2])
 
 
 class _Colors(RegexHighlighter):
-    """What is bold, yellow or green on a terminal: labels, warnings, the bar and the best epoch."""
+    """Colors labels, warnings, the bar and the best epoch on a terminal."""
 
     highlights = [
         r"^(?P<bold>Epoch +\d+/\d+|towers [\d.]+|\w+( x \w+)?(?=  ))",
@@ -36,19 +36,19 @@ class _Colors(RegexHighlighter):
 
 
 class Report:
-    """Writes lines to the terminal in colour, to a pipe as plain ones, and all to log.txt.
+    """Writes colored lines to a terminal or plain lines to a pipe, and all lines to log.txt.
 
-    A terminal and a notebook's cell have one line below that moves. A stdout that nobody reads any
-    more, or a full disk, does not end a run.
+    A terminal and a notebook's cell also have one line that is updated in place. If stdout is
+    closed or the disk is full, the run continues.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Args: the stream instead of stdout."""
-        self._stream = sys.stdout if stream is None else stream  # None where stdout is closed
+        """Args: stream: the stream to write to, by default stdout."""
+        self._stream = sys.stdout if stream is None else stream  # None if stdout is closed
         self._prefix = places.prefix(places.here())
         self._log: Path | None = None
-        self._live: Live | None = None  # what moves on a terminal
-        self._cell: Any = None  # what moves in a notebook: IPython's handle of an output
+        self._live: Live | None = None  # the line that is updated on a terminal
+        self._cell: Any = None  # the line that is updated in a notebook: an IPython handle
         self._is_cell = type(self._stream).__module__ == "ipykernel.iostream"
         self._console: Console | None = None
         if self._stream is not None and self._stream.isatty():
@@ -60,13 +60,13 @@ class Report:
         self._shown_at = time.monotonic()
 
     def open_log(self, path: Path) -> None:
-        """From now on lines are appended to this file as well."""
+        """Appends all later lines to this file as well."""
         self._log = path
 
     def line(self, text: str) -> None:
-        """Shows one line: on a terminal above what moves, in a notebook in its place.
+        """Shows one line: above the updated line on a terminal, and in its place in a notebook.
 
-        Paths are shown from the directory in which the report began.
+        Paths are shown relative to the directory in which the report was made.
         """
         text = self._prefix.sub("", text)
         shown = self._encodable(text)
@@ -94,7 +94,7 @@ class Report:
 
     @contextmanager
     def own_warnings(self) -> Iterator[None]:
-        """Within, towers' own warnings are lines; those of libraries stay where they are."""
+        """Shows towers' warnings as lines within the context; leaves libraries' warnings alone."""
         before = warnings.showwarning
 
         def show(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
@@ -104,19 +104,19 @@ class Report:
                 before(message, category, filename, *rest)
 
         with warnings.catch_warnings():
-            warnings.showwarning = show  # type: ignore[assignment]  # the rest is handed on
+            warnings.showwarning = show  # type: ignore[assignment]  # takes the rest by position
             yield
 
     def is_due(self) -> bool:
-        """Whether it is time to call `ongoing` again; asking is cheap."""
+        """Returns whether it is time to call `ongoing` again; this call is cheap."""
         moves = self._console is not None or self._is_cell
         pause = _SECONDS_BETWEEN_REFRESHES if moves else _SECONDS_BETWEEN_LINES
         return time.monotonic() - self._shown_at >= pause
 
     def ongoing(self, line: str, bar: str | None = None) -> None:
-        """Shows how far something is: in the line that moves, in a pipe as one more line.
+        """Shows progress in the line that is updated in place; a pipe gets one more line.
 
-        A terminal shows `bar` instead, if it is given, as far as it is wide enough.
+        A terminal shows `bar` instead, if it is given, and crops it to its width.
         """
         self._shown_at = time.monotonic()
         if self._console is not None:
@@ -137,13 +137,13 @@ class Report:
             self.line(line)
 
     def waiting(self, what: str) -> None:
-        """Shows what takes a while where a line moves; what comes next is due at once."""
+        """Shows in the updated line that the run waits for `what`; the next `ongoing` is due."""
         if self._console is not None or self._is_cell:
             self.ongoing(f"{what} ...")
             self._shown_at = -math.inf
 
     def close(self) -> None:
-        """Ends the line that moves on a terminal, and leaves the terminal as it was."""
+        """Removes the updated line from a terminal, and restores the terminal's state."""
         self._shown_at = time.monotonic()
         live, self._live = self._live, None
         if live is not None:
@@ -151,27 +151,27 @@ class Report:
                 live.stop()
 
     def _encodable(self, text: str) -> str:
-        """The text, with escapes for what the stream cannot encode, such as a directory's name."""
+        """Returns the text with escapes for characters that the stream cannot encode."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     @contextmanager
     def _stream_may_end(self) -> Iterator[None]:
-        """A broken pipe, or a stream that was closed, ends the output alone.
+        """Stops the output, but not the run, if the pipe breaks or the stream is closed.
 
-        Whoever stops the output, as by Ctrl-S or in a pager, is waited for.
+        If the user pauses the output, with Ctrl-S or in a pager, the run waits without a timeout.
         """
         try:
             with hang.within("writing to the terminal", is_patient=True):
                 yield
         except (OSError, ValueError):
-            if self._stream is sys.stdout:  # Python would fail at its exit to flush what it holds
+            if self._stream is sys.stdout:  # Python would fail when it flushes its buffer at exit
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")
             self._stream = self._console = self._live = None
 
 
 def report_of(cluster: Cluster) -> Report:
-    """A worker's report: the chief's on the terminal, all in a log of their own."""
+    """Returns the chief's report on the terminal, or a report that writes only a worker's log."""
     if cluster.is_chief:
         return Report()
     print(
@@ -183,18 +183,18 @@ def report_of(cluster: Cluster) -> Report:
 
 
 def labelled(label: str, text: str) -> str:
-    """A line that begins with a label, such as "Batch     128 global"."""
+    """Returns a line that begins with a label, such as "Batch     128 global"."""
     return f"{label:<{_LABEL_WIDTH}}{text}"
 
 
 def devices_line(
     home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0, stages: int = 1
 ) -> str:
-    """A line with the parameters' device, `home`, and the towers of each device.
+    """Returns the line with the parameter device, `home`, and the towers on each device.
 
     Args:
-        tower_devices: of each tower from the `first` on; of its stages, the first one's.
-        num_copies: of the parameters, on other devices.
+        tower_devices: the device of each tower, from tower `first` on (with stages, of stage 0).
+        num_copies: the number of copies of the parameters on other devices.
     """
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
@@ -203,14 +203,14 @@ def devices_line(
 
 
 def format_seconds(seconds: float) -> str:
-    """41.2 -> "0:41", 3723 -> "1:02:03"."""
+    """Formats seconds: 41.2 -> "0:41", 3723 -> "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_values(values: Mapping[str, float]) -> str:
-    """"loss 0.0812  accuracy 0.976": three decimals for a share of the examples."""
+    """Returns "loss 0.0812  accuracy 0.976"; accuracies have three decimals."""
     return "  ".join(
         f"{name} {f'{value:.3f}' if 'accuracy' in name else format_loss(value)}"
         for name, value in values.items()
@@ -218,5 +218,5 @@ def format_values(values: Mapping[str, float]) -> str:
 
 
 def format_loss(loss: float) -> str:
-    """Four decimals, or four digits of what they do not show."""
+    """Formats a loss with four decimals, or as 1.234e-05 if it is very small or very large."""
     return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"

@@ -1,4 +1,4 @@
-"""Files of a run for its user: results.csv, results.png, and models that need no towers."""
+"""Writes a run's results.csv, results.png, and model files that load without towers."""
 
 import json
 import warnings
@@ -26,23 +26,23 @@ from towers.workers import watch
 
 
 class RunFiles(keras.callbacks.Callback):
-    """Writes results.csv and best.keras as the run trains; then final.keras and results.png.
+    """Writes results.csv and best.keras during training, then final.keras and results.png.
 
-    Where results.csv, results.png or best.keras cannot be written, it warns, and the run goes on.
+    If results.csv, results.png or best.keras cannot be written, it warns and the run continues.
 
-    has_final: whether final.keras is written.
+    has_final: whether final.keras has been written.
     """
 
     def __init__(
         self, run: Run, directory: Path, train_state: TrainState, warn: Callable[[str], None]
     ) -> None:
-        """Args: train_state: where the run stands. warn: called with one line."""
+        """Args: train_state: the run's position. warn: a function that shows one line."""
         super().__init__()
         self._run, self._directory, self._warn = run, directory, warn
         self._train_state, self.has_final = train_state, False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Brings the files to where the run stands: later epochs are computed again."""
+        """Sets the files back to the run's position, because later epochs are computed again."""
         self._save_missing_best()
         self._write_results()
 
@@ -57,7 +57,7 @@ class RunFiles(keras.callbacks.Callback):
 
         Raises:
             NonFiniteError: the model holds NaN or infinite values.
-            LostDirectoryError: it cannot be written, or best.keras could not be.
+            LostDirectoryError: final.keras cannot be written, or best.keras could not be written.
         """
         save_model(self._run.step.model, self._directory / run_dir.FINAL)
         self.has_final = True
@@ -66,7 +66,7 @@ class RunFiles(keras.callbacks.Callback):
             raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
 
     def draw(self) -> None:
-        """Draws results.png, however the run has ended."""
+        """Draws results.png; if that fails, warns and returns."""
         run, path = self._run, self._directory / curves.CURVES
         try:
             results = [Result.of(row, run.columns) for row in self._train_state.results]
@@ -92,7 +92,7 @@ class RunFiles(keras.callbacks.Callback):
             self._warn(str(error))
 
     def _save_missing_best(self) -> None:
-        """Saves the best epoch's checkpoint, where its model could not be written then."""
+        """Writes best.keras from the best epoch's checkpoint if that epoch could not write it."""
         state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
         paths = [p for p in checkpoints.find(folder) if state.best.step == step_of(p)]
         if state.best_saved == state.best.step or not paths:
@@ -103,17 +103,17 @@ class RunFiles(keras.callbacks.Callback):
             assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
             self._save_best()
         except checkpoints.DamagedError:
-            pass  # the end of the run says what the file holds
+            pass  # the run's last lines say what best.keras holds
         finally:
             assign_arrays(groups, before, paths[0])
 
 
 def save_model(model: keras.Model, path: Path) -> None:
-    """Saves a model; where that fails, what `path` held is intact.
+    """Saves a model; if that fails, an older file at `path` stays intact.
 
     Args:
-        model: with its optimizer.
-        path: of the file.
+        model: a model, which is saved with its optimizer.
+        path: the .keras file to write.
 
     Raises:
         NonFiniteError: the model holds NaN or infinite values.
@@ -134,17 +134,17 @@ def save_model(model: keras.Model, path: Path) -> None:
 
 
 def unreadable(model: keras.Model) -> str | None:
-    """One line on what of a model's file Keras could not read back; None: it reads all of it.
+    """Returns a line about objects that Keras could not load from a model's file, or None.
 
     Args:
-        model: with its optimizer.
+        model: the model to check, with its optimizer.
 
     Raises:
-        ValueError: the file cannot be written at all.
+        ValueError: the model cannot be written to a file at all.
     """
     try:
         with warnings.catch_warnings(), plain_schedule(getattr(model, "optimizer", None)):
-            warnings.simplefilter("ignore")  # of lambdas, which are told below
+            warnings.simplefilter("ignore")  # Keras warns about lambdas, which are listed below
             config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     except Exception as error:
         reason = " ".join(str(error).split("Please")[0].split()) or repr(error)
@@ -165,7 +165,7 @@ def unreadable(model: keras.Model) -> str | None:
 
 
 def _unwritable(layer: keras.Layer) -> str:
-    """The name and class of the innermost layer that has no configuration."""
+    """Returns the name and class of the innermost layer that cannot be serialized."""
     for inner in getattr(layer, "layers", []):
         try:
             keras.saving.serialize_keras_object(inner)
@@ -175,7 +175,7 @@ def _unwritable(layer: keras.Layer) -> str:
 
 
 def _unknown(config: Any) -> Iterator[str]:
-    """The lambdas, and the classes and functions that are neither Keras' nor registered."""
+    """Yields the lambdas, and the classes and functions neither of Keras nor registered."""
     if isinstance(config, dict):
         kind, module = config.get("class_name"), config.get("module")
         if kind == "__lambda__":

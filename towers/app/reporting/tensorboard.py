@@ -1,4 +1,4 @@
-"""RUN/tensorboard/: the epochs' scalars, and histograms, for `tensorboard --logdir=runs`."""
+"""Writes scalars and histograms to RUN/tensorboard/, for `tensorboard --logdir=runs`."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ _WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on
 
 
 def check_installed() -> None:
-    """Raises ValueError where the package that shows the log is missing."""
+    """Raises ValueError if the package tensorboard, which shows the log, is missing."""
     try:
         importlib.import_module("tensorboard.version")
     except ImportError as error:
@@ -28,9 +28,9 @@ def check_installed() -> None:
 
 
 class TensorBoardLog(keras.callbacks.TensorBoard):
-    """Keras' log of epochs, which ends with a warning where it cannot be written any more.
+    """Writes Keras' log of epochs; if it cannot be written any more, it warns and stops.
 
-    An epoch that a resumed run repeats stands twice, with the same values.
+    An epoch that a resumed run repeats appears twice in the log, with equal values.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
     ) -> None:
         """
         Args:
-            directory: the folder of the event files.
-            warn: called with one line.
-            histograms: also write histograms of the parameters after each epoch.
+            directory: the folder for the event files.
+            warn: a function that shows one line.
+            histograms: whether to write histograms of the parameters after each epoch, too.
         """
         super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
         self._tell: Callable[[str], None] | None = warn

@@ -1,1 +1,1 @@
-"""A run of train.py: its model, data and step, its epochs, and what runs beside its steps."""
+"""Builds a run of train.py, restores its checkpoint, and checks that its workers agree."""

@@ -1,4 +1,4 @@
-"""TrainConfig -> Run: devices, input, model and update step, made real on this machine."""
+"""Builds a Run from a TrainConfig: its devices, data, model and update step."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -43,27 +43,26 @@ from towers.app.training.user_objects import UserObjects
 LOSS = "sparse_categorical_crossentropy"
 METRICS = ("accuracy",)
 _DIRECTIONS = {"loss": "down", "accuracy": "up"}
-_LONGEST_REASON = 300  # characters of an error of Keras', which may print whole structures
+_LONGEST_REASON = 300  # characters; a Keras error may print whole structures
 
 
 class Run(NamedTuple):
-    """A configuration, made real on this machine.
+    """Holds the objects that a configuration describes, built for this machine.
 
-    config: with the number of towers, the global batch and the threads filled in: they define
-        the run, whatever devices compute it.
-    test: None where nothing is validated.
-    batch_size: the global batch.
-    steps_an_epoch: the last one may be a partial batch.
-    workers: those that train together.
-    make_step(strategy=..., policy=...): builds an equivalent `TowerStep` with these.
+    config: the configuration with the number of towers, the global batch and the CPU threads
+        filled in; on other devices, they still define the same run.
+    step: the update step, with the model. train: the training examples.
+    test: the validation examples, or None.
+    batch_size: the global batch. steps_an_epoch: updates; the last batch may be uneven.
+    workers: the workers that train together.
+    make_step(strategy=..., policy=...): builds an equivalent `TowerStep` with these arguments.
     metrics: "loss" and the names of the metrics.
-    monitor: what makes an epoch the best.
-    own_task: the model was compiled, and brought its own loss, metrics and optimizer.
-    first_iteration: what the optimizer had counted before: a saved model's goes on.
-    notes: what to tell the user of the data, the model and its training, in lines.
-    warnings: what to warn of in the data and the devices, likewise.
-    class_names: of the data, by label; () where they have none.
-    divided: which parts of x are images that the model gets divided by 255.
+    monitor: the column of results.csv that decides which epoch is the best.
+    own_task: whether the model was compiled, with its loss, metrics and optimizer.
+    first_iteration: the updates that the optimizer had counted before this run.
+    notes, warnings: lines for the user about the data, the model, the training and the devices.
+    class_names: the classes' names, by label; () if the data have no names.
+    divided: for each part of x, whether the model gets it as pixels divided by 255; [] if none.
     """
 
     config: TrainConfig
@@ -85,30 +84,30 @@ class Run(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """The updates of the run, the limit of --max_steps included."""
+        """Returns the number of updates in the run, at most --max_steps."""
         return _num_steps(self.config, self.steps_an_epoch)
 
     @property
     def columns(self) -> list[str]:
-        """The names of an epoch's values in results.csv."""
+        """Returns the names of an epoch's values in results.csv."""
         return _columns(self.metrics, self.test)
 
 
 def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
-    """Input, model and update step of a configuration.
+    """Builds the data, the model and the update step that a configuration describes.
 
-    Traces nothing yet, unless the model brings its own loss and metrics, whose names are needed.
+    It traces a compiled model, to learn the names of its metrics, and no other model.
 
     Args:
-        config: the run.
-        objects: what it does not name.
+        config: the run's configuration.
+        objects: the model and data that Python code passed instead of names, if any.
 
     Raises:
-        ValueError: see `train`.
+        ValueError: the configuration does not fit the machine, the data or the model.
     """
     begun = places.here()  # a function that makes the data may move the process
     if config.accumulate is not None and config.num_towers is not None and config.resume is None:
-        # A run that goes on has both: its devices may have other towers now.
+        # A resumed run has both, because its towers may now be on other devices.
         raise ValueError(
             f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
             f"({config.num_towers}) one of all devices: give only one of them."
@@ -142,7 +141,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes = [*dataset.notes, *_prepare(model, config, begun), *weights]
         notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
         jit_compile = COMPILED if own_task and config.jit_compile == AUTO else config.jit_compile
-        if config.accumulate is not None:  # towers of one device take turns, on a CPU too
+        if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
         loss, loss_weights = training_loss(model, config)
         metrics = BatchMetrics(model, variables_device(model))
@@ -154,14 +153,14 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         )
         step = make_step()
     if jit_compile == AUTO and step.compiles and not devices_lib.has_gpus():
-        config = dataclasses.replace(config, jit_compile=True)  # with other cores where it goes on
+        config = dataclasses.replace(config, jit_compile=True)  # a resumed run keeps this
     better: Mapping[str, str | None] = _DIRECTIONS
     if own_task:
         _build_metrics(step, train)
         better = directions(model, metrics.names)
     columns = _columns(list(better), test)
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
-    begins = config.resume is None and dataset.name == "image_folder"  # their size stays from now
+    begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
     is_placed = config.num_gpus is not None or config.accumulate is not None
     is_counted, num_own = config.num_towers is not None, len(step.local_towers)
     shared = None if is_placed else undivided_cpu(num_own, is_counted)
@@ -197,7 +196,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
-    """The loss of a run and its weights, as `TowerStep` takes them."""
+    """Returns a run's loss, smoothed if configured, and loss weights, as `TowerStep` takes them."""
     loss, loss_weights = losses(model)
     return smoothed(loss, config.label_smoothing), loss_weights
 
@@ -207,7 +206,7 @@ def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
 
 
 def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
-    """Does what is to be done before there is an optimizer; says it in words, for the user."""
+    """Sets dropout, starting values and frozen layers before the optimizer; returns notes."""
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     notes = [take_values(model, config, begun)] if config.init_from is not None else []
@@ -219,11 +218,11 @@ def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
 def _give_optimizer(
     model: keras.Model, config: TrainConfig, source: ModelSource, length: Length
 ) -> list[str]:
-    """Compiles the model; what becomes of the learning rate, in words.
+    """Compiles the model, and returns notes on the learning rate for the user.
 
-    The model's own loss and metrics stay; what is given beside its own optimizer wins over it.
-    Without any it is a classifier, compiled with the loss of labels as they are, for whoever loads
-    its file without towers.
+    A compiled model keeps its loss and metrics; given fields change or replace its optimizer.
+    Any other model is compiled as a classifier, with Keras' loss for integer labels, without label
+    smoothing, so that its file loads without towers.
     """
     if model.compiled:
         check_steps(model)
@@ -237,10 +236,10 @@ def _give_optimizer(
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:
-    """Traces a tower for such examples: what does not fit them is found now.
+    """Traces a tower and its metrics, so that a misfit with the examples is an error now.
 
     Raises:
-        ValueError: the model, its loss or a metric refuses them.
+        ValueError: the model, its loss or a metric does not accept the examples.
     """
     try:
         step.build_metrics("train", *examples.specs)
@@ -258,13 +257,13 @@ def _build_metrics(step: TowerStep, examples: Examples) -> None:
 
 
 def find_devices(config: TrainConfig) -> list[str]:
-    """The devices of this worker that run towers, at most one for each of its towers.
+    """Returns the devices of this worker that run towers, at most `gpus_per_tower` for each tower.
 
-    `logical_gpus` divides the GPUs; the rest is as in `gpu_devices`.
+    It divides the GPUs into `logical_gpus` if that is set, and sets the threads of `cpu_threads`.
 
     Raises:
-        ValueError: there are fewer than asked for, or no whole groups of `gpus_per_tower`; or
-            TensorFlow has started with other threads than asked for.
+        ValueError: there are fewer devices than `num_gpus`, they are not a multiple of
+            `gpus_per_tower`, or TensorFlow has started with another number of CPU threads.
     """
     each = config.gpus_per_tower
     check_stages(

@@ -1,4 +1,4 @@
-"""A step that a device cannot compute, in one line: too little memory, or `deterministic`."""
+"""Explains, in one line, a step that fails for lack of memory or because of `deterministic`."""
 
 import math
 import re
@@ -11,29 +11,29 @@ import tensorflow as tf
 from towers.app.config import TrainConfig
 from towers.machine.words import plural
 
-# How TensorFlow's kernels, XLA and Python functions say it; each in words of its own.
+# TensorFlow's kernels, XLA and Python functions word the refusal differently.
 _REFUSAL = re.compile(
     r"determinism is (?:enabled|not yet supported)|deterministic (?:\w+ )?implementation"
     r"|is not deterministic|run-to-run determinism",
     re.IGNORECASE,
 )
-# The node of a graph: layers' names, then the operation's; a call of a tower says nothing.
+# A node of a graph: the names of layers, then of the operation. The call of a tower is skipped.
 _NODE = re.compile(r"\{\{node ((?!\S*PartitionedCall)\S+?)\}\}")
 _OPERATION = re.compile(r"\[Op:(\w+)\]")  # outside a graph
-_LAYER = re.compile(r"Exception encountered when calling (\w+)")  # Keras' words
-_DECORATION = re.compile(  # of a reason: in TensorFlow's log, in a message, by Python
+_LAYER = re.compile(r"Exception encountered when calling (\w+)")  # in Keras' message
+_DECORATION = re.compile(  # text around a reason: a log's prefix, nodes, Python's error type
     r"^[IWEF]\d{4} .*?[A-Z_]{5,}: |\{\{.*?\}\}|\[Op:.*|\x1b\[\d*m|^\s*\w+Error: "
 )
 
 
 @contextmanager
 def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator[None]:
-    """Turns a lack of memory, and an operation's refusal to be deterministic, into a ValueError.
+    """Turns a lack of memory, or an operation that is not deterministic, into a ValueError.
 
     Args:
-        config: the run, with its towers and its global batch once there are steps.
-        log: where TensorFlow's messages are. A failure on one of several devices may arrive as the
-            cancelled transfer to another, and stands there alone. None: there are no steps yet.
+        config: the run's configuration; with a `log`, its towers and global batch are filled in.
+        log: the file with TensorFlow's messages, or None before the first step. If one of several
+            devices fails, a transfer may be cancelled; then only the log names the failure.
     """
     try:
         yield
@@ -50,10 +50,10 @@ def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator
 
 
 def refusal(message: str) -> str:
-    """One line: the operation with its layer, TensorFlow's reason, and what to do.
+    """Returns a line with the operation, its layer, TensorFlow's reason and the fix.
 
     Args:
-        message: of TensorFlow, that holds a refusal.
+        message: TensorFlow's message about an operation that is not deterministic.
     """
     lines = message.splitlines()
     index = next(i for i, line in enumerate(lines) if _REFUSAL.search(line))

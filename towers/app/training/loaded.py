@@ -1,4 +1,4 @@
-"""The newest checkpoint of a train.py run, checked to be this run's, and put in place."""
+"""Restores the newest checkpoint of a train.py run after checking that it fits the run."""
 
 import dataclasses
 import shutil
@@ -18,7 +18,7 @@ from towers.app.config import TrainConfig
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.app.training.build import Run
 
-_ITERATOR = "iterator"  # in a checkpoint: the state of what examples come from
+_ITERATOR = "iterator"  # a checkpoint's key for the state of the source of examples
 
 
 def load_newest(
@@ -28,21 +28,21 @@ def load_newest(
     data: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> TrainState:
-    """Puts the newest good checkpoint in place, without a change to any file.
+    """Restores the newest undamaged checkpoint without changing any file.
 
     Args:
-        run: what is trained.
-        checkpointer: of the run's directory; it learns here what its checkpoints hold.
-        callbacks: the user's, which remember things, too.
-        data: the digest of each split.
-        options: the optimizer's, as `optimizer_options.compared` gives them.
+        run: the built run.
+        checkpointer: reads the run's directory; this function sets what its checkpoints hold.
+        callbacks: the user's callbacks, whose state is part of a checkpoint.
+        data: the digests of the data by split, "train" and "test".
+        options: the script's optimizer arguments, such as {"optimizer.learning_rate": 0.001}.
 
     Returns:
-        Where the run stands; at its beginning, where there is no checkpoint.
+        The run's position, which is step 0 if there is no checkpoint.
 
     Raises:
-        ValueError: it cannot continue this run: all are damaged, of other data, another model,
-            another configuration; or results would be replaced.
+        ValueError: all checkpoints are damaged, the newest is for other data, another model or
+            another configuration, or a start from step 0 would replace results.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
     held = {
@@ -58,7 +58,7 @@ def load_newest(
         return TrainState()
     state, path = found.checkpoint.state, found.path
     with checkpointer.expecting("a run"):
-        # A younger field had the default; one that no longer defines the run does not count.
+        # A field that is newer than the checkpoint had its default; retired fields do not count.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
         checkpointer.check_options(options, "run", "Compile as then, or start a new run.")
@@ -70,7 +70,7 @@ def load_newest(
                     "start a new run."
                 )
         train_state = TrainState.from_json(state["position"])
-        # Beside the columns a row holds the epoch, its seconds and its speed.
+        # A row also holds the epoch's number, seconds and speed.
         if any(len(row) != len(run.columns) + 3 for row in train_state.results):
             raise ValueError(
                 f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
@@ -85,8 +85,8 @@ def load_newest(
 def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) -> None:
     """Restores variables and callbacks from the newest checkpoint, or writes the first checkpoint.
 
-    Callbacks have begun before: they remember what they remembered then. Another --epochs is the
-    run's own from now on.
+    Call it after the callbacks have begun, so that it restores their state. It writes config.json,
+    so a new --epochs becomes the run's setting.
 
     Raises:
         ValueError: config.json, classes.json or the first checkpoint cannot be written.
@@ -107,18 +107,18 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     try:
         checkpointer.save_first(train_state)
     except ValueError:
-        if run.config.resume is None:  # there is nothing to go on with
+        if run.config.resume is None:  # the directory is new and holds nothing to resume
             shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
 def _place(run: Run, train_state: TrainState) -> tuple[int, int]:
-    """Where a run stands in its training examples: the epoch, and examples of it."""
+    """Returns the run's position in the data: (the epoch, examples already read in it)."""
     return train_state.epoch, train_state.epoch_step * run.batch_size
 
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
-    """Makes the metrics' sums, which are part of the state."""
+    """Creates the metrics' variables, which are part of a checkpoint."""
     run.step.build_metrics("train", *run.train.specs)
     if run.step.has_unsaved_noise:
         checkpointer.warn(UNSAVED_NOISE)

@@ -1,4 +1,4 @@
-"""A run of several workers: what is the chief's alone, and what must be the same in all."""
+"""Checks that several workers train the same run, and shares the chief's directory."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from towers.app.training.build import Run
 
 
 def check_alone(cluster: Cluster, what: str) -> None:
-    """Raises ValueError where the environment names several workers; `what` begins the sentence."""
+    """Raises ValueError if the environment names several workers; the error begins with `what`."""
     if cluster.num_workers > 1:
         raise ValueError(
             f"{what} works with one worker, and the environment names {cluster.num_workers}. Unset "
@@ -27,20 +27,20 @@ def check_alone(cluster: Cluster, what: str) -> None:
 
 
 def log_name(cluster: Cluster) -> str:
-    """log.txt, or log-1.txt for worker 1."""
+    """Returns log.txt for the chief, and log-1.txt for worker 1."""
     return run_dir.LOG if cluster.is_chief else f"log-{cluster.index}.txt"
 
 
 def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
-    """The run's directory, by the same path in all workers.
+    """Returns the run's directory, which has the same path in all workers.
 
-    Where the others do not see the chief's disk, it is one of their own, for their logs; with the
-    run's config.json, so that it can be named to go on.
+    A worker that does not see the chief's disk makes a directory there for its log, and writes
+    config.json into it, so that `resume` finds a run in it.
 
     Args:
-        run: what is to be trained.
-        made: the directory; the chief's counts.
-        begun: what a relative path begins in, in this worker.
+        run: the built run.
+        made: the chief's directory; other workers' values are ignored.
+        begun: the directory in which a relative path begins, in this worker.
     """
     path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(made)))
     if not run.workers.cluster.is_chief and not (path / run_dir.CONFIG).exists():
@@ -50,10 +50,10 @@ def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
 
 
 def check_same(run: Run) -> dict[str, str]:
-    """Raises ValueError, in every worker, where one is not given the run that the chief is.
+    """Raises ValueError in every worker if one has another configuration or data than the chief.
 
     Returns:
-        The digest of each split of the data.
+        The digests of the data by split, "train" and "test".
     """
     own = fields_with(Role.LOCAL)
     config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in own}
@@ -68,9 +68,9 @@ def check_same(run: Run) -> dict[str, str]:
 def agreed_signal(
     workers: Workers, pending: Pending, model: keras.Model, state: TrainState
 ) -> int:
-    """The signal, which ends all workers, that has come to one of them; 0: none.
+    """Returns the signal that any worker has received, which ends all workers; 0 means none.
 
-    A callback's wish to stop in one worker is every worker's, too.
+    If a callback stops training in one worker, training stops in all of them.
     """
     signal, stop, stopped = workers.all_reduce_max(
         pending.number or 0, int(model.stop_training), int(state.stopped)

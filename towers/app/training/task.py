@@ -1,8 +1,8 @@
-"""The model of a run and its data: each may need to know the other first.
+"""Makes a run's model and data, in an order that depends on the model.
 
-    a model of (input_shape, num_classes)     the data, then the model
-    any other                                 the model, then the data: of classes, or, where it was
-                                              compiled with a loss of its own, of any structure
+    function of (input_shape, num_classes)    the data, then the model
+    any other model                           the model, then the data, which have class labels
+                                              unless the model is compiled
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ from towers.app.training.user_objects import PYTHON, UserObjects
 
 
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
-    """The source of the model.
+    """Returns the source of the model, without building it.
 
     Raises:
-        ValueError: it is made already, in another precision than asked for; see `models.load`.
+        ValueError: the model is already made and `precision` is set, or `models.load` raises it.
     """
     model = objects.model
     if model is not None:
@@ -44,16 +44,16 @@ def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
 def make_model_and_data(
     config: TrainConfig, source: ModelSource, objects: UserObjects, home: str
 ) -> tuple[keras.Model, Dataset]:
-    """The model, which may be not built or not compiled yet, and its data.
+    """Makes the model, which may not be built or compiled yet, and its data.
 
     Args:
-        config: the run.
-        source: where the model comes from.
-        objects: what the configuration does not name.
+        config: the run's configuration.
+        source: makes the model.
+        objects: the model and data that Python code passed instead of names, if any.
         home: the device of the model's variables.
 
     Raises:
-        ValueError: one of them cannot be made, or they do not fit each other.
+        ValueError: the model or the data cannot be made, or they do not fit each other.
     """
 
     def make(input_shape: Any, num_classes: int | None) -> keras.Model:
@@ -88,7 +88,7 @@ def make_model_and_data(
     except ValueError as error:
         if source.name in models.NAMES:
             raise
-        problem = error  # the labels are no classes, unless the model brings a loss of its own
+        problem = error  # labels that are not classes are fine if the model is compiled
         try:
             dataset = load(source, True)
         except ValueError:
@@ -108,7 +108,7 @@ def make_model_and_data(
 
 
 def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
-    """The source with what a model of one input and one output says, for synthetic data."""
+    """Adds the sizes of a model with one input and one output to its source, for synthetic data."""
     x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
     if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
         return source._replace(input_shape=x[1:], num_classes=y[-1])
@@ -116,10 +116,10 @@ def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
 
 
 def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
-    """Raises ValueError for a tf.data.Dataset whose elements are batches.
+    """Raises ValueError for a tf.data.Dataset whose elements seem to be batches.
 
-    They are if the inputs of a built model have their rank and sizes. If the model is not built,
-    they are if `batch` made them last, or if the first size of every part is unknown.
+    If the model has known inputs, elements are batches if their shapes fit the inputs. If it is not
+    built, they are if `batch` was the last call, or if the first size of every part is unknown.
     """
     if not isinstance(dataset.train, tf.data.Dataset):
         return

@@ -1,4 +1,4 @@
-"""One's own objects in a run: a model, data and callbacks that Python hands over or imports."""
+"""Checks the model, data and callbacks that a user's Python code passes to a run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ import keras
 from towers.app import named
 from towers.app.config import TrainConfig
 
-PYTHON = "python"  # what config.json calls them: no name brings them back
+PYTHON = "python"  # stands in config.json for such an object, which no name can restore
 
 
 class UserObjects(NamedTuple):
-    """The objects that `towers.train` is given; None: the configuration names it."""
+    """Holds the objects passed to `towers.train`; None if the configuration names the object."""
 
     model: keras.Model | None = None
     train: Any = None
     test: Any = None
 
     def named_in(self, config: TrainConfig) -> TrainConfig:
-        """The configuration, which says of each object that it came from Python.
+        """Returns the configuration with "python" in place of the name of each given object.
 
         Raises:
-            ValueError: something is given twice, or the run that goes on lacks an object.
+            ValueError: an object has the wrong type, is given twice, or is missing.
         """
         if self.model is not None and not isinstance(self.model, keras.Model):
             raise ValueError(f"model ({self.model!r}) must be a keras.Model.")
@@ -52,12 +52,12 @@ class UserObjects(NamedTuple):
 
 
 def is_python(config: TrainConfig) -> bool:
-    """Whether a run's model or data are Python's own objects, which no command line names."""
+    """Returns whether a run's model or data are Python objects, which no flag can name."""
     return PYTHON in (config.model, config.dataset)
 
 
 def title(config: TrainConfig, model: keras.Model) -> str:
-    """The title of a run:"cnn on mnist"; of one's own objects, all that has a name."""
+    """Returns a run's title, such as "cnn on mnist"; data passed from Python have no name."""
     name = model.name if config.model == PYTHON else config.model
     return name if config.dataset == PYTHON else f"{name} on {config.dataset}"
 
@@ -65,15 +65,15 @@ def title(config: TrainConfig, model: keras.Model) -> str:
 def load_callbacks(
     spec: str | None, given: Sequence[keras.callbacks.Callback] = ()
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks that a user's function returns, then those that are given.
+    """Returns the callbacks that the user's function returns, followed by the given ones.
 
     Args:
-        spec: "package.module:function"; the function takes no arguments. None: there is none.
-        given: the user's own.
+        spec: "package.module:function", a function without arguments; None for no function.
+        given: the callbacks that the user passed as objects.
 
     Raises:
-        ValueError: the function cannot be imported, or something is no Keras callback, or one that
-            resumes a fit.
+        ValueError: the function cannot be imported, a callback is not a Keras callback, or it is a
+            BackupAndRestore, which would replace the run's weights.
     """
     returned = [] if spec is None else named.import_function(spec, "callbacks")()
     if not isinstance(returned, list | tuple):
