@@ -23,7 +23,7 @@ from towers.app.config import TrainConfig
 from towers.machine import terminal
 
 if __name__ != "__main__":
-    flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
+    flags.disclaim_key_flags()  # flags defined here count as the command's, for --help
 
 
 def define_flags() -> None:
@@ -78,7 +78,7 @@ def run_without_training(config: TrainConfig) -> None:
     """Prints the available devices, evaluates a trained model, or writes its predictions."""
     from towers.machine import environment
 
-    environment.check()  # the imports below start TensorFlow, whose messages are captured by now
+    environment.check()  # before the imports below, which start TensorFlow
     from towers.app.after_training.predicting import evaluate_file, predict_file
     from towers.app.diagnosis.device_report import device_report
     from towers.app.reporting.report import Report

@@ -51,7 +51,7 @@ def with_given(
     The optimizer keeps its state if only the learning rate changes; otherwise a new one is made.
 
     Raises:
-        ValueError: the optimizer lacks an argument, or follows a schedule that the fields do not replace.
+        ValueError: the optimizer lacks an argument, or has a schedule that the fields leave as is.
     """
     names = given(config)
     if config.optimizer is not None:

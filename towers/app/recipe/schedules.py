@@ -83,7 +83,7 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
             0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm
         )
     after: LearningRateSchedule
-    if config.schedule == "linear":  # from `rate` at the warm-up's end to 0 at the run's end
+    if config.schedule == "linear":  # passes `rate` at the warm-up's end, 0 at the run's end
         after = schedules.PolynomialDecay(rate * steps / (steps - warm), steps, 0.0)
     else:
         epochs = step_epochs(config.schedule)
