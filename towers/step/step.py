@@ -94,7 +94,7 @@ class Step:
             loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
                 every loss. Optimizer, loss, loss weights and metrics default to those of `compile`.
             loss_weights: a factor, or a list or dict with a factor for each output.
-            metrics: Keras metrics in any form that `compile` takes, or a `BatchMetrics`.
+            metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this worker's devices. Default: `tower_devices()`.
             num_towers: the number of towers of all workers together. Default: one for each device.
             batch_norm: how the towers' BatchNormalization statistics become one. "average" averages
