@@ -4,7 +4,7 @@
     crop_flip, RandomFlip,RandomRotation(0.1)     for each example: x, its seed -> x
     MixUp, CutMix                                 for each global batch: (x, y), its seed -> (x, y)
 
-The random numbers depend on this seed alone: not on devices, workers or the step of a resume.
+The random numbers depend on this seed alone: not on devices, workers or interruptions.
 Keras' layers draw from seed generators, which start from the seed.
 """
 
@@ -114,7 +114,7 @@ def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
 
 
 def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns a random part of an image [height, width, channels], in its size, maybe mirrored.
+    """Crops an image [height, width, channels] at random, and mirrors it with probability 1/2.
 
     An image of up to `LARGEST_SMALL` pixels a side is padded with zeros and cropped to its size. In
     a larger image, a random part is resized to its size.

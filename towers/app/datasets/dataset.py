@@ -1,4 +1,4 @@
-"""Holds a data set in a `Dataset`, and checks arrays of examples and labels."""
+"""Defines `Dataset`, and checks arrays of examples and labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(DataSource):
-    """A split of N images that stay files and are decoded while training runs.
+    """Reads a split of N images that stay files and are decoded while training runs.
 
     directory: the directory of the files.
     names: the N paths below the directory.

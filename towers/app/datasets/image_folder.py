@@ -27,7 +27,7 @@ SUFFIXES = (
 # The first of TESTS that exists is used: a test folder beside val often has no labels.
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 LOOKED_AT = 10_000  # images of a split whose headers are read: less than a second
-TEST_SHARE = 5  # every fifth image tests if there are no train and test folders
+TEST_SHARE = 5  # every fifth image is a test image if there are no train and test folders
 _FORMS = "DIR/train/CLASS/*.png and DIR/val/CLASS/*.png, or DIR/CLASS/*.png"
 
 _Images = dict[str, int]  # path below the directory -> label
@@ -40,8 +40,8 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     y: int32 [N].
 
     Images that take at most a quarter of the memory are decoded here and stay in memory. Otherwise,
-    the files are decoded while training runs, to equal pixels in an equal order. In DIR/CLASS, only
-    the path of an image decides whether it trains or tests.
+    the files are decoded while training runs, and batches are bit-identical. In DIR/CLASS, only the
+    path of an image decides whether it trains or tests.
 
     Args:
         data_dir: the directory.

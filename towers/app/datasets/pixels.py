@@ -71,7 +71,7 @@ def suited(dataset: Any, model: keras.Model) -> Any:
 
 
 def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
-    """Returns the name of the layer or operation that scales pixels of 0 ... 255; None: none does.
+    """Returns the name of the layer or operation that scales pixels of 0 ... 255, or None.
 
     A `Rescaling` by at most 1/64 does, and a `Normalization` with a mean or a variance that pixels
     in [0, 1] cannot have. So does an operation such as `x / 255.0` before all layers with weights.
@@ -113,7 +113,7 @@ def notes(train: Any, test: Any = None) -> list[str]:
         train, test: the specs of one x of each split, as the user gives it. test may be None.
 
     Raises:
-        ValueError: only one of the two splits holds uint8 images, so only that one is divided.
+        ValueError: only one of the two splits holds uint8 images, or a uint8 part has no rank.
     """
     parts, test_parts = _uint8_parts(train), _uint8_parts(train if test is None else test)
     for path in {**parts, **test_parts}:

@@ -28,7 +28,7 @@ _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
 @dataclass(frozen=True, eq=False)
 class RandomAccess(DataSource):
-    """A split of N examples that are read while training runs.
+    """Reads a split of N examples while training runs.
 
     source: the examples, with the shape and dtype of each array.
     structure: (x, y) of tf.TensorSpec, as the source gives one example.
@@ -55,7 +55,7 @@ class RandomAccess(DataSource):
             yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """Returns the batches that arrays in memory would give, or raise a reader's ValueError."""
+        """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""
         failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
         indices = epoch.indices(self.num_examples)
 

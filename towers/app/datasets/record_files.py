@@ -112,7 +112,7 @@ class TfFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TfRecords(Streamed):
-    """A split of N records in TFRecord files."""
+    """Reads a split of N records from TFRecord files."""
 
     files: Sequence[TfFile] = ()
 

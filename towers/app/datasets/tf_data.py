@@ -2,7 +2,7 @@
 
     records -> indices -> shuffled -> records of completed steps skipped -> parsed
 
-A dataset too large for memory is shuffled within a buffer.
+A dataset that takes over a quarter of the memory is shuffled within a buffer.
 """
 
 import os
@@ -39,7 +39,7 @@ _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDict
 
 @dataclass(frozen=True, eq=False)
 class Streamed(DataSource):
-    """A split of N examples that can only be read one after the other.
+    """Reads a split of N examples, one after the other.
 
     records: an unbatched tf.data.Dataset of (x, y), or of records for `parse`.
     where: a name for the dataset, shown in errors.
@@ -144,7 +144,7 @@ class Streamed(DataSource):
 
 
 class Cached(Streamed):
-    """A split of N examples that the first epoch caches in memory; all of them are shuffled."""
+    """Caches a split of N examples in memory in the first epoch, and shuffles all of them."""
 
     how = ""
     num_threads = 1

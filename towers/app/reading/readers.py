@@ -170,7 +170,7 @@ class _Reader:
 
 
 class _End:
-    """One end of a pipe between two threads, with multiprocessing's methods; it copies nothing."""
+    """Acts as an end of a pipe between two threads, with multiprocessing's methods and no copy."""
 
     def __init__(self, received: queue.Queue, sent: queue.Queue) -> None:
         self._received, self.recv, self.send = received, received.get, sent.put
@@ -197,7 +197,7 @@ def _serve(source: Source, connection: Any, current: Any) -> None:
     if threading.current_thread() is threading.main_thread():  # this is a reader process
         parent = multiprocessing.parent_process()
         assert parent is not None
-        for number in (signal.SIGINT, signal.SIGHUP):  # the training process handles a terminal's
+        for number in (signal.SIGINT, signal.SIGHUP):  # the training process alone handles these
             signal.signal(number, signal.SIG_IGN)
 
         def end_with_parent() -> None:
