@@ -1,7 +1,7 @@
 """Splits the machine's devices into logical ones, before TensorFlow starts.
 
-    the CPU   ->  /cpu:0 ... /cpu:7     to rehearse without GPUs, and one tower beside the other
-    the GPUs  ->  /gpu:0 ... /gpu:7     to rehearse with fewer: real kernels and copies
+    the CPU   ->  /cpu:0 ... /cpu:7     to simulate GPUs, and to run towers side by side
+    the GPUs  ->  /gpu:0 ... /gpu:7     to simulate more GPUs, with real kernels and copies
 """
 
 import os
@@ -17,10 +17,10 @@ from towers.machine.devices import FIRST, HOST, count_cores, cpu_threads, has_gp
 from towers.machine.policy import policy_of
 from towers.machine.words import plural
 
-# TensorFlow itself leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory
-# in its gpu_device.cc), but nothing where memory is divided; each logical GPU's streams take some.
+# TensorFlow leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory in its
+# gpu_device.cc), but none of a divided GPU. The streams of each logical GPU need memory, too.
 _RESERVED_MIB = 2048
-# Not much more than cuBLAS' and cuDNN's workspaces for one tower: below it, small models fail, too.
+# The workspaces of cuBLAS and cuDNN for one tower need almost as much; below, small models fail.
 _LEAST_MIB = 512
 
 _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus` set last
@@ -67,20 +67,20 @@ def logical_cpus(
 
 
 def is_undivided() -> bool:
-    """Whether there is no GPU and the CPU is not divided into logical devices."""
+    """Returns whether there is no GPU and the CPU is not divided into logical devices."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     return not has_gpus() and tf.config.get_logical_device_configuration(cpu) is None
 
 
 def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
-    """The warning where all towers are on the one CPU device that TensorFlow has started with.
+    """Returns the warning that all towers share the only CPU device of TensorFlow, or None.
 
     Args:
         num_towers: the number of towers of this process.
-        is_chosen: whether the caller has named that number; one tower is no surprise then.
+        is_chosen: whether the caller chose that number; then one tower needs no warning.
 
     Returns:
-        None where there is a GPU, or the caller has divided the CPU.
+        None if there is a GPU, the caller has divided the CPU, or one tower is as expected.
     """
     count = num_towers if num_towers > 1 else count_cores()
     if not is_undivided() or num_towers < 2 and (is_chosen or count < 2):
@@ -114,7 +114,7 @@ def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
 
 
 def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
-    """Does what `logical_gpus` says; the errors call `count` by this name."""
+    """Divides the GPUs as `logical_gpus` does; `name` stands for `count` in errors."""
     if count < 1:
         raise ValueError(f"{name} ({count}) must be at least 1.")
     if memory_mib is not None and memory_mib < 1:
@@ -148,13 +148,13 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
 
 
 def _memory_of_each(shares: Sequence[int], name: str) -> int:
-    """MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
+    """Returns MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
 
-    nvidia-smi and TensorFlow may order GPUs differently, so that no share is known to be on the GPU
+    nvidia-smi and TensorFlow may order GPUs differently, so no share can be matched to the GPU
     with more memory.
 
     Raises:
-        ValueError: that is not known, or too little to train with.
+        ValueError: the free memory is not known, or too little to train with.
     """
     gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     free = [gpu.free_memory for gpu in gpus if gpu.free_memory is not None]
@@ -176,7 +176,7 @@ def _memory_of_each(shares: Sequence[int], name: str) -> int:
 
 
 def shared_gpus() -> str | None:
-    """A run's note on logical GPUs; None where each GPU is one device."""
+    """Returns a run's note on logical GPUs; None if each GPU is one device."""
     limits = _limits_mib()
     num_gpus, count = len(limits), sum(map(len, limits))
     if count <= num_gpus:
@@ -186,19 +186,19 @@ def shared_gpus() -> str | None:
 
 
 def _limits_mib() -> list[list[int]]:
-    """The memory of each GPU's logical GPUs, MiB; [] of one that is not divided."""
+    """Returns, for each GPU, its logical GPUs' memory in MiB; [] if it is not divided."""
     gpus = tf.config.get_visible_devices("GPU")
     found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
     return [[logical.memory_limit for logical in limits] for limits in found]
 
 
 def _set_cpu_threads(num_towers: int, compiled: bool) -> None:
-    """Applies `cpu_threads` where nobody else has chosen."""
+    """Applies `cpu_threads`, except to thread counts that the caller has chosen."""
     threading = tf.config.threading
     present = [
         threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
     ]
-    chosen = [0, 0] if present == _set_here else present  # 0: nobody has
+    chosen = [0, 0] if present == _set_here else present  # 0: not chosen
     defaults = cpu_threads(num_towers, compiled=compiled)
     _set_here[:] = [ours or default for ours, default in zip(chosen, defaults, strict=True)]
     threading.set_intra_op_parallelism_threads(_set_here[0])

@@ -1,4 +1,4 @@
-"""Keras' private names of losses and metrics that towers need; see `keras_internals`."""
+"""Holds Keras' private names for losses, metrics and masks; see `keras_internals`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,10 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 
 def keras_mask(tensor: Any) -> tf.Tensor | None:
-    """The mask that a layer, or a loss with `ignore_class`, has left on its output, or None.
+    """Returns the mask that a layer, or a loss with `ignore_class`, left on its output, or None.
 
-    Keras' losses and metrics look for it there; `layer.compute_mask` computes a layer's, but not
-    which one arrived at the end of a model.
+    Keras' losses and metrics look for it there. `layer.compute_mask` computes a layer's mask, but
+    does not tell which mask arrives at the end of a model.
     """
     return getattr(tensor, "_keras_mask", None)
 
@@ -66,23 +66,23 @@ def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 # Losses and metrics.
 
-# The class of all losses that are made of a function; it is exported under no name of its own.
+# The base class of all losses that are made from a function; it has no public name.
 _LossFunctionWrapper = keras.losses.MeanSquaredError.__base__
 
 
 def function_loss(function: Callable) -> keras.losses.Loss:
-    """The Loss that Keras makes of a function (y_true, y_pred): a mean over examples.
+    """Returns the Loss that Keras makes from a function (y_true, y_pred): a mean over examples.
 
-    `keras.losses.get` hands a function back as it is, and a Loss of one's own would have to repeat
-    how Keras brings labels and predictions to the same rank.
+    `keras.losses.get` returns a function unchanged, and a custom Loss would have to repeat how
+    Keras brings labels and predictions to the same rank.
     """
     return _LossFunctionWrapper(function)
 
 
 def given_metrics(model: keras.Model) -> tuple[Any, Any]:
-    """The metrics and weighted metrics that a model was compiled with, None where there are none.
+    """Returns the (metrics, weighted metrics) that a model was compiled with; each may be None.
 
-    There is no public way to them but serialized ones, which functions of one's own do not survive.
+    They are public in serialized form only, in which custom functions are lost.
     """
     compiled = model._compile_metrics
     if compiled is None:
@@ -91,10 +91,10 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the weights that a model was compiled with; (None, None) without a loss.
+    """Returns the (loss, loss weights) that a model was compiled with; (None, None) without loss.
 
-    `model.loss` may be an attribute of the user's, and there is no public way to the weights but
-    serialized ones.
+    `model.loss` may be an attribute that the user has set, and the weights are public in
+    serialized form only.
     """
     compiled = model._compile_loss
     if compiled is None:
@@ -103,10 +103,10 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
 
 
 class LossTerm(NamedTuple):
-    """One loss of a compiled model, and what it is called on.
+    """Describes one loss of a compiled model and the arguments of its call.
 
-    loss: the loss. factor: its weight in the total. y, y_pred, sample_weight: the arguments of its
-    call, tensors or structures of these; `sample_weight` may be None.
+    loss: the loss. factor: its weight in the total. y, y_pred, sample_weight: its arguments,
+    tensors or structures of tensors; `sample_weight` may be None.
     """
 
     loss: keras.losses.Loss
@@ -117,10 +117,10 @@ class LossTerm(NamedTuple):
 
 
 class LossTerms(CompileLoss):
-    """Keras' resolution of the losses given to `compile`, which returns terms in place of values.
+    """Resolves the losses given to `compile` as Keras does, but returns terms, not values.
 
     Keras matches losses, labels, outputs and weights in one object that has no public name, and
-    only while it computes the total. Here each loss notes its arguments.
+    only while it computes the total. Here each loss records its arguments.
     """
 
     def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
@@ -136,18 +136,18 @@ class LossTerms(CompileLoss):
         self._noted: list[LossTerm] = []
 
     def terms(self, y: Any, y_pred: Any, sample_weight: Any) -> list[LossTerm]:
-        """The terms of the total loss; the first call resolves the losses for good.
+        """Returns the terms of the total loss; the first call resolves the losses for all calls.
 
         Args:
-            y, y_pred, sample_weight: structures of tensors, or of what stands for tensors.
+            y, y_pred, sample_weight: structures of tensors, or of objects in place of tensors.
 
         Raises:
-            ValueError or KeyError: the structures do not match, as Keras says it.
+            ValueError or KeyError: Keras finds that the structures do not match.
         """
         self._noted = []
         with tf.init_scope(), tf.device("/cpu:0"):
             self.call(y, y_pred, sample_weight)
-        # For one output Keras computes the first loss of a list alone.
+        # For one output, Keras computes only the first loss of a list.
         is_one = not keras.tree.is_nested(y) and not keras.tree.is_nested(y_pred)
         return self._noted[:1] if is_one else self._noted
 
@@ -161,7 +161,7 @@ class LossTerms(CompileLoss):
 
     @property
     def metrics(self) -> list[None]:
-        """No metric for any loss."""
+        """Returns None for each loss, because no loss here has a metric."""
         return [None] * len(self._resolved)
 
     def _note(self, resolved: Any, y: Any, y_pred: Any, sample_weight: Any) -> float:
@@ -171,44 +171,44 @@ class LossTerms(CompileLoss):
 
 
 def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Feeds the running means of each output's loss, which Keras shows beside the total.
+    """Updates the running mean of each output's loss, which Keras shows beside the total.
 
-    `model.compute_loss` would add what layers have added, which is in another graph.
+    `model.compute_loss` would add the losses of layers, which are in another graph.
 
     Args:
-        model: compiled with a loss.
-        y, y_pred, sample_weight: of the global batch.
+        model: a model that was compiled with a loss.
+        y, y_pred, sample_weight: the global batch's labels, outputs and weights.
     """
     model._compile_loss(y, y_pred, sample_weight)
 
 
 def has_output_losses(model: keras.Model) -> bool:
-    """Whether the means that `track_output_losses` feeds are made; it makes them at first."""
+    """Returns whether `track_output_losses` has made its means, as its first call does."""
     return bool(model._compile_loss.metrics)
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """The object that computes a compiled model's metrics; None where there are none.
+    """Returns the object that computes a compiled model's metrics; None if there are none.
 
-    It is one of `model.metrics`, where nothing tells it from the others; its `build(y, y_pred)`
-    makes their variables without a batch.
+    `model.metrics` contains it, but nothing there distinguishes it from the others. Its
+    `build(y, y_pred)` makes the metrics' variables without a batch.
     """
     return model._compile_metrics
 
 
 def metric_direction(metric: keras.metrics.Metric) -> str | None:
-    """"up" where a higher value is the better one, "down" where a lower one is; None: unknown.
+    """Returns "up" if higher values of a metric are better, "down" if lower; None if unknown.
 
-    Keras' own callbacks ask for it where they are told to find out which epoch is the best; there
-    is no public name.
+    Keras' callbacks read it in mode "auto", to find out which epoch is the best. There is no
+    public name.
     """
     return getattr(metric, "_direction", None)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """The running mean of a compiled model's loss.
+    """Returns the running mean of a compiled model's loss.
 
-    The first of what Keras lists as the metrics, also where the user's class lists others. The
-    property is public, but its order is written down nowhere.
+    It is the first of `keras.Model.metrics`, even if the user's class overrides this property.
+    The property is public, but its order is not documented.
     """
     return keras.Model.metrics.fget(model)[0]

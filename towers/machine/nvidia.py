@@ -1,6 +1,6 @@
-"""NVIDIA's driver and GPUs on this machine; and why TensorFlow sees no GPU.
+"""Finds NVIDIA's driver and GPUs on this machine, and explains why TensorFlow sees no GPU.
 
-Nothing here raises because something is absent: the result is None.
+If something is absent, the result is None; nothing here raises an error.
 """
 
 import re
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import pynvml
 
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
-PATIENCE = 10  # seconds; NVML takes some where the driver has to start first
+PATIENCE = 10  # seconds; NVML is slow if the driver has to start first
 _MIB = 2**20
 
 
 class DriverGpu(NamedTuple):
-    """A GPU that the driver knows, whether or not this process may use it.
+    """Describes a GPU that the driver knows, whether or not this process may use it.
 
-    number: nvidia-smi's, which need not be TensorFlow's.
-    memory, free_memory: in MiB; None where a GPU has no memory of its own.
+    number: nvidia-smi's index, which may differ from TensorFlow's.
+    memory, free_memory: total and free MiB; None if the GPU shares the host's memory.
     """
 
     number: int
@@ -30,7 +30,7 @@ class DriverGpu(NamedTuple):
 
 
 def driver_version() -> str | None:
-    """The version of the driver in the kernel, such as "550.54.15"."""
+    """Returns the version of the kernel's NVIDIA driver, such as "550.54.15", or None."""
     try:
         found = re.search(r"\s(\d+\.[\d.]+)\s", DRIVER_VERSION.read_text(encoding="utf-8"))
     except OSError:
@@ -39,7 +39,7 @@ def driver_version() -> str | None:
 
 
 def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
-    """The GPUs that NVML, nvidia-smi's library, lists; None where it fails or does not answer.
+    """Returns the GPUs that NVML, nvidia-smi's library, lists; None if it fails or hangs.
 
     Args:
         visible: numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
@@ -56,7 +56,7 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
             finally:
                 pynvml.nvmlShutdown()
 
-    # A thread of its own: a call into a driver that hangs cannot be ended.
+    # In a separate thread, because a call into a hanging driver cannot be ended.
     thread = Thread(target=query, daemon=True)
     thread.start()
     thread.join(PATIENCE)
@@ -64,7 +64,7 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
 
 
 def _driver_gpu(name: str) -> DriverGpu:
-    """The GPU of a number or UUID."""
+    """Returns the GPU with this number or UUID."""
     if re.fullmatch(r"-?\d+", name):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(int(name))
     else:
@@ -81,12 +81,12 @@ def _driver_gpu(name: str) -> DriverGpu:
 
 
 def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> list[str]:
-    """The probable reasons why TensorFlow sees no GPU, each with what to do.
+    """Returns the probable reasons why TensorFlow sees no GPU, each with a fix.
 
     Args:
         is_cuda_build: whether TensorFlow is built with CUDA.
-        has_driver: whether NVIDIA's driver is there.
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        has_driver: whether NVIDIA's driver is installed.
+        visible: the value of CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     if not is_cuda_build:
         return ["this TensorFlow is built without CUDA; on Linux: pip install -e '.[cuda]'"]

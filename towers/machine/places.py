@@ -1,4 +1,4 @@
-"""Paths that stay what they were when a user gave them, and are shown as the user gave them."""
+"""Makes the user's paths absolute, and shows them in messages as the user gave them."""
 
 import os
 import re
@@ -6,25 +6,25 @@ from pathlib import Path
 from typing import Any
 
 
-LOST_DIRECTORY = 5  # the exit code of a run whose directory takes no more
+LOST_DIRECTORY = 5  # the exit code of a run that can no longer write to its directory
 
 
 class LostDirectoryError(Exception):
-    """A run's directory takes no more; the message says why, and where to find what it lacks."""
+    """A run cannot write to its directory; the message says why and where the rest is."""
 
 
 def as_path(text: str) -> str:
-    """A path as the system takes it: "~" is the user's home, "file:///runs/1" is "/runs/1"."""
+    """Returns the system's form of a path: "~" becomes the home, "file:///runs/1" "/runs/1"."""
     return os.path.expanduser(text.removeprefix("file://"))
 
 
 def absolute(path: Any) -> Path:
-    """The path as it is now, wherever the process moves; see `as_path`."""
+    """Returns the absolute path, which does not change if the process changes its directory."""
     return here() / as_path(os.fspath(path))
 
 
 def here() -> Path:
-    """The working directory; a relative path to it where it has been removed."""
+    """Returns the working directory, or a relative path to it if it has been removed."""
     try:
         return Path.cwd()
     except OSError:
@@ -32,10 +32,10 @@ def here() -> Path:
 
 
 def prefix(directory: Path) -> re.Pattern[str]:
-    """The part that a text may leave out of paths below a directory: "/home/me/x" -> "x".
+    """Returns a pattern for the part that paths in messages leave out: "/home/me/x" -> "x".
 
     Args:
-        directory: that a process began in; in the root, nothing can be left out.
+        directory: the process's first working directory; for the root, the pattern matches nothing.
     """
     if directory in (Path(), Path("/")):
         return re.compile(r"(?!)")

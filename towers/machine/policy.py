@@ -1,7 +1,7 @@
-"""Policy: all that depends on the kind of device that towers run on, decided in one place.
+"""Decides, in one place, everything that depends on the kind of device that towers run on.
 
-Towers on GPUs follow `GPU`; TOWERS_REHEARSE_GPUS=1 in the environment makes those on logical CPU
-devices follow it, too: the code for GPUs, without one.
+Towers on GPUs follow `GPU`. If the environment has TOWERS_REHEARSE_GPUS=1, towers on logical CPU
+devices follow it, too, which runs the code for GPUs without a GPU.
 """
 
 import os
@@ -15,20 +15,20 @@ REHEARSAL = "TOWERS_REHEARSE_GPUS"
 
 @dataclass(frozen=True)
 class Policy:
-    """A step's use of its devices; the defaults are those for CPUs.
+    """Says how a step uses its devices; the defaults are for CPUs.
 
-    take_turns: a tower waits for the one before it on the same device, so that a device needs the
-        memory of one tower; never for a tower on another device.
-    add_on_devices: each addition of the sum is made on the device of its left child, and one sum
-        reaches the parameters' device; never a part on GPUs and a part on the CPU, which treat
-        denormal numbers differently.
-    optimize_graphs: let grappler work, but for its arithmetic optimization. It pays on GPUs (the
-        layout of images); on a CPU it made no model faster, and took a third of the first step.
-    divide_cores: one thread a tower inside each operation, as far as cores go round.
-    prefetch_to_devices: copy each shard to its device while the step before runs. In one memory a
-        copy has nowhere to go.
-    pack_transfers: small values travel between devices as one vector a dtype.
-    shares_memory: nothing moves between the devices: `--plan` counts what GPUs would move.
+    take_turns: a tower waits for the previous tower on its device, so that a device needs the
+        memory of one tower. It does not wait for a tower on another device.
+    add_on_devices: each addition of the sum runs on the device of its left operand, and one sum
+        reaches the parameter device. GPUs and CPUs treat denormal numbers differently, so one sum
+        never uses both.
+    optimize_graphs: grappler runs, without the optimizations that change bits. It pays on GPUs
+        (image layout); on a CPU it made no model faster, and took a third of the first step.
+    divide_cores: towers share the CPU's cores; `cpu_threads` computes the threads per operation.
+    prefetch_to_devices: each shard is copied to its device while the previous step runs. Devices
+        that share one memory need no copy.
+    pack_transfers: small values travel between devices as one vector for each dtype.
+    shares_memory: nothing moves between the devices; `--plan` counts the bytes as on GPUs.
     """
 
     take_turns: bool = False
@@ -48,12 +48,12 @@ GPU = Policy(
 
 
 def policy_of(devices: Sequence[str]) -> Policy:
-    """`GPU` where any of the devices is one, or is to behave like one; else `CPU`."""
+    """Returns `GPU` if any of the devices is a GPU or must behave like one, else `CPU`."""
     return GPU if is_rehearsal() or any(map(is_gpu, devices)) else CPU
 
 
 def is_rehearsal() -> bool:
-    """Whether the environment asks logical CPU devices to follow the GPUs' policy.
+    """Returns whether the environment makes logical CPU devices follow the GPUs' policy.
 
     Raises:
         ValueError: the variable is neither 0 nor 1.

@@ -1,16 +1,16 @@
-"""Attributes that are another's for a while: methods that towers watch while they trace."""
+"""Replaces attributes for a while, such as methods whose calls towers records in a trace."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's replacements
+ONE_AT_A_TIME = threading.RLock()  # two threads would restore each other's replacements
 
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Within, an attribute of a class, a module or an object is what `make` makes of it."""
+    """Inside the context, replaces a class's, module's or object's attribute by `make(it)`."""
     original, is_own = getattr(owner, name), name in vars(owner)
     _put(owner, name, make(original))
     try:
@@ -25,7 +25,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 
 def replaced_by(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
-    """Within, an attribute of a class, a module or an object is `value`."""
+    """Inside the context, replaces a class's, module's or object's attribute by `value`."""
     return replaced(owner, name, lambda _: value)
 
 
@@ -33,4 +33,4 @@ def _put(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, type):
         setattr(owner, name, value)
     else:
-        vars(owner)[name] = value  # an object of Keras' would track what it is given
+        vars(owner)[name] = value  # with setattr, a Keras object would track the value

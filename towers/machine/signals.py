@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run between two steps, never within one; SIGUSR1 ends none.
+"""Makes Ctrl-C, SIGTERM and SIGHUP end a run between two steps, and SIGUSR1 show its stacks.
 
-A second one ends the process at once. A notebook's kernel holds more than the run: a second Ctrl-C
-there ends the cell at once.
+A second signal ends the process at once. A notebook's kernel holds more than the run, so a second
+Ctrl-C there ends only the cell at once.
 
-A forked child is no part of the run: signals do to it what they did before they were deferred.
+A forked child does not belong to the run: signals act on it as before they were deferred.
 """
 
 import faulthandler
@@ -20,25 +20,25 @@ from towers.machine import hang
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2  # leads to a run's log.txt while it trains
-_replaced: list[dict[int, Any]] = []  # the handlers that each open `handled_by` puts back
+_replaced: list[dict[int, Any]] = []  # the handlers that each open `handled_by` restores
 _forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
 
 class Pending:
-    """The signal that has come and still waits to be obeyed."""
+    """Holds the signal that has come and is not yet obeyed."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._waits = True
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Remembers the first one; the second ends the process at once, like an uncaught one.
+        """Keeps the first signal; the second one ends the process at once, as if uncaught.
 
-        SIGHUP is never the second: of one closed terminal, the shell and the system both tell.
+        SIGHUP does not count as the second: for one closed terminal, shell and system both send it.
 
         Raises:
-            KeyboardInterrupt: the second is SIGINT, and a person is at Python's prompt.
-            StopRequested: the first has come within `at_once`.
+            KeyboardInterrupt: the second signal is SIGINT, and Python has a prompt.
+            StopRequested: the first signal has come inside `at_once`.
         """
         del frame
         if self.number is None:
@@ -52,7 +52,7 @@ class Pending:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, the signal is obeyed as it comes: nothing is there that would have to be saved.
+        """Inside the context, obeys a signal as it comes, because there is nothing to save.
 
         Raises:
             StopRequested: a signal has come.
@@ -65,9 +65,9 @@ class Pending:
             self._waits = True
 
     def obey(self, agreed: int) -> None:
-        """Raises StopRequested for the signal that all workers of a run obey now; 0: for none.
+        """Raises StopRequested for the signal that all workers of a run obey now, unless it is 0.
 
-        One that has come to this worker since they agreed waits until all know of it.
+        A signal that has come to this worker after they agreed waits until all know of it.
         """
         if agreed:
             self.number = agreed
@@ -75,14 +75,14 @@ class Pending:
 
 
 class StopRequested(BaseException):
-    """A signal has come, and no step is under way."""
+    """A signal has come, and no step is running."""
 
 
 @contextmanager
 def deferred() -> Iterator[Pending]:
-    """Signals wait until `Pending.obey`; those that came are sent again at the end.
+    """Inside the context, signals wait for `Pending.obey`; at its end, they are sent again.
 
-    Only the main thread receives signals; in others this does nothing. SIGUSR1 shows the stacks.
+    Only the main thread receives signals; in other threads, this does nothing.
     """
     pending = Pending()
     if threading.current_thread() is not threading.main_thread():
@@ -99,14 +99,14 @@ def deferred() -> Iterator[Pending]:
         try:
             signal.raise_signal(pending.number)
         except BaseException as error:
-            raise error from None  # a traceback without StopRequested's
-    if stopped:  # a handler of the user's has returned
+            raise error from None  # leaves StopRequested out of the traceback
+    if stopped:  # the user's handler has returned
         raise KeyboardInterrupt from None
 
 
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Within, the signals that end a run call `receive`; those that are ignored stay ignored."""
+    """Inside the context, signals that end a run call `receive`; ignored ones stay ignored."""
     before: dict[int, Any] = {number: signal.getsignal(number) for number in not_ignored()}
     _replaced.append(dict(before))
     for number in before:
@@ -116,21 +116,21 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if _replaced:  # in a child they have been put back
+        if _replaced:  # a forked child has restored them already
             _replaced.pop()
 
 
 def not_ignored() -> list[signal.Signals]:
-    """The signals that end a run; without those that are ignored, as SIGHUP is under nohup."""
+    """Returns the signals that end a run, except ignored ones, such as SIGHUP under nohup."""
     return [n for n in _STOPS if signal.getsignal(n) not in (None, signal.SIG_IGN)]
 
 
 def show_stacks_on_request() -> None:
-    """From now on SIGUSR1 writes all threads' stacks to stderr, instead of ending the process.
+    """Makes SIGUSR1 write all threads' stacks to stderr, instead of ending the process.
 
-    The main thread's own comes at once, even from within C; all of them with Python's lock alone:
-    without it other threads change their stacks meanwhile, which ends the process. A handler of
-    somebody else's stays.
+    The main thread's stack is written at once, even from C code. The other stacks need Python's
+    lock: without it, threads change their stacks meanwhile, which crashes the process. A handler
+    that is already installed stays.
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _show_stacks)
@@ -138,7 +138,7 @@ def show_stacks_on_request() -> None:
 
 
 def _show_stacks(number: int, frame: FrameType | None) -> None:
-    """Writes the phase and the stacks to where a run's log is, else to Python's own stderr."""
+    """Writes the phase and the stacks to a run's log, or to Python's stderr without a run."""
     file = _STDERR
     if not hang.now.watchers:  # before there is a log.txt, `_STDERR` may lead nowhere
         with suppress(AttributeError, OSError, ValueError):  # closed, or a notebook's
@@ -148,20 +148,20 @@ def _show_stacks(number: int, frame: FrameType | None) -> None:
 
 
 def _before_fork() -> None:
-    """Blocks signals: one sent to the child waits until the child has its handlers."""
+    """Blocks signals, so that a signal to the child waits until the child has its handlers."""
     if _replaced:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
 
 def _after_fork_in_parent() -> None:
-    """Lets signals through that were let through before."""
+    """Unblocks the signals that were not blocked before the fork."""
     mask = _forking.__dict__.pop("mask", None)
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _after_fork_in_child() -> None:
-    """Puts back the handlers that the run has replaced, the outermost at last."""
+    """Restores the handlers that the run has replaced, the outermost ones last."""
     while _replaced:
         for number, handler in _replaced.pop().items():
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""TensorFlow's private names that towers cannot do without. No other module knows them.
+"""Holds the private names of TensorFlow that towers needs. No other module uses them.
 
-Each part says which need it serves and why no public way does; all hold in TensorFlow 2.20 and
-2.21. The tests of this module name the part that a new version breaks.
+Each part says what needs it and why no public name works. All exist in TensorFlow 2.20 and 2.21.
+If a new version breaks one, the tests of this module name it.
 """
 
 import inspect
@@ -17,36 +17,36 @@ from tensorflow.python.ops import resource_variable_ops
 
 from towers.machine.replaced import replaced
 
-# The class of what `tf.Variable(...)` makes, whose methods are to be replaced. It has no public
-# name, and to make one to ask for its class is refused while a graph is traced.
+# The class of the objects that `tf.Variable(...)` makes, whose methods are replaced. It has no
+# public name, and TensorFlow makes no variable, to take its class, while a graph is traced.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
 # The spec of a None in a tf.data element, such as an optional input that is not given. It has no
-# public name, and to ask an element of a data set for its class makes operations.
+# public name, and taking the class from a data set's element makes operations.
 NONE_SPEC: type = NoneTensorSpec
 
 # Graphs.
 
-# For `tf.function(experimental_attributes=)`: the graph optimizer works on the function by itself,
-# and does not copy its body into each caller. The argument is public, this attribute's name is not.
+# For `tf.function(experimental_attributes=)`: the graph optimizer works on the function alone,
+# and does not copy its body into each caller. The argument is public, the attribute's name is not.
 KEEP_WHOLE = {"_noinline": True}
 
-# The attribute of a graph's node that names the nodes it is to be placed with. A node that is
-# copied without them is refused; `tf.graph_util` removes no attributes.
+# The attribute of a graph's node that names the nodes it must be placed with. TensorFlow rejects
+# a node that is copied without these nodes; `tf.graph_util` removes no attributes.
 COLOCATION = "_class"
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Makes an operation of a graph that is still being traced read another tensor.
 
-    In public a graph is only added to, and a tape chooses by itself what it adds: it does not look
-    at `tf.Graph.gradient_override_map`.
+    Public functions can only add to a graph, and a tape ignores
+    `tf.Graph.gradient_override_map` when it adds operations.
     """
     operation._update_input(index, tensor)
 
 
 def read_instead(old: tf.Tensor, new: tf.Tensor) -> None:
-    """Makes all that reads a tensor of a graph that is still being traced read another one."""
+    """Makes all readers of a tensor read another one, in a graph that is still being traced."""
     for consumer in old.consumers():
         for index, value in enumerate(consumer.inputs):
             if value is old:
@@ -54,19 +54,19 @@ def read_instead(old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def left_out(graph: tf.Graph, names: Collection[str]) -> None:
-    """Leaves operations that nobody reads out of the function that is made of a graph.
+    """Leaves the named operations, which nothing reads, out of the function made from a graph.
 
-    TensorFlow makes it of what `tf.Graph.get_operations` returns; no public name removes one.
+    The function holds the operations of `tf.Graph.get_operations`; no public name removes one.
     """
     get_operations = graph.get_operations
     graph.get_operations = lambda: [op for op in get_operations() if op.name not in names]
 
 
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:
-    """Makes the functions of a graph's library known to the process, under their names.
+    """Registers the functions of a graph's library in the process, under their names.
 
-    `tf.graph_util.import_graph_def` adds them to the one graph that it imports to; functions that
-    call this graph do not find them. A name that is known already must have the same definition.
+    `tf.graph_util.import_graph_def` adds them only to the graph that it imports to; functions
+    that call this graph do not find them. A registered name must have the same definition.
     """
     from tensorflow.python.eager import context
 
@@ -76,13 +76,13 @@ def define_functions(definition: tf.compat.v1.GraphDef) -> None:
 
 
 def called_graph(operation: tf.Operation, name: str) -> Any:
-    """The FuncGraph of a function that an operation calls; None where Python did not trace it.
+    """Returns the FuncGraph that an operation calls; None if Python did not trace the function.
 
-    An operation tells the function's name in public; a graph hands out no functions by name.
+    The operation's function name is public, but a graph has no public lookup by name.
 
     Args:
-        operation: such as a StatefulPartitionedCall, a While.
-        name: of the attribute, such as "f", "body".
+        operation: a calling operation, such as a StatefulPartitionedCall or a While.
+        name: the operation's attribute for the function, such as "f" or "body".
     """
     try:
         function = operation.graph._get_function(operation.get_attr(name).name)
@@ -93,12 +93,12 @@ def called_graph(operation: tf.Operation, name: str) -> Any:
 
 @contextmanager
 def custom_gradients_forgotten() -> Iterator[None]:
-    """Within, operations with gradients of their own are traced that nobody will differentiate.
+    """Removes the custom gradients traced inside the context, which are never differentiated.
 
-    TensorFlow keeps every such gradient of a graph in a registry of the process, for ever; and with
-    it the graph, and the variables that it reads. Keras' optimizers make one (the all-reduce of
-    tf.distribute): each new step would leave its parameters and its slots in the memory. There is
-    no public way to remove an entry.
+    TensorFlow keeps every custom gradient in a registry of the process forever, and with it the
+    graph and the variables that it reads. Keras' optimizers make one (the all-reduce of
+    tf.distribute), so each new step would leave its parameters and slots in memory. There is no
+    public way to remove an entry.
     """
     from tensorflow.python.framework import ops
 
@@ -114,11 +114,11 @@ def custom_gradients_forgotten() -> Iterator[None]:
 
 @contextmanager
 def custom_gradients_in_scope() -> Iterator[None]:
-    """Within, gradients of one's own are traced in the scope that their forward pass's name says.
+    """Inside the context, custom gradients are traced in the name scope of their forward pass.
 
-    A tape puts the gradient of each of TensorFlow's operations into "gradient_tape/SCOPE/", from
-    which its layer is known; that of a `tf.custom_gradient` (`tf.nn.silu`), or of a `tf.function`
-    within the function, it leaves in none. The tape has no hook.
+    A tape puts the gradient of each TensorFlow operation into "gradient_tape/SCOPE/", which tells
+    the layer. It puts the gradient of a `tf.custom_gradient` (`tf.nn.silu`), or of a nested
+    `tf.function`, into no scope. The tape has no hook.
     """
     from tensorflow.python.eager import record
 
@@ -150,12 +150,12 @@ def custom_gradients_in_scope() -> Iterator[None]:
 def recomputed_by(
     call: Callable[[Callable, Sequence[Any], Mapping[str, Any]], Any],
 ) -> Iterator[None]:
-    """Within, in this thread, what tf.recompute_grad has wrapped is called by `call` in graphs.
+    """Inside the context, in this thread's graphs, `call` calls tf.recompute_grad's functions.
 
-    tf.recompute_grad can be replaced in public, but layers wrap functions when they are made.
+    Replacing tf.recompute_grad is too late, because layers wrap functions when they are made.
 
     Args:
-        call: (the function that was wrapped, args, kwargs) -> its result.
+        call: (the function that was wrapped, args, kwargs) -> the function's result.
     """
     from tensorflow.python.ops import custom_gradient
 
@@ -178,11 +178,11 @@ def recomputed_by(
 
 
 def start_collectives(addresses: Sequence[str], index: int) -> None:
-    """Lets this process's collective operations meet those of other processes, over gRPC.
+    """Connects the collective operations of this process with other processes, over gRPC.
 
-    Before TensorFlow starts: its server begins to listen when it does. tf.distribute's strategies
-    are the public way; they bring the coordination service with them, which waits for minutes for
-    a worker that never starts and swallows SIGTERM, and scopes that towers do not live in.
+    Call it before TensorFlow starts, because its server then begins to listen. The public way is
+    tf.distribute's strategies. They need scopes, which towers does not use, and a coordination
+    service, which swallows SIGTERM and waits minutes for a worker that never starts.
     """
     from tensorflow.python.eager import context
 
@@ -194,9 +194,9 @@ def start_collectives(addresses: Sequence[str], index: int) -> None:
 
 
 class _Server:
-    """Stands for the ServerDef that TensorFlow writes out when it starts.
+    """Stands for the ServerDef that TensorFlow serializes when it starts.
 
-    Made only then: it holds the logical devices and the threads, which may still be chosen.
+    The ServerDef is made only then, because logical devices and threads may change until then.
     """
 
     job_name = property(lambda self: _JOB)
@@ -221,11 +221,11 @@ class _Server:
 
 
 def health_error(index: int, timeout: float) -> tf.errors.OpError | None:
-    """Asks a worker's TensorFlow whether it is there; not whether it computes.
+    """Checks whether a worker's TensorFlow answers, which does not mean that it computes.
 
     Returns:
-        None: it has answered within `timeout` seconds. `tf.errors.UnavailableError`: nobody listens
-        where the worker was. Any other error: it is silent.
+        None if it answers within `timeout` seconds; `tf.errors.UnavailableError` if nothing
+        listens at its address. Any other error means that the worker is silent.
     """
     from tensorflow.python.eager import context
 
@@ -242,9 +242,9 @@ _SAME_ELEMENTS = re.compile("_?(Cache|Options|Prefetch|Repeat|Shuffle|Skip|Take)
 
 
 def ends_in_batch(dataset: tf.data.Dataset) -> bool:
-    """Whether `batch` made a dataset's elements, and no function has changed them since.
+    """Returns whether `batch` made a data set's elements, and no function has changed them since.
 
-    A dataset tells the one before it by no public name.
+    The data set that another one is made from has no public name.
     """
     while _SAME_ELEMENTS.fullmatch(type(dataset).__name__):
         dataset = dataset._input_dataset
@@ -252,7 +252,7 @@ def ends_in_batch(dataset: tf.data.Dataset) -> bool:
 
 
 def _task_name(index: int) -> str:
-    """A worker's name in TensorFlow's messages."""
+    """Returns a worker's name in TensorFlow's messages."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 
 

@@ -1,8 +1,8 @@
-"""Keeps libraries' messages off the terminal: what they write to stderr goes to log.txt.
+"""Keeps libraries' messages off the terminal: their stderr output goes to log.txt.
 
-TensorFlow's C++ writes to file descriptor 2 as soon as it is imported, before there is a run
-directory: until then a temporary file holds it. Python's own sys.stderr keeps the terminal, for
-error messages and for the prints of a user's own model.
+TensorFlow's C++ code writes to file descriptor 2 when it is imported, before there is a run
+directory; until then, a temporary file holds the output. Python's sys.stderr keeps the terminal,
+for error messages and for prints in the user's code.
 """
 
 import faulthandler
@@ -20,9 +20,9 @@ _STDERR = 2
 
 
 class CapturedStderr:
-    """Libraries' output on stderr, captured in a file.
+    """Captures the stderr output of libraries in a file.
 
-    path: the file that has it; None until `move_to`.
+    path: the file that holds the output; None until `move_to`.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -30,7 +30,7 @@ class CapturedStderr:
         self.path: Path | None = None
 
     def move_to(self, path: Path) -> None:
-        """Appends it to a file, now and from now on.
+        """Appends the output so far, and all further output, to a file.
 
         Raises:
             OSError: the file cannot be written.
@@ -44,22 +44,22 @@ class CapturedStderr:
 
 @contextmanager
 def quiet_stderr() -> Iterator[CapturedStderr]:
-    """Holds libraries' messages back; what nobody has moved to a file is dropped at the end.
+    """Holds libraries' messages back; drops them at the end, unless they are moved to a file.
 
-    Enter it before TensorFlow is imported. Python's logging and warnings are messages, too.
+    Enter it before TensorFlow is imported. Messages include Python's logging and warnings.
     """
     python_stderr = sys.stderr
     try:
         terminal = os.dup(_STDERR)
     except OSError:  # it was closed
         terminal = os.open(os.devnull, os.O_WRONLY)
-    # With a handler on the root logger, TensorFlow and absl install none of their own.
+    # If the root logger has a handler, TensorFlow and absl install none.
     handler = logging.StreamHandler(_text_file(_STDERR))
     handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s: %(message)s"))
     with tempfile.TemporaryFile() as buffer:
         sys.stderr = _text_file(terminal)
         os.dup2(buffer.fileno(), _STDERR)
-        # A crash in C++ leaves Python no time to explain itself: this says at least where.
+        # After a crash in C++, Python prints no error: faulthandler prints at least the stacks.
         faulthandler.enable(sys.stderr)
         logging.getLogger().addHandler(handler)
         logging.captureWarnings(True)

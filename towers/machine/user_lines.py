@@ -1,4 +1,4 @@
-"""Which line of the user's code is at work, for messages: "gan.py:31"."""
+"""Finds the line of the user's code that is running, for messages such as "gan.py:31"."""
 
 import sysconfig
 import traceback
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _folder(library: str) -> str:
-    """A library's folder, found without importing it, for a command may fail before that."""
+    """Returns a library's folder without importing it, because a command may fail before that."""
     spec = find_spec(library)
     return str(Path(spec.origin).parent) if spec and spec.origin else f"<no {library}>"
 
@@ -17,28 +17,28 @@ def _folder(library: str) -> str:
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
 _KERAS = Path(_folder("keras"), "src")
 _RAGGED = Path(_folder("tensorflow"), "python", "ops", "ragged")
-_CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # of what the user wrote, too
+_CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # these also call the user's code
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
 
 
 def current_line() -> str:
-    """The innermost line of the user's that is being run."""
+    """Returns the innermost line of the user's code that is running."""
     frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
     return _first_of_the_users(frames)
 
 
 def line_of(operation: Any) -> str:
-    """The innermost line of the user's that made a tf.Operation of a graph."""
+    """Returns the innermost line of the user's code that made a tf.Operation of a graph."""
     frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
     return _first_of_the_users(reversed(frames))
 
 
 def line_of_error(error: BaseException | None) -> str | None:
-    """The innermost line of the user's that an error, or its cause, came through; None: no line.
+    """Returns the innermost line of the user's code that raised an error or its cause, or None.
 
     Args:
-        error: it has been raised. What pip has installed is not the user's.
+        error: an error that has been raised. Code that pip installed is not the user's code.
     """
     while error is not None:
         walked = traceback.walk_tb(error.__traceback__)
@@ -54,18 +54,18 @@ def line_of_error(error: BaseException | None) -> str | None:
 
 
 def is_of_keras(operation: Any, folder: str) -> bool:
-    """Whether Keras' own "layers" or "metrics" made an operation, with no user's line further in.
+    """Returns whether Keras' "layers" or "metrics" made an operation, not user code that they call.
     """
     return _is_made_in(str(_KERAS / folder), operation, _CALLERS)
 
 
 def is_of_ragged_operations(operation: Any) -> bool:
-    """Whether TensorFlow's own code for ragged tensors made an operation."""
+    """Returns whether TensorFlow's code for ragged tensors made an operation."""
     return _is_made_in(f"{_RAGGED}/", operation)
 
 
 def _is_made_in(beginning: str, operation: Any, but: tuple[str, ...] = ()) -> bool:
-    """Whether a library's file of a name that begins so made an operation."""
+    """Returns whether a library file whose path starts with `beginning` made an operation."""
     for frame in reversed(operation.traceback):
         if not _is_a_librarys(frame.filename):
             return False
