@@ -34,7 +34,8 @@ STATE = "parallel towers"  # an attribute of the model; its space avoids clashes
 class Towers:
     """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
 
-    base: the plain model, which is also the model that is built.
+    base: the plain model, which is also the model that is built. devices: their TensorFlow names.
+    num_towers, batch_norm, strategy, gpus_per_tower, stages: the arguments of `make_parallel`.
     workers: the processes that call fit, evaluate and predict together.
     wants_eager: whether the model was compiled with run_eagerly=True.
     jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
@@ -156,7 +157,7 @@ def update(
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
-    """Creates all variables before Keras traces its function, which would else be traced twice.
+    """Creates all variables before Keras traces its function, which is then traced only once.
 
     Args:
         model: the parallel model.

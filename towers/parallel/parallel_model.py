@@ -154,7 +154,7 @@ class ParallelModel(keras.Model):
         with tf.device(home_of(self)):
             super().compile(*args, **kwargs)
         forget_functions(self)
-        is_auto = kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8  # it is the eighth
+        is_auto = kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8  # 8th argument
         towers_of(self).jit_compile = "auto" if is_auto else COMPILED
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ class ParallelModel(keras.Model):
         fit, towers = super().fit, towers_of(self)
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, lambda: getattr(towers_of(self).step, "strategy", None))
-        callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # the sixth
+        callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
         watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:

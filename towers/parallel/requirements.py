@@ -58,7 +58,7 @@ def explained(name: str, wants_eager: bool) -> Iterator[None]:
 
     Args:
         name: the name of the parallel model.
-        wants_eager: whether the model was compiled with run_eagerly=True; if not, errors pass.
+        wants_eager: whether the model was compiled with run_eagerly=True; if not, does nothing.
     """
     try:
         yield

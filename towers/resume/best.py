@@ -29,7 +29,7 @@ def find_monitor(
     """Returns the monitor for the options of a user.
 
     Args:
-        column: the name of a column. None means the first of val_accuracy, val_loss and loss.
+        column: a column, or None for the first of val_accuracy, val_loss and loss that exists.
         mode: "min", "max", or "auto" for the direction that Keras gives the metric.
         directions: for the loss and each metric, "up" if a higher value is better, "down" if a
             lower value is better, or None if Keras does not know.

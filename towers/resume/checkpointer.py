@@ -57,7 +57,7 @@ class Checkpointer:
             directory: the directory that contains checkpoints/.
             workers: the processes that train together; all have the same state.
             warn: called with one line if something cannot be written.
-            every: the number of updates between checkpoints. None saves every 10 minutes.
+            every: the number of updates between checkpoints. None saves about every 10 minutes.
             argument: the user's name for the directory, for errors.
             mirror: uploads the directory if it is the local copy of a remote one; else None.
         """

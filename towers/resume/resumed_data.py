@@ -201,8 +201,8 @@ class Indexed(Data, keras.utils.PyDataset):
     """Takes batches by index from a PyDataset or a similar source.
 
     Batches that are done have no rows. For epochs that are done, `on_epoch_begin` and
-    `on_epoch_end` of the source run again, because they may shuffle. With steps_per_epoch, they
-    never run, because the next batches are read before an epoch ends.
+    `on_epoch_end` of the source run again, because they may shuffle. If steps_per_epoch is
+    not the length of the source, they never run: batches are read before an epoch begins.
     """
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:

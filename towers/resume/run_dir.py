@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
 
 def check(run_dir: str | None) -> None:
-    """Checks, without making anything, that a new run can have this directory.
+    """Checks that a new run can have this directory. It makes no files.
 
     Raises:
         ValueError: the directory is not empty, or is a file, or cannot be read.

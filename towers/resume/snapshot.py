@@ -169,7 +169,7 @@ def _restore(
         setattr(callback, _BEST_WEIGHTS, [value.copy() for value in best_weights])
     if "get_state" in state:
         if hasattr(callback, "set_state"):
-            callback.set_state(json_copy(state["get_state"]))  # is restored twice in mid-epoch
+            callback.set_state(json_copy(state["get_state"]))  # copied: mid-epoch restores twice
         return
     if state.get(_ROWS) is not None and isinstance(callback, keras.callbacks.CSVLogger):
         _write_rows(callback, state[_ROWS], state[_KEYS])

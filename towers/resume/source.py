@@ -141,7 +141,7 @@ class DataSource:
 
         Args:
             epoch: the number of complete epochs.
-            examples_done: the number of examples read in this epoch, at least N after the last.
+            examples_done: the number of examples done in this epoch; N or more if all are done.
         """
         return None
 
