@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import contender, process, readme, rounds, training
+from benchmarks import contender, process, readme, rounds, scaling, training
 from benchmarks.clocks import Clock
 from benchmarks.workloads import WORKLOADS
 
@@ -19,6 +19,20 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 ON_GPUS = {"on_gpu", "copies", "stages_2", "stages_4"}  # or where these are rehearsed
 INPUT_SHAPE, NUM_CLASSES = (4,), 2  # of `linear`, for train.py's synthetic examples
+
+
+def run(script, *flags):
+    """The rows that a benchmark's script writes to its CSV, the last of the flags."""
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{script}", *flags], cwd=ROOT, capture_output=True,
+        text=True, timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with open(flags[-1].removeprefix("--out="), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["command"] for row in rows} == {f"python benchmarks/{script} {' '.join(flags)}"}
+    assert all(float(row["value"]) > 0 and float(row["ratio"]) > 0 for row in rows)
+    return rows
 
 
 def linear(input_shape, num_classes):
@@ -140,18 +154,10 @@ def test_a_csv_with_other_columns_is_left_alone(tmp_path):
 @pytest.mark.matrix
 def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     pytest.importorskip("matplotlib")
-    command = ["--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",
-               f"--out={tmp_path}/out.csv", f"--chart={tmp_path}/out.png"]
-    run = subprocess.run(
-        [sys.executable, "benchmarks/throughput.py", *command], cwd=ROOT, capture_output=True,
-        text=True, timeout=200,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    with (tmp_path / "out.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = run("throughput.py", "--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",
+                 f"--chart={tmp_path}/out.png", f"--out={tmp_path}/out.csv")
     assert (row["contender"], row["peer"], row["steps"]) == ("towers", "limit", "3")
-    assert row["command"] == " ".join(["python benchmarks/throughput.py", *command])
-    assert float(row["ratio"]) > 0 and row["tensorflow"] and row["processor"]
+    assert row["tensorflow"] and row["processor"]
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 
@@ -174,15 +180,50 @@ def test_measured_figures_on_pages_are_those_of_the_results(page):
 
 @pytest.mark.matrix
 def test_placements_are_compared_by_time_memory_and_cpu(tmp_path):
-    out = tmp_path / "placements.csv"
-    compared = "--compared=copies:towers,stages_2:towers"
-    run = [sys.executable, ROOT / "benchmarks/placements.py", "--workload=mlp", "--num_devices=2"]
-    subprocess.run([*run, "--steps=2", "--rounds=1", compared, f"--out={out}"], check=True)
-    with out.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = run("placements.py", "--workload=mlp", "--num_devices=2", "--steps=2", "--rounds=1",
+               "--compared=copies:towers,stages_2:towers", f"--out={tmp_path}/out.csv")
     assert [(row["contender"], row["measure"]) for row in rows] == [
         ("copies", "first_step_seconds"), ("copies", "examples_per_second"),
         ("copies", "peak_memory_mb"), ("stages_2", "first_step_seconds"),
         ("stages_2", "cpu_seconds_per_step"),
     ]
-    assert all(float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.matrix
+def test_the_machines_command_writes_each_part_to_its_csv(tmp_path):
+    """20 MB are 8 large tensors, which travel one by one; 0.1 MB are 8 that travel as one."""
+    rows = run("machines.py", "--workloads=tiny", "--workers=2", "--megabytes=0.1,20", "--rounds=1",
+               "--steps=3", "--memory_steps=5,20", f"--out={tmp_path}/out.csv")
+    assert [tuple(row[name] for name in ("workload", "contender", "peer", "measure", "round"))
+            for row in rows] == [
+        ("tiny", "2 workers", "1 worker", "examples_per_second", "0"),
+        ("0.1 MB", "exchange", "ring", "ms", "0"),
+        ("20 MB", "exchange", "ring", "ms", "0"),
+        ("tiny", "20 steps", "5 steps", "memory_mb", "0"),  # a round is a worker
+        ("tiny", "20 steps", "5 steps", "memory_mb", "1"),
+    ]
+    # Of 2 workers each sends half of its sums, and half of its gradients.
+    assert [float(row["sent_mb"]) for row in rows[1:3]] == pytest.approx([0.1, 20], rel=0.5)
+
+
+def test_the_model_of_a_step_finds_the_constants_that_made_its_figures():
+    true = scaling.Constants(start=1e-3, message=2e-3, wire=4e8, memory=5e9)
+    made = {
+        (workers, size): max(1, workers / 2) * scaling.exchange_seconds(
+            true, workers, size, scaling.sums_of(size)
+        )
+        for workers in (2, 4, 8) for size in (1e5, 4.8e6, 32e6)
+    }
+    found = scaling.fit(made, true.memory, cores=2)
+    assert (found.start, found.message, found.wire) == pytest.approx(
+        (true.start, true.message, true.wire)
+    )
+
+
+def test_a_step_on_more_workers_than_cores_takes_turns():
+    """1 s of computation, 4 MB, one sum of 2 x 3 messages: by hand."""
+    one = scaling.Constants(start=2e-3, message=1e-3, wire=1e9, memory=1e9)
+    size = scaling.Size(parameters=4e6, sums=1, passes=5, batch_size=8)
+    assert scaling.predict(one, size, 1.0, "4 towers", cores=2) == pytest.approx(1 + 8 * 4e-3)
+    each = 5 * 4e-3 + 8e-3 + 6e-3 + 9e-3  # update, start and messages, 6 MB sent, 9 MB added
+    assert scaling.predict(one, size, 1.0, "4 workers", cores=2) == pytest.approx(1 + 2 * each)

@@ -1,5 +1,6 @@
 """The everyday flags: train.py's run is Keras' own on one device, for each of them."""
 
+import zipfile
 from pathlib import Path
 
 import keras
@@ -7,17 +8,63 @@ import numpy as np
 import pytest
 
 import towers
-from tests.everyday import EPOCH, EPOCHS, STEPS, assert_same, by_keras, plain_model, trained
-from tests.app.run_test import NUM_CLASSES, config
+from tests.app.run_test import NUM_CLASSES, config, small_data, small_model
 from towers.app.config import TrainConfig
+from towers.app.datasets.batches import load_examples, shuffled_batches
 
 schedules = keras.optimizers.schedules
-WARM = 2
+BATCH, EPOCHS, WARM = 16, 2, 2
+EPOCH, STEPS = 4, 8  # updates: 50 examples are 3 x 16 + 2
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def trained(num_towers=3, **values):
+    """The run's history, and its final model, whose file knows nothing of towers."""
+    history = towers.train(config(run_dir="run", num_towers=num_towers, **values))
+    with zipfile.ZipFile("run/final.keras") as file:
+        assert b"towers" not in file.read("config.json")
+    return history, keras.saving.load_model("run/final.keras")
+
+
+def by_keras(
+    optimizer, loss="sparse_categorical_crossentropy", prepare=None, one_hot=False,
+    class_weight=None,
+):
+    """Keras' fit on one device, in the order of examples of the same run: (history, model)."""
+    train, (x_test, y_test) = small_data()
+    examples = load_examples(train)
+    keras.utils.set_random_seed(0)
+    model = small_model((NUM_CLASSES,), NUM_CLASSES)
+    if prepare is not None:
+        prepare(model)
+
+    def labels(y):
+        return np.eye(NUM_CLASSES, dtype="float32")[y] if one_hot else np.asarray(y)
+
+    model.compile(optimizer, loss)
+    losses = {"loss": [], "val_loss": []}
+    for epoch in range(EPOCHS):
+        total = 0.0
+        for x, y in shuffled_batches(examples, BATCH, 0, epoch):
+            model.reset_metrics()
+            total += model.train_on_batch(x, labels(y), class_weight=class_weight) * len(y)
+        losses["loss"].append(total / 50)
+        losses["val_loss"].append(model.evaluate(x_test, labels(y_test), verbose=0))
+    optimizer.finalize_variable_values(model.trainable_variables)
+    return losses, model
+
+
+def assert_same(run, expected):
+    """Losses and weights agree up to float32's rounding."""
+    (history, model), (losses, theirs) = run, expected
+    for name, values in losses.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
+    for a, b in zip(model.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6, err_msg=a.path)
 
 
 class WarmLine(schedules.LearningRateSchedule):
@@ -32,6 +79,7 @@ def test_cosine_momentum_decay_clipping_average_and_smoothed_labels_on_accumulat
     run = trained(
         optimizer="sgd", learning_rate=0.1, momentum=0.9, schedule="cosine", warmup_steps=WARM,
         weight_decay=0.01, clip_norm=0.5, ema=0.9, label_smoothing=0.1, accumulate=2,
+        num_towers=None,
     )
     assert_same(run, by_keras(
         keras.optimizers.SGD(
@@ -46,48 +94,41 @@ def test_cosine_momentum_decay_clipping_average_and_smoothed_labels_on_accumulat
     assert "learning rate: from 0 up over 2 updates, then cosine to 0 at update 8\n" in shown
 
 
-def test_a_line_after_a_warm_up_with_a_frozen_layer():
+def test_a_line_after_a_warm_up_with_a_frozen_layer_and_weighted_classes():
+    """Three towers, batches of 16 and a last one of 2."""
     def freeze_body(model):
         model.get_layer("body").trainable = False
 
+    weights = {1: 5, 2: 0.25}
     run = trained(
         optimizer="rmsprop", learning_rate=0.1, momentum=0.5, schedule="linear",
-        warmup_steps=WARM, freeze="^body/|/body/",
+        warmup_steps=WARM, freeze="^body/|/body/", class_weight=weights,
     )
+    assert '"class_weight": "1:5,2:0.25"' in Path("run/config.json").read_text()
     optimizer = keras.optimizers.RMSprop(WarmLine(), momentum=0.5)
-    assert_same(run, by_keras(optimizer, prepare=freeze_body))
+    assert_same(run, by_keras(optimizer, prepare=freeze_body, class_weight=weights))
     keras.utils.set_random_seed(0)
-    first = plain_model((NUM_CLASSES,), NUM_CLASSES).get_layer("body").kernel
+    first = small_model((NUM_CLASSES,), NUM_CLASSES).get_layer("body").kernel
     np.testing.assert_array_equal(run[1].get_layer("body").kernel.numpy(), first.numpy())
 
 
 def test_steps_from_the_values_of_a_file_and_without_it_when_the_run_goes_on(tmp_path):
     file = tmp_path / "other.keras"
     keras.utils.set_random_seed(7)
-    plain_model((NUM_CLASSES,), NUM_CLASSES).save(file)
+    small_model((NUM_CLASSES,), NUM_CLASSES).save(file)
     flags = {"optimizer": "adam", "learning_rate": 0.05, "schedule": "step:1",
              "init_from": str(file)}
     run = trained(**flags)
     optimizer = keras.optimizers.Adam(schedules.PiecewiseConstantDecay([EPOCH - 1], [0.05, 0.005]))
     assert_same(run, by_keras(optimizer, prepare=lambda model: model.load_weights(file)))
 
-    towers.train(config(model="tests.everyday:plain_model", num_towers=3, run_dir="parts",
-                        epochs=EPOCHS, max_steps=EPOCH, **flags))
+    towers.train(config(num_towers=3, run_dir="parts", max_steps=EPOCH, **flags))
     file.unlink()
     assert towers.train(TrainConfig(resume="parts", max_steps=STEPS)) == run[0]
 
 
-def test_class_weights_are_those_of_keras_fit():
-    """Three towers, batches of 16 and a last one of 2."""
-    weights = {1: 5, 2: 0.25}
-    run = trained(optimizer="adam", class_weight=weights)
-    assert_same(run, by_keras(keras.optimizers.Adam(), class_weight=weights))
-    assert '"class_weight": "1:5,2:0.25"' in Path("run/config.json").read_text()
-
-
 @pytest.mark.parametrize("values, message", [
     ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
-    ({"init_from": "missing.keras"}, "is no file; name a .keras file"),
     ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
     ({"class_weight": "9:1"}, r"^class_weight \(9:1\) names class 9, and the classes are 0 to "),
     ({"export": "."}, r"^export \(.\) exists already"),

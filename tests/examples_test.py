@@ -1,11 +1,14 @@
-"""Every example runs to its end in a smaller size, learns, and is a command."""
+"""Every example runs to its end in a smaller size, learns, and is a command; trackers show it."""
 
+import csv
 import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
 
 from tests import forked
 
@@ -14,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Without a GPU, another default device stands for GPU 0, where a script makes all that it does not
 # place.
 RUN = """
-import json, sys, keras, tensorflow as tf, towers
+import keras, tensorflow as tf, towers
 from examples import {name}
 if not tf.config.list_physical_devices("GPU"):
     towers.logical_cpus(2)
@@ -45,12 +48,17 @@ PRINTS = {
     "distillation": "\nstudent: 0.",
     "contrastive": "linear probe: towers 0.",
 }
+TRACKERS = sorted(path.stem for path in (ROOT / "examples/trackers").glob("with_*.py"))
 PROOF = "what_others_get_wrong"  # trains, but not to learn
 FALLS = {"gan": "discriminator_loss"}  # of the others: the loss
 
 
-def python(*arguments):
-    return forked.run(*arguments, cwd=ROOT)
+def run(code, *arguments, cwd=ROOT):
+    """(value, process) of a script whose last line prints the value as JSON."""
+    start = f"import json, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    done = forked.run("-c", start + code, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done
 
 
 def test_no_example_is_left_out():
@@ -61,49 +69,86 @@ def test_no_example_is_left_out():
 @pytest.mark.parametrize("name", SMALLER)
 def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
     arguments, names = SMALLER[name]
-    run = python("-c", RUN.format(name=name, arguments=arguments), str(tmp_path))
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "its own rows" not in run.stderr  # no false alarm
-    history = json.loads(run.stdout.splitlines()[-1])
+    history, done = run(RUN.format(name=name, arguments=arguments), str(tmp_path))
+    assert "its own rows" not in done.stderr  # no false alarm
     assert sorted(history) == names
     assert np.shape(list(history.values())) == (len(names), 2)  # two epochs each
     assert np.isfinite(list(history.values())).all()
     falls = FALLS.get(name, "loss")
     assert history[falls][1] < history[falls][0]
-    assert PRINTS.get(name, "Epoch 2/2") in run.stdout
-    assert run.stdout.count("Epoch ") == 2
+    assert PRINTS.get(name, "Epoch 2/2") in done.stdout
+    assert done.stdout.count("Epoch ") == 2
+    if name == "gan":  # which draws a grid of digits after each epoch
+        grids = [plt.imread(tmp_path / f"epoch_{epoch}.png") for epoch in (1, 2)]
+        assert [grid.shape for grid in grids] == [(168, 168), (168, 168)]
+        digits = grids[1].reshape(6, 28, 6, 28).transpose(0, 2, 1, 3).reshape(36, 28, 28)
+        assert len({digit.tobytes() for digit in digits}) == 36
+        assert np.any(grids[0] != grids[1])
 
 
-@pytest.mark.parametrize("name", [*SMALLER, PROOF])
+@pytest.mark.parametrize("name", [*SMALLER, PROOF, *TRACKERS])
 def test_an_example_is_the_command_that_it_documents(name):
-    text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    assert f"\n    python -m examples.{name}\n" in text
+    package = "examples.trackers" if name in TRACKERS else "examples"
+    path = f"{package.replace('.', '/')}/{name}.py"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert f"python -m {package}.{name}\n" in text
     assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
-
-
-@pytest.mark.matrix
-def test_the_gan_draws_a_grid_of_digits_after_each_epoch(tmp_path):
-    run = python("-c", "import sys\nfrom examples import gan\n"
-                       "gan.main(examples=256, epochs=2, directory=sys.argv[1])", str(tmp_path))
-    assert run.returncode == 0, run.stderr[-3000:]
-    grids = [plt.imread(tmp_path / f"epoch_{epoch}.png") for epoch in (1, 2)]
-    assert [grid.shape for grid in grids] == [(168, 168), (168, 168)]
-    digits = grids[1].reshape(6, 28, 6, 28).transpose(0, 2, 1, 3).reshape(36, 28, 28)
-    assert len({digit.tobytes() for digit in digits}) == 36
-    assert np.any(grids[0] != grids[1])
+    if name in TRACKERS:
+        assert f"`{path}`" in (ROOT / "docs/trackers.md").read_text("utf-8")
 
 
 @pytest.mark.matrix
 def test_what_others_get_wrong_is_wrong_there_and_right_on_towers():
-    run = python("-c", "import json\nfrom examples import what_others_get_wrong as proof\n"
-                       "proof.DEVICES = 2\n"
-                       "print(json.dumps(list(proof.main(epochs=1).values())))")
-    assert run.returncode == 0, run.stderr[-3000:]
-    rows = json.loads(run.stdout.splitlines()[-1])
+    rows, done = run("from examples import what_others_get_wrong as proof\nproof.DEVICES = 2\n"
+                     "print(json.dumps(list(proof.main(epochs=1).values())))")
     for row in rows:
         assert row["Keras, 1 device"] <= 1e-15 and row["towers"] <= 1e-15
     even, ragged, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
     assert even <= 1e-15
     assert ragged > 1e-3 and clipped > 1e-3
     assert accumulated is None
-    assert "MirroredStrategy: RuntimeError: " in run.stdout
+    assert "MirroredStrategy: RuntimeError: " in done.stdout
+
+
+def scalars(directory, tag):
+    """[(step, value), ...] of one scalar in an event file."""
+    events = EventAccumulator(str(directory)).Reload()
+    return [(event.step, tensor_util.make_ndarray(event.tensor_proto).item())
+            for event in events.Tensors(tag)]
+
+
+def results(directory, column):
+    with open(directory / "results.csv", encoding="utf-8") as file:
+        return [float(row[column]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.matrix
+def test_tensorboard_shows_each_epoch_of_a_fit_and_of_a_run(tmp_path):
+    history, _ = run("from examples.trackers import with_tensorboard as t\n"
+                     "print(json.dumps(t.main(2, 600)))", cwd=tmp_path)
+    logs = tmp_path / "logs"
+    for split, name in (("train", "loss"), ("validation", "val_accuracy")):
+        shown = scalars(logs / "train" / split, f"epoch_{name.removeprefix('val_')}")
+        assert [step for step, _ in shown] == [0, 1]
+        np.testing.assert_allclose([value for _, value in shown], history[name], rtol=1e-6)
+        np.testing.assert_allclose(results(logs / "run", name), history[name], rtol=1e-5)
+    losses = [value for _, value in scalars(logs / "fit" / "train", "epoch_loss")]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    assert list((logs / "run" / "tensorboard").iterdir())  # the run's own
+
+
+def test_optuna_ends_hopeless_runs_early_and_knows_the_best(tmp_path):
+    trials, _ = run(
+        "from examples.trackers import with_optuna as o\n"
+        "print(json.dumps([(t.state.name, t.value, list(t.intermediate_values.values()))"
+        " for t in o.main(3, 2, 600).trials]))", cwd=tmp_path)
+    states = {state for state, _, _ in trials}
+    assert states == {"COMPLETE", "PRUNED"}
+    for number, (state, value, reported) in enumerate(trials):
+        directory = tmp_path / "study" / f"trial-{number:03}"
+        accuracies = results(directory, "val_accuracy")
+        assert len(accuracies) == len(reported)
+        np.testing.assert_allclose(reported, accuracies, rtol=1e-5)
+        is_complete = state == "COMPLETE"
+        assert (directory / "final.keras").exists() == is_complete == (len(accuracies) == 2)
+        np.testing.assert_allclose(value, max(reported) if is_complete else reported[-1])

@@ -1,15 +1,14 @@
-"""Every packaged flagfile says what it is, and is a run that train.py or sweep.py takes."""
+"""Every packaged flagfile is a run that train.py or sweep.py takes; experiments/staleness.py."""
 
+import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from towers import TrainConfig
-
 from towers.app import datasets, models
 
 pytestmark = pytest.mark.tools
@@ -51,10 +50,7 @@ for path in sys.argv[1:]:
 
 def parse(code, paths):
     """The JSON line that the code prints for each of the files."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)], cwd=ROOT, capture_output=True, text=True,
-        timeout=100,
-    )
+    done = forked.run("-c", code, *paths, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -75,20 +71,20 @@ def test_a_flagfile_begins_with_its_command_and_says_what_to_expect(path):
     assert lines[: len(header)] == header
     assert "# Expected: " in "\n".join(header)
     assert all(line.startswith("--") for line in lines[len(header):])
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_flagfile_is_in_the_table_and_names_no_other_that_is_missing(path):
+    assert set(re.findall(r"\w+\.flags", "\n".join(lines))) <= {other.name for other in FILES}
     readme = (ROOT / "experiments" / "README.md").read_text()
     assert f"--flagfile=experiments/{path.name}`" in readme
-    assert set(re.findall(r"\w+\.flags", path.read_text())) <= {other.name for other in FILES}
 
 
 def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(configs):
     assert set(configs) == {path.stem for path in RUNS}
     for config in configs.values():
         assert config.num_gpus is not None and config.run_dir is None
-        if not config.model.startswith("experiments."):  # see experiments_text_test
+        if config.model.startswith("experiments."):  # see experiments_text_test
+            assert (config.model, config.dataset) == (
+                "experiments.text:build", "experiments.text:load"
+            )
+        else:
             assert callable(models.load(config.model).build)
             assert config.dataset in datasets.NAMES
 
@@ -110,3 +106,28 @@ def test_the_full_size_models_have_the_parameters_they_are_known_for(name, size,
 
 def test_the_sweep_spans_five_batches_on_one_and_two_gpus():
     assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["gru_large"], "music", 15]]
+
+
+def staleness(*arguments):
+    return forked.run("-m", "experiments.staleness", *arguments, cwd=ROOT)
+
+
+def test_staleness_of_each_number_of_towers_is_a_row_and_a_picture(tmp_path):
+    done = staleness("--towers=1,3", "--updates=30", "--batch_size=16", f"--out_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "not reproducible" in done.stdout
+    with (tmp_path / "staleness.csv").open(newline="") as file:
+        alone, three = csv.DictReader(file)
+    assert (alone["towers"], alone["updates"], float(alone["staleness_mean"])) == ("1", "30", 0.0)
+    assert three["towers"] == "3" and 0 < float(three["staleness_mean"]) <= 29
+    assert 0.1 < float(alone["accuracy"]) <= 1
+    assert (tmp_path / "staleness.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_staleness_ends_in_one_line_for_bad_input():
+    for arguments, error in (
+        (["--towers=two", "--out_dir=x"], "--towers (two) must be numbers"), ([], "--out_dir"),
+    ):
+        done = staleness(*arguments)
+        last = done.stderr.splitlines()[-1]  # TensorFlow's own come first
+        assert done.returncode == 2 and last.startswith("error: ") and error in last, done.stderr

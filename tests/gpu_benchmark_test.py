@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -22,12 +23,12 @@ ONE, MANY = Setup("mlp41m", "float32", 1024, 1), Setup("mlp41m", "float32", 1024
 TOWERS = Case(*MANY, "towers")
 
 
-def command(out, *flags):
-    return [sys.executable, "benchmarks/gpu.py", f"--out={out}", "--small", *flags]
-
-
-def environment(rehearse="1"):
-    return {**os.environ, "TOWERS_REHEARSE_GPUS": rehearse}
+def start(out, *flags):
+    return subprocess.Popen(
+        [sys.executable, "benchmarks/gpu.py", f"--out={out}", "--small", *flags], cwd=ROOT,
+        env={**os.environ, "TOWERS_REHEARSE_GPUS": "1"}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def make_run(out, cases=(TOWERS,), case_seconds=60.0):
@@ -54,18 +55,6 @@ def make_table(speeds, trip_ms=None):
     return table
 
 
-def children(pid):
-    """The processes that another has started and not yet waited for."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_many_gpus_are_compared_at_the_global_batch_of_one():
     cases = set(plan(8))
     for case in cases:
@@ -74,14 +63,6 @@ def test_many_gpus_are_compared_at_the_global_batch_of_one():
     sizes = {(case.batch_size, case.num_devices) for case in cases
              if case.workload == "cnn" and case.contender == "towers"}
     assert sizes == {(128, 1), (1024, 1), (1024, 8), (8192, 8)}  # 128 and 1,024 a GPU
-
-
-class FixedBudget:
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def left(self):
-        return self.seconds
 
 
 @pytest.mark.parametrize(
@@ -113,7 +94,7 @@ def test_a_case_that_fails_is_a_row_with_its_error_and_the_next_one_goes_on(tmp_
 
     monkeypatch.setattr(gpu_run, "run_process", run_process)
     run = make_run(tmp_path, [TOWERS, Case(*ONE, "fit")])
-    lines = list(gpu_run.measure(run, gpu_run.begin(run), FixedBudget(100.0)))
+    lines = list(gpu_run.measure(run, gpu_run.begin(run), SimpleNamespace(left=lambda: 100.0)))
     assert "1 of 2, 0 s  mlp41m, 1,024 on 8 devices: towers  failed: Resource" in lines[0]
     assert "2 of 2, 0 s  mlp41m, 1,024 on 1 device: fit  2.00 ms, 512,000 examples/s" in lines[1]
     failed, measured = gpu_table.read(tmp_path / gpu_run.CSV).values()
@@ -122,13 +103,11 @@ def test_a_case_that_fails_is_a_row_with_its_error_and_the_next_one_goes_on(tmp_
 
 
 def test_sigterm_leaves_no_process_running_and_the_csv_whole(tmp_path):
-    run = subprocess.Popen(
-        command(tmp_path, "--workloads=mlp41m"), cwd=ROOT, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )
+    run = start(tmp_path, "--workloads=mlp41m")
     try:
         assert "cases on 1 CPU device rehearsing GPUs" in run.stdout.readline()
-        while not (started := children(run.pid)):
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        while not (started := children.read_text().split()):
             pass
         run.send_signal(signal.SIGTERM)
         out, error = run.communicate(timeout=60)
@@ -145,12 +124,10 @@ def test_sigterm_leaves_no_process_running_and_the_csv_whole(tmp_path):
 def test_a_whole_small_run_writes_csv_chart_and_machine_and_goes_on_where_it_was(tmp_path):
     pytest.importorskip("matplotlib")
     flags = ["--workloads=mlp41m", "--contenders=towers,fit,trip", "--timed_seconds=0.1"]
-    run = subprocess.run(
-        command(tmp_path, *flags), cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=400,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert f"4 of 4 cases measured: {tmp_path}" in run.stdout
+    run = start(tmp_path, *flags)
+    out, error = run.communicate(timeout=400)
+    assert run.returncode == 0, error[-3000:]
+    assert f"4 of 4 cases measured: {tmp_path}" in out
     with (tmp_path / "gpu.csv").open(newline="") as file:
         rows = {(row["contender"], row["num_devices"]): row for row in csv.DictReader(file)}
     towers, fit, moved = rows["towers", "2"], rows["fit", "1"], rows["trip", "2"]
@@ -163,11 +140,8 @@ def test_a_whole_small_run_writes_csv_chart_and_machine_and_goes_on_where_it_was
     assert json.loads((tmp_path / "machine.json").read_text())["rehearsal"] is True
     assert (tmp_path / "gpu.png").read_bytes().startswith(PNG)
     before = (tmp_path / "gpu.csv").read_bytes()
-    again = subprocess.run(
-        command(tmp_path, *flags), cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=400,
-    )
-    assert "4 of 4 cases measured" in again.stdout and "s left" not in again.stdout
+    out, _ = start(tmp_path, *flags).communicate(timeout=400)
+    assert "4 of 4 cases measured" in out and "s left" not in out
     assert (tmp_path / "gpu.csv").read_bytes() == before
 
 

@@ -115,20 +115,24 @@ def test_eight_towers_on_one_gpu_need_the_memory_of_about_one():
 # Whole runs
 
 
-@pytest.mark.parametrize("switches", [
-    ("--precision=mixed_float16",), ("--precision=mixed_bfloat16",), ("--jit_compile",),
-    ("--variable_device=gpu",),
+def trained(cwd, *flags, fault=""):
+    """What a run in cwd/run says on stdout; it ends well, or is killed by the fault."""
+    cwd.mkdir(exist_ok=True)
+    code, stdout, stderr = train(*flags, cwd=cwd, fault=fault)
+    assert code == (-9 if fault else 0), stdout + stderr
+    return stdout
+
+
+@pytest.mark.parametrize("switch", [
+    "--precision=mixed_float16", "--precision=mixed_bfloat16", "--jit_compile",
+    pytest.param("--variable_device=gpu", marks=on_gpus_alone),
 ])
-def test_a_run_with_each_switch_has_the_large_batchs_gradient(switches, tmp_path):
-    if "--variable_device=gpu" in switches and not has_gpus():
-        pytest.skip("there is no GPU to hold the parameters")
-    code, stdout, stderr = train(
-        *EIGHT, *switches, "--num_gpus=8", "--model=tests.gpu_test:plain",
+def test_a_run_with_each_switch_has_the_large_batchs_gradient(switch, tmp_path):
+    assert "the averaged gradient is the large-batch gradient" in trained(
+        tmp_path, *EIGHT, switch, "--num_gpus=8", "--model=tests.gpu_test:plain",
         "--dataset=tests.resuming:data", "--batch_size=48", "--max_steps=2", "--verify_gradients",
-        "--run_dir=run", cwd=tmp_path,
+        "--run_dir=run",
     )
-    assert code == 0, stdout + stderr
-    assert "the averaged gradient is the large-batch gradient" in stdout
 
 
 def plain(input_shape, num_classes):
@@ -139,39 +143,26 @@ def plain(input_shape, num_classes):
     ])
 
 
+# Without those of its flags that say what a run is computed on.
+ANY = [*EIGHT, *(f for f in FLAGS if not re.match("--(device|num_gpus|num_towers)=", f)),
+       "--deterministic"]
+
+
 def test_eight_towers_give_the_same_bits_on_any_number_of_gpus(tmp_path):
     found = []
     for num_gpus in (1, 2, 4, 8):
         cwd = tmp_path / str(num_gpus)
-        cwd.mkdir()
-        code, stdout, stderr = train(
-            *EIGHT, *on_any_device(FLAGS), "--deterministic", "--num_towers=8",
-            f"--num_gpus={num_gpus}", cwd=cwd,
-        )
-        assert code == 0, stdout + stderr
+        trained(cwd, *ANY, "--num_towers=8", f"--num_gpus={num_gpus}")
         found.append(outcome(cwd / "run"))
     assert all(other == found[0] for other in found[1:])
 
 
 def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_path):
-    flags = (*EIGHT, *on_any_device(FLAGS), "--deterministic", "--num_towers=4",
-             "--checkpoint_every=1")
-    outcomes = []
-    for name, fault in (("whole", ""), ("killed", "step == 5 and kill('KILL')")):
-        cwd = tmp_path / name
-        cwd.mkdir()
-        code, stdout, stderr = train(*flags, "--num_gpus=2", cwd=cwd, fault=fault)
-        assert code == (-9 if fault else 0), stdout + stderr
-        if fault:
-            code, stdout, stderr = train("--resume=run", "--num_gpus=4", cwd=cwd)
-            assert code == 0, stdout + stderr
-        outcomes.append(outcome(cwd / "run"))
-    assert outcomes[0] == outcomes[1]
-
-
-def on_any_device(flags):
-    """Without those that say what the run is computed on."""
-    return [flag for flag in flags if not re.match("--(device|num_gpus|num_towers)=", flag)]
+    flags = (*ANY, "--num_towers=4", "--checkpoint_every=1", "--num_gpus=2")
+    trained(tmp_path / "whole", *flags)
+    trained(tmp_path / "killed", *flags, fault="step == 5 and kill('KILL')")
+    trained(tmp_path / "killed", "--resume=run", "--num_gpus=4")
+    assert outcome(tmp_path / "killed" / "run") == outcome(tmp_path / "whole" / "run")
 
 
 @on_gpus_alone

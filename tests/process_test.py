@@ -1,14 +1,12 @@
 """What becomes of a run when what is around it fails: its output, files, disk and memory."""
 
-import csv
-
 import keras
 import pytest
 import tensorflow as tf
 
 import towers
 from tests.app.run_test import config
-from tests.mounts import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
+from tests.processes import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
 from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
@@ -23,21 +21,19 @@ def _mount(tmp_path_factory):
 
 
 @pytest.mark.matrix
-def test_a_run_whose_reader_goes_away_trains_to_its_end(tmp_path):
-    """As in `python train.py | head -1`."""
+def test_a_run_trains_to_its_end_when_its_reader_goes_away_and_without_stdout(tmp_path):
+    """As in `python train.py | head -1`, and in `python train.py >&-`."""
+    (tmp_path / "closed").mkdir()
     process = start(*SHORT, cwd=tmp_path)
     assert process.stdout.readline().startswith("towers ")
     process.stdout.close()
     _, stderr = process.communicate(timeout=500)
     assert process.returncode == 0 and "Error" not in stderr
-    assert outcome(tmp_path / "run")["position"]["step"] == 2
-
-
-@pytest.mark.matrix
-def test_a_run_without_stdout_trains_to_its_end(tmp_path):
-    code, _, stderr = train(*SHORT, cwd=tmp_path, inside=("sh", "-c", 'exec "$@" >&-', "sh"))
+    closed = ("sh", "-c", 'exec "$@" >&-', "sh")
+    code, _, stderr = train(*SHORT, cwd=tmp_path / "closed", inside=closed)
     assert (code, stderr) == (0, "")
-    assert outcome(tmp_path / "run")["position"]["step"] == 2
+    for cwd in (tmp_path, tmp_path / "closed"):
+        assert outcome(cwd / "run")["position"]["step"] == 2
 
 
 @pytest.mark.matrix
@@ -45,10 +41,8 @@ def test_a_read_only_directory_is_refused_before_step_1(mount, tmp_path):
     inside = (*NAMESPACE, READ_ONLY, "sh")
     code, _, stderr = train(*SHORT, cwd=tmp_path, inside=inside, fault="kill('KILL')")
     assert code == 2 and list(tmp_path.iterdir()) == []
-    assert stderr == (
-        "error: --run_dir (run) cannot be used: Read-only file system: run. Name a directory that "
-        "you can write to.\n"
-    )
+    assert stderr.startswith("error: --run_dir (run) cannot be used: Read-only file system: ")
+    assert stderr.count("\n") == 1 and "Name a directory that you can write to" in stderr
 
 
 @pytest.mark.matrix
@@ -59,10 +53,8 @@ def test_a_run_outlives_a_full_disk_and_goes_on_from_what_was_saved_before(mount
     code, stdout, stderr = train(
         *flags, cwd=tmp_path, fault=fault, inside=(*NAMESPACE, SMALL_DISK, "sh")
     )
-    assert (code, stderr) == (5, (
-        "error: run/final.keras cannot be written (No space left on device). Make room, then "
-        "continue the run: python train.py --resume=run.\n"
-    ))
+    assert code == 5 and stderr.startswith("error: run/final.keras cannot be written (No space ")
+    assert stderr.endswith("continue the run: python train.py --resume=run.\n")
     for path in ("checkpoints/epoch-1-step-6", "results.csv"):
         assert f"run/{path} cannot be written (No space left on device); " in stdout
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
@@ -71,27 +63,26 @@ def test_a_run_outlives_a_full_disk_and_goes_on_from_what_was_saved_before(mount
 
 
 class Harm(keras.callbacks.Callback):
-    """Puts a directory in the place of a file."""
+    """Puts directories in the place of files."""
 
-    def __init__(self, path):
+    def __init__(self, *paths):
         super().__init__()
-        self.path = path
+        self.paths = paths
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 0:
-            self.path.unlink(missing_ok=True)
-            self.path.mkdir()
+            for path in self.paths:
+                path.unlink(missing_ok=True)
+                path.mkdir()
 
 
-@pytest.mark.parametrize("name", [run_dir.RESULTS, run_dir.LOG])
-def test_a_file_that_cannot_be_written_is_a_warning(name, tmp_path, monkeypatch, capsys):
+def test_a_table_and_a_log_that_cannot_be_written_are_warnings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    history = towers.train(config(run_dir="run"), [Harm(tmp_path / "run" / name)])
+    names = run_dir.RESULTS, run_dir.LOG
+    history = towers.train(config(run_dir="run"), [Harm(*(tmp_path / "run" / n for n in names))])
     assert len(history["loss"]) == 2
-    assert f"run/{name} cannot be written" in capsys.readouterr().out
-    if name != run_dir.RESULTS:
-        with open("run/results.csv", encoding="utf-8") as file:
-            assert len(list(csv.DictReader(file))) == 2
+    said = capsys.readouterr().out
+    assert all(f"run/{name} cannot be written" in said for name in names)
 
 
 @pytest.mark.parametrize("name, error, models", [
@@ -130,25 +121,20 @@ def greedy_model(input_shape, num_classes):
 
 
 @pytest.mark.matrix
-def test_too_little_memory_names_the_per_tower_batch(tmp_path, monkeypatch):
-    """TensorFlow waits 10 s for each allocation that fails, in case that memory becomes free."""
-    monkeypatch.chdir(tmp_path)
-    greedy = {"model": "tests.process_test:greedy_model"}
-    message = "too little memory for 8 examples a tower.*smaller `batch_size` than 16, .*towers=4"
-    with pytest.raises(ValueError, match=message) as error:
-        towers.train(config(run_dir="run", num_gpus=1, num_towers=2, **greedy))
-    assert isinstance(error.value.__cause__, tf.errors.ResourceExhaustedError)
-    assert [path.name for path in checkpoints.find(tmp_path / "run" / "checkpoints")] == [
-        "epoch-0-step-0"
-    ]
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_too_little_memory_names_the_per_tower_batch(num_gpus, tmp_path):
+    """TensorFlow waits 10 s for each allocation that fails, in case that memory becomes free.
 
-
-@pytest.mark.matrix
-def test_too_little_memory_on_two_devices_is_named_too(tmp_path):
-    """TensorFlow often reports the cancelled transfer instead; its messages in the log tell."""
+    On two devices it often reports the cancelled transfer instead; its messages in the log tell.
+    """
     code, stdout, stderr = train(
         "--model=tests.process_test:greedy_model", "--dataset=tests.app.run_test:small_data",
-        "--num_gpus=2", "--batch_size=16", "--device=cpu", "--run_dir=run", cwd=tmp_path, anew=True,
+        f"--num_gpus={num_gpus}", "--num_towers=2", "--batch_size=16", "--device=cpu",
+        "--run_dir=run", cwd=tmp_path, anew=True,
     )
     assert code == 2, stdout + stderr
     assert "error: a device has too little memory for 8 examples a tower" in stderr
+    assert "smaller --batch_size than 16" in stderr and "--num_towers=4" in stderr
+    assert [path.name for path in checkpoints.find(tmp_path / "run" / "checkpoints")] == [
+        "epoch-0-step-0"
+    ]

@@ -1,11 +1,9 @@
-"""train.py as a user calls it: exit codes, error lines, files, signals."""
+"""train.py and sweep.py as a user calls them: exit codes, error lines, files."""
 
 import csv
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import keras
@@ -14,11 +12,43 @@ import pytest
 
 from tests import forked
 
-TRAIN = Path(__file__).parent.parent / "train.py"
+ROOT = Path(__file__).parent.parent
+TRAIN, SWEEP = ROOT / "train.py", ROOT / "sweep.py"
 FILES = [
     "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
     "results.png",
 ]
+USERS = """
+import keras
+
+def build(input_shape, num_classes):
+    raise ValueError("no \\x1b[1mmodel\\x1b[0m today")  # as Keras colors its own
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        int("one")
+
+def callbacks():
+    return [Fails()]
+
+class Mixes(keras.layers.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+def model(input_shape, num_classes, *layers):
+    return keras.Sequential([
+        keras.Input(input_shape), *layers, keras.layers.Flatten(),
+        keras.layers.Dense(num_classes, activation="softmax"),
+    ])
+
+def mixing_model(input_shape, num_classes):
+    return model(input_shape, num_classes, Mixes())
+"""
+
+
+@pytest.fixture(name="users")
+def _users(tmp_path):
+    (tmp_path / "users.py").write_text(USERS)
 
 
 def environment(**variables):
@@ -27,128 +57,79 @@ def environment(**variables):
     return {**{k: v for k, v in os.environ.items() if k not in hidden}, **variables}
 
 
-def run_train(*flags, cwd, **variables):
+def run(*arguments, cwd, **variables):
     return subprocess.run(
-        [sys.executable, TRAIN, *flags],
-        cwd=cwd,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        [sys.executable, *arguments], cwd=cwd, env=environment(**variables), capture_output=True,
+        text=True, timeout=300, check=False,
     )
 
 
-def error_of(*flags, cwd, **variables):
-    """The one error line of a command that must refuse, leave nothing, and show no traceback."""
-    done = run_train(*flags, cwd=cwd, **variables)
-    assert (done.returncode, done.stdout, os.listdir(cwd)) == (2, "", [])
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    return done.stderr.removeprefix("error: ").rstrip("\n")
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
     """A run on eight devices, whose directory several tests look at."""
     cwd = tmp_path_factory.mktemp("eight")
-    done = run_train("--max_steps=3", "--num_gpus=8", "--batch_size=128", "--device=cpu", cwd=cwd)
+    done = run(TRAIN, "--max_steps=3", "--num_gpus=8", "--batch_size=128", "--device=cpu", cwd=cwd)
     return done, cwd / "runs" / "cnn-mnist-001"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--num_gpus=0"], "--num_gpus (0) must be a whole number from 1 to 1024."),
-        (["--num_gpus=-1"], "--num_gpus (-1) must be a whole number from 1 to 1024."),
-        (["--num_gpus=two"], "flag --num_gpus=two: invalid literal for int()"),
-        (["--num_gpu=2"], "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
-        (["--batch_size=0"], "--batch_size (0) must be a whole number from 1 to "),
-        (["--batch_size=8", "--batch_size_per_gpu=8"], "give only one of them"),
-        (["--learning_rate=-1"], "--learning_rate (-1.0) must be a number above 0"),
-        (["--learning_rate=nan"], "--learning_rate (nan) must be a number above 0"),
-        (["--num_towers=many"], "flag --num_towers=many: invalid literal for int()"),
-        (["--predict=x.keras"], "--predict (x.keras) needs --out, a new file"),
-        (["--evaluate=x.keras", "--resume=run"], "--evaluate and --resume: give only one of them."),
-        (["--evaluate=x.keras"], "--evaluate (x.keras) is neither a .keras file nor the directory"),
-        (["--strategy=async"], "older parameters are another computation. `python -m experiments."),
-        (["--device=tpu"], "flag --device=tpu: value should be one of <auto|gpu|cpu>"),
-        (["8"], "'8' is not a flag."),
-        (["--plan", "true"], "'true' is not a flag."),
-        (["--flagfile=missing.flags"], "missing.flags"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_and_exit_code_2(flags, message, tmp_path):
-    assert message in error_of(*flags, cwd=tmp_path)
+def matrix(*values):
+    return pytest.param(*values, marks=pytest.mark.matrix)
 
 
-def test_another_keras_backend_is_one_line_that_says_how_to_set_it(tmp_path):
-    message = error_of(cwd=tmp_path, KERAS_BACKEND="jax")
-    assert message.endswith("Set it with: export KERAS_BACKEND=tensorflow")
-
-
-@pytest.mark.matrix
-def test_an_error_after_tensorflow_has_started_is_one_line_too(tmp_path):
-    message = error_of("--device=gpu", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert message.startswith("--device=gpu: TensorFlow sees no GPU on this machine.")
-
-
-@pytest.mark.matrix
-def test_logical_gpus_without_a_gpu_are_refused(tmp_path):
-    message = error_of("--logical_gpus=8", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert message.startswith("--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave")
-
-
-@pytest.mark.matrix
-def test_gradients_that_differ_end_the_run_before_it_begins(tmp_path):
-    done = run_train(
-        "--model=tests.app.diagnosis.verify_test:centring",
-        "--dataset=tests.app.diagnosis.verify_test:data",
-        "--num_towers=3", "--verify_gradients", cwd=tmp_path,
-    )
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert "Each tower has only its own rows" in done.stdout
-    assert done.stderr.startswith("error: --verify_gradients has found")
-    assert "gives each row a value that is made of all rows" in done.stderr
-    assert done.stderr.endswith(" --verify_gradients=warn trains all the same.\n")
+@pytest.mark.parametrize("script, flags, variables, message", [
+    (TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
+    (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: invalid literal for int()"),
+    (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
+    (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
+    (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
+    (TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras file nor the dir"),
+    (TRAIN, "--plan true", {}, "'true' is not a flag."),
+    (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
+    (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
+    matrix(TRAIN, "", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON of the form"),
+    matrix(TRAIN, "--device=gpu", {"CUDA_VISIBLE_DEVICES": ""},  # TensorFlow has started
+           "--device=gpu: TensorFlow sees no GPU on this machine."),
+    matrix(TRAIN, "--logical_gpus=8", {"CUDA_VISIBLE_DEVICES": ""},
+           "--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave"),
+    (SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different whole numbers"),
+    (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
+    (SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
+    (SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
+])
+def test_a_mistake_is_one_line_and_exit_code_2(script, flags, variables, message, tmp_path):
+    (tmp_path / "file").touch()
+    done = run(script, *flags.split(), cwd=tmp_path, **variables)
+    assert (done.returncode, done.stdout, os.listdir(tmp_path)) == (2, "", ["file"])
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert message in done.stderr
 
 
 def test_verbosity_1_shows_the_traceback(tmp_path):
-    done = run_train("--num_gpus=0", "--verbosity=1", cwd=tmp_path)
-    assert done.stderr.startswith("Traceback ")
-    assert done.stderr.endswith("\nerror: --num_gpus (0) must be a whole number from 1 to 1024.\n")
-    assert done.returncode == 2
-
-
-def test_help_lists_the_flags_and_is_no_error(tmp_path):
-    done = run_train("--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "python train.py --num_gpus=8 --batch_size=128" in done.stdout
-    for flag in ("batch_size: Global batch", "num_towers: ", "[no]verify_gradients: "):
-        assert f"\n  --{flag}" in done.stdout
+    done = run(TRAIN, "--num_gpus=0", "--verbosity=1", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("Traceback ")
+    assert "\nerror: --num_gpus (0) must be " in done.stderr
 
 
 def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
     done, directory = eight
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(directory)) == FILES
-    assert done.stdout.splitlines()[3:6] == [
+    lines = done.stdout.splitlines()
+    assert lines[3:6] == [
         "Batch     128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)",
         "Data      mnist: 60,000 train, 10,000 test",
         "Model     cnn, 1,199,882 parameters; adam, learning rate 0.001; seed 0",
     ]
-    assert done.stdout.splitlines()[-1].startswith("Done: 3 steps in ")
-
-
-def test_the_log_holds_the_output_and_tensorflows_messages(eight):
-    done, directory = eight
+    assert lines[-1].startswith("Done: 3 steps in ")
     log = (directory / "log.txt").read_text().splitlines()
-    assert set(done.stdout.splitlines()) <= set(log)
-    assert any("oneDNN" in line or "cpu_feature_guard" in line for line in log)
-
-
-def test_the_results_have_the_one_row_of_a_run_that_ended_in_mid_epoch(eight):
-    with open(eight[1] / "results.csv", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    assert set(lines) <= set(log)
+    assert any("oneDNN" in line or "cpu_feature_guard" in line for line in log)  # TensorFlow's
+    (row,) = rows(directory / "results.csv")  # of a run that ended in mid-epoch
     assert row["epoch"] == "1"
     assert 0 < float(row["val_accuracy"]) < 1 and float(row["examples_per_second"]) > 0
 
@@ -159,24 +140,14 @@ def test_the_final_model_loads_without_towers(eight, tmp_path):
         "import sys; sys.modules['towers'] = None; import keras; "
         f"print(keras.saving.load_model({str(eight[1] / 'final.keras')!r}).count_params())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout == "1199882\n"
+    assert run("-c", code, cwd=tmp_path).stdout == "1199882\n"
 
 
 @pytest.mark.matrix
 def test_a_trained_model_is_evaluated_on_the_data_of_its_run(eight, tmp_path):
-    done = run_train(f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
+    done = run(TRAIN, f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    with open(eight[1] / "results.csv", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(eight[1] / "results.csv")
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"Evaluate  loss {float(row['val_loss']):.4f}  accuracy ")
     assert " | 10,000 examples in " in last and os.listdir(tmp_path) == []
@@ -196,79 +167,56 @@ def test_fewer_devices_give_the_same_bits(num_gpus, eight, tmp_path):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
-)
-def test_a_signal_stops_the_run_with_its_exit_code(number, code, name, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, TRAIN, "--dataset=synthetic", "--model=mlp", "--batch_size=4096",
-         "--epochs=1000", "--run_dir=run"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    results = tmp_path / "run" / "results.csv"
-    deadline = time.monotonic() + 200
-    while not results.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=100)
-    assert (process.returncode, stderr) == (code, f"stopped by {name}\n")
-    assert stdout.splitlines()[-1].startswith("saved at step ")
-    assert stdout.endswith(". Resume: python train.py --resume=run\n")
-
-
-USERS = """
-import keras
-
-def build(input_shape, num_classes):
-    raise ValueError("no \\x1b[1mmodel\\x1b[0m today")  # as Keras colors its own
-
-class Fails(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        int("one")
-
-def callbacks():
-    return [Fails()]
-"""
-
-
-@pytest.mark.matrix
 @pytest.mark.parametrize("flag, line, traceback", [
     ("--model=users:build", "users.py:5: no model today", "is shown with --verbosity=1"),
     ("--callbacks=users:callbacks", "users.py:9: invalid literal for int() with base 10: 'one'",
      "stands in runs/cnn-mnist-001/log.txt"),
 ])
-def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, tmp_path):
-    (tmp_path / "users.py").write_text(USERS)
-    done = run_train(flag, "--max_steps=2", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
+def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, users, tmp_path):
+    done = run(TRAIN, flag, "--max_steps=2", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: {line}. The whole traceback {traceback}.\n"
     for log in tmp_path.glob("runs/*/log.txt"):
         assert "in on_train_batch_end\n    int(\"one\")" in log.read_text()
 
 
-MIXES = """
-import keras
-
-class Mixes(keras.layers.Layer):
-    def call(self, x):
-        return x - keras.ops.mean(x, axis=0, keepdims=True)
-
-def model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), Mixes(), keras.layers.Flatten(), keras.layers.Dense(num_classes),
-    ])
-"""
-
-
 @pytest.mark.matrix
-def test_what_towers_warn_of_stands_on_the_terminal(tmp_path):
-    (tmp_path / "users.py").write_text(MIXES)
-    done = run_train(
-        "--model=users:model", "--max_steps=1", "--num_gpus=2", "--device=cpu", cwd=tmp_path
-    )
+def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
+    done = run(TRAIN, "--model=users:mixing_model", "--max_steps=1", "--num_gpus=2",
+               "--device=cpu", cwd=tmp_path)
     warned = [line for line in done.stdout.splitlines() if line.startswith("Warning")]
     assert any("(mixes) computes across the rows of a batch" in line for line in warned)
+
+
+def test_a_sweep_leaves_table_picture_runs_and_advice_and_goes_on(users, tmp_path):
+    flags = ["--models=users:model", "--dataset=synthetic", "--batch_sizes=2048", "--max_steps=3",
+             "--gpu_counts=1,3", "--device=cpu", "--out_dir=out"]
+    done = run(SWEEP, *flags, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = tmp_path / "out"
+    assert sorted(os.listdir(out)) == ["cells", "sweep.csv", "sweep.json", "sweep.png"]
+    cell = out / "cells" / "users_model-batch2048-gpus3"
+    assert {"config.json", "results.csv", "final.keras", "log.txt"} <= {*os.listdir(cell)}
+
+    one, three = rows(out / "sweep.csv")
+    assert [three[name] for name in ("num_gpus", "per_tower_batch", "num_towers", "epochs")] == [
+        "3", "683", "3", "1"
+    ]
+    ratio = float(three["examples_per_second"]) / float(one["examples_per_second"])
+    assert float(three["speedup"]) == pytest.approx(ratio, rel=1e-4)
+    assert float(three["efficiency"]) == pytest.approx(ratio / 3, rel=1e-4)
+    (result,) = rows(cell / "results.csv")
+    assert {result[n] == three[n] for n in ("accuracy", "val_accuracy", "seconds")} == {True}
+
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["towers 0.1 | sweep: out", "Cells     2, 2 to run"]
+    assert lines[2].startswith("1/2  users:model  batch 2,048 on 1, 2,048 a tower  ")
+    assert lines[3].startswith("2/2  users:model  batch 2,048 on 3,   683 a tower  ")
+    assert lines[2].endswith(" left") and lines[4] == "Wrote     out/sweep.csv, out/sweep.png"
+    assert lines[5].startswith("Advice    On logical CPU devices, ")
+
+    again = run(SWEEP, *flags, cwd=tmp_path)
+    assert again.stdout.splitlines() == [lines[0], "Cells     2, 0 to run", *lines[4:]]
+    other = run(SWEEP, *flags, "--max_steps=4", "--seed=1", cwd=tmp_path)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "--max_steps (3 there, 4 now), --seed (0 there, 1 now). Give" in other.stderr

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import real_workers as workers
-from tests.mounts import NAMESPACE, SMALL_DISK, skip_where_nothing_can_be_mounted
-from tests.processes import has_ended
+from tests.processes import (
+    NAMESPACE, SMALL_DISK, has_ended, skip_where_nothing_can_be_mounted,
+)
 from towers.workers.cluster import LOST_WORKER
 
 FLAGS = (
@@ -76,10 +77,15 @@ def _alone(tmp_path_factory):
     return bits(run_dir)
 
 
-def kill_at(step, run_dir, lost):
-    """Two workers, of which one is killed at that step; what the other says."""
-    hold = Hold(step, run_dir.parent)
-    processes = train(2, run_dir, **hold.fault)
+@pytest.mark.telling("3-0-3")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("step, lost, count", [(3, 0, 3), *((step, 1, 1) for step in range(1, 8))])
+def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
+    step, lost, count, alone, tmp_path
+):
+    """One of two workers is killed at a step; the other says so and ends."""
+    hold = Hold(step, tmp_path)
+    processes = train(2, tmp_path / "run", **hold.fault)
     hold.wait_for(2)
     processes[lost].send_signal(signal.SIGKILL)
     killed_at = time.monotonic()
@@ -89,15 +95,6 @@ def kill_at(step, run_dir, lost):
     assert (code, errors.count("error:")) == (LOST_WORKER, 1), errors
     assert f"error: worker {lost} (127.0.0.1:" in errors
     assert "resume=DIR, on any number of workers." in errors
-
-
-@pytest.mark.telling("3-0-3")
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("step, lost, count", [(3, 0, 3), *((step, 1, 1) for step in range(1, 8))])
-def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
-    step, lost, count, alone, tmp_path
-):
-    kill_at(step, tmp_path / "run", lost)
     resume(count, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
     logs = {path.name for path in (tmp_path / "run").glob("log*")}
@@ -149,20 +146,6 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     assert bits(tmp_path / "run") == alone
 
 
-@pytest.mark.matrix
-def test_another_version_on_one_worker_is_refused(tmp_path):
-    hosts = workers.addresses(2)
-    flags = (f"--run_dir={tmp_path / 'run'}", *FLAGS)
-    other = "import runpy, towers; towers.__version__ = '9'; " \
-            "runpy.run_path('train.py', {}, '__main__')"
-    for code, _, errors in workers.finish([
-        workers.start(hosts, 0, "train.py", *flags),
-        workers.start_anew(hosts, 1, "-c", other, *flags),
-    ]):
-        assert code == 2
-        assert "differs from the chief in towers' version (9, the chief's is " in errors
-
-
 @pytest.mark.telling("1")
 @pytest.mark.parametrize("told", [0, 1])
 def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, tmp_path):
@@ -178,32 +161,33 @@ def test_sigterm_to_one_worker_saves_at_the_same_step_and_ends_all(told, alone, 
     assert bits(tmp_path / "run") == alone
 
 
-@pytest.mark.parametrize("flag, said", [
-    ("--seed=3", "in --seed (3, the chief's is 0)"),
-    ("--batch_size=16", "in --batch_size (16, the chief's is 8)"),
-    ("--model=tests.resuming:other_model", "in --model (tests.resuming:other_model, the chief"),
-    ("--dataset=tests.resuming:other_data", "in --dataset (tests.resuming:other_data, the chief"),
-])
-def test_a_worker_that_would_train_something_else_is_refused(flag, said, tmp_path):
-    hosts = workers.addresses(2)
-    run_dir = f"--run_dir={tmp_path / 'run'}"
-    ended = workers.finish([
+OTHER_VERSION = (
+    "-c",
+    "import runpy, towers; towers.__version__ = '9'; runpy.run_path('train.py', {}, '__main__')",
+)
+
+
+@pytest.mark.parametrize("command, flags, differ", [
+    (["train.py"],
+     ["--model=tests.resuming:other_model", "--dataset=tests.resuming:other_data",
+      "--batch_size=16"],
+     ["--model (tests.resuming:other_model, the chief's is tests.resuming:faulty_model)",
+      "--dataset (tests.resuming:other_data, the chief's is tests.resuming:data)",
+      "--batch_size (16, the chief's is 8)"]),
+    (["train.py"], ["--seed=3"], ["--seed (3, the chief's is 0)"]),
+    (OTHER_VERSION, [], ["towers' version (9, the chief's is "]),
+], ids=["flags", "seed", "version"])
+@pytest.mark.telling("flags", "version")
+def test_a_worker_that_would_train_something_else_is_refused(command, flags, differ, tmp_path):
+    hosts, run_dir = workers.addresses(2), f"--run_dir={tmp_path / 'run'}"
+    for code, _, errors in workers.finish([
         workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
-        workers.start(hosts, 1, "train.py", run_dir, *FLAGS, flag),
-    ])
-    for code, _, errors in ended:
+        workers.start(hosts, 1, *command, run_dir, *FLAGS, *flags),
+    ]):
         assert (code, errors.count("\n")) == (2, 1), errors
-        assert "error: worker 1 (127.0.0.1:" in errors and said in errors
+        assert "error: worker 1 (127.0.0.1:" in errors
+        assert all(said in errors for said in differ), errors
     assert not list((tmp_path / "run").glob("checkpoints/epoch*"))
-
-
-def test_a_malformed_tf_config_is_one_line(tmp_path):
-    flags = (f"--run_dir={tmp_path / 'run'}", *FLAGS)
-    process = workers.start([""], 0, "train.py", *flags, TF_CONFIG="{")
-    ((code, _, errors),) = workers.finish([process])
-    assert (code, errors.count("\n")) == (2, 1)
-    assert errors.startswith("error: TF_CONFIG is not JSON of the form")
-    assert not (tmp_path / "run").exists()
 
 
 def launch(run_dir, hold, *flags):

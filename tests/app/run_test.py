@@ -26,12 +26,18 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def small_model(input_shape, num_classes):
+def small_model(input_shape, num_classes, *layers):
+    """Its layers' names do not count the models that a process has made before."""
     return keras.Sequential([
         keras.Input(input_shape),
-        keras.layers.Dense(8, activation="relu"),
-        keras.layers.Dense(num_classes, activation="softmax"),
+        keras.layers.Dense(8, activation="relu", name="body"), *layers,
+        keras.layers.Dense(num_classes, activation="softmax", name="head"),
     ])
+
+
+def normalized_model(input_shape, num_classes):
+    """With BatchNormalization, whose statistics differ between towers."""
+    return small_model(input_shape, num_classes, keras.layers.BatchNormalization(name="norm"))
 
 
 def small_data():

@@ -1,9 +1,14 @@
 """Processes that hang: each says where, leaves its stacks and ends; with its last checkpoint."""
 
+import os
 import re
 import signal
+import threading
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import towers
 from tests import forked
@@ -11,8 +16,84 @@ from tests.resuming import ROOT, train
 from towers.resume import checkpoints
 from towers.machine import hang
 
-RUN = ("--model=tests.hanging:model", "--dataset=tests.hanging:data", "--num_gpus=2",
-       "--device=cpu", "--batch_size=16", "--epochs=2", "--run_dir=run", "--checkpoint_every=1")
+HERE = "tests.machine.hang_test"
+RUN = (f"--model={HERE}:model", f"--dataset={HERE}:data", "--num_gpus=2", "--device=cpu",
+       "--batch_size=16", "--epochs=2", "--run_dir=run", "--checkpoint_every=1")
+NEVER = threading.Event()
+NUM_CLASSES = 3  # of `sleepy_data`
+FIT = """
+import towers
+from tests.machine import hang_test
+towers.logical_cpus(2)
+parallel = towers.make_parallel(hang_test.model((3,), 3), 2)
+parallel.compile("sgd", "sparse_categorical_crossentropy")
+parallel.fit(*hang_test.data()[0], batch_size=16, epochs=2, verbose=0,
+             callbacks=[*hang_test.deaf_callbacks(), towers.HangTimeout(2)])
+"""
+
+
+def data():
+    y = np.arange(64) % 3
+    return (np.eye(3, dtype="float32")[y], y), (np.eye(3, dtype="float32"), np.arange(3))
+
+
+class Source:
+    """Examples, one of which may never come."""
+
+    def __init__(self, hangs=None):
+        self.hangs = hangs
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == self.hangs:
+            NEVER.wait()
+        return np.eye(3, dtype="float32")[index % 3], index % 3
+
+
+def sleepy_data():
+    return Source(hangs=60), Source()
+
+
+def deaf_callbacks():
+    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: NEVER.wait())]
+
+
+def blocked_disk():
+    """After the first step, no file of this process is flushed to the disk any more."""
+    def block(batch, logs):
+        os.fsync = lambda descriptor: NEVER.wait()
+
+    return [keras.callbacks.LambdaCallback(on_train_batch_end=block)]
+
+
+class LostDevice(keras.layers.Layer):
+    """A layer whose operation does not come back for the fourth batch."""
+
+    calls = 0
+
+    def call(self, x):
+        def answer(value):
+            self.calls += 1
+            if self.calls > 6:  # 2 towers
+                NEVER.wait()
+            return value
+
+        answered = tf.numpy_function(answer, [tf.stop_gradient(x)], x.dtype)
+        return x + 0 * tf.ensure_shape(answered, x.shape)
+
+
+def lost_device(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), LostDevice(), keras.layers.Dense(num_classes)
+    ])
+
+
+def model(input_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(input_shape), keras.layers.Dense(num_classes, activation="softmax")
+    ])
 
 
 def matrix(*values):
@@ -20,10 +101,10 @@ def matrix(*values):
 
 
 @pytest.mark.parametrize(("flag", "phase", "stack", "step"), [
-    ("--model=tests.hanging:lost_device", "step (towers 0-1 on /cpu:0, /cpu:1).", "answer", 3),
-    matrix("--callbacks=tests.hanging:blocked_disk", "writing a checkpoint, in ", "wait", 0),
-    matrix("--dataset=tests.hanging:sleepy_data", "reading data, in ", "__getitem__", 3),
-    matrix("--callbacks=tests.hanging:deaf_callbacks", "a callback, in wait (", "wait", 3),
+    (f"--model={HERE}:lost_device", "step (towers 0-1 on /cpu:0, /cpu:1).", "answer", 3),
+    matrix(f"--callbacks={HERE}:blocked_disk", "writing a checkpoint, in ", "wait", 0),
+    matrix(f"--dataset={HERE}:sleepy_data", "reading data, in ", "__getitem__", 3),
+    matrix(f"--callbacks={HERE}:deaf_callbacks", "a callback, in wait (", "wait", 3),
 ])
 def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack, step, tmp_path):
     code, _, stderr = train(*RUN, "--hang_timeout=2", flag, cwd=tmp_path)
@@ -44,7 +125,7 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
 
 @pytest.mark.matrix
 def test_a_fit_that_hangs_ends_with_the_stacks_on_stderr():
-    done = forked.run("-m", "tests.hanging", cwd=ROOT)
+    done = forked.run("-c", FIT, cwd=ROOT)
     assert done.returncode == hang.HUNG
     line, _, stacks = done.stderr.partition("error: it hangs: ")[2].partition("\n")
     assert "in the work between two steps, in wait (" in line

@@ -1,46 +1,141 @@
-"""make_parallel's fit on several real workers, by scripts that know nothing of them."""
+"""make_parallel's fit on several real workers, by scripts that know nothing of them.
 
-import json
+`python -m` and this module's name, a function's and a directory, is one of the workers.
+"""
+
+import hashlib
+import os
+import random
 import signal
+import sys
+from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
+import towers
 from tests.real_workers import run_all
 
-WORKER = ("-m", "tests.fit_worker")
+
+def make(seed=1):
+    """A model made before make_parallel is called: TensorFlow has started then."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([
+        keras.Input((6,)), keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(), keras.layers.Dropout(0.3), keras.layers.Dense(3),
+    ])
+
+
+def compiled(model, num_towers=None, metrics=()):
+    parallel = towers.make_parallel(model, 1, num_towers=num_towers)
+    parallel.compile("adam", "mse", metrics=[*metrics])
+    return parallel
+
+
+def data(count=50):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 6)).astype("float32")
+    return x, (x @ rng.normal(size=(6, 3))).astype("float32")
+
+
+def write_digest(out, parallel, *others):
+    """Of the weights, the optimizer's variables and other values, into a file of this worker."""
+    digest = hashlib.sha256(repr(others).encode())
+    for variable in [*parallel.weights, *parallel.optimizer.variables]:
+        digest.update(variable.numpy().tobytes())
+    Path(out, f"{towers.join_workers().index}.digest").write_text(digest.hexdigest())
+
+
+def fit(out):
+    """Training, validation, evaluation and prediction."""
+    parallel, (x, y) = compiled(make(), 4, ["mae"]), data()
+    history = parallel.fit(
+        x, y, batch_size=16, epochs=2, verbose=0, validation_data=data(7),
+        sample_weight=np.linspace(0.5, 2, 50),
+    )
+    evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
+    predicted = parallel.predict(x, batch_size=9, verbose=0)
+    write_digest(out, parallel, history.history, evaluated, predicted.tobytes())
+
+
+def resumed(out, *killed):
+    """A fit that goes on from its checkpoints, of the chief's disk alone; or kills its worker."""
+    def kill(batch, logs):
+        if killed and int(parallel.optimizer.iterations) == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    index = towers.join_workers().index
+    parallel = compiled(make(), 4, ["mae"])
+    random.seed(index)  # the order of the examples is the chief's
+    callbacks = [towers.Resume(Path(out, f"backup-{index}"), every=2),
+                 keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
+    history = parallel.fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    write_digest(out, parallel, history.history)
+
+
+def late(out):
+    """A script that does not join the workers before its model starts TensorFlow."""
+    compiled(make())
+
+
+def other_shuffle(out):
+    parallel = compiled(make())
+    keras.utils.set_random_seed(towers.join_workers().index)
+    parallel.fit(*data(), batch_size=16, verbose=0)
+
+
+def other_model(out):
+    parallel = compiled(make(seed=towers.join_workers().index))
+    parallel.fit(*data(), batch_size=16, verbose=0)
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step(out):
+    compiled(Own(make().layers)).fit(*data(), batch_size=16, verbose=0)
+
+
+def run(count, function, out, *more, timeout=300):
+    """(exit code, stderr) of each of the workers."""
+    out.mkdir(exist_ok=True)
+    ended = run_all(count, "-m", __name__, function.__name__, out, *more, timeout=timeout)
+    return [(code, errors) for code, _, errors in ended]
 
 
 def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
-    digests = set()
     for count in (1, 2):
-        out = tmp_path / str(count)
-        out.mkdir()
-        for code, _, errors in run_all(count, *WORKER, "fit", out):
+        for code, errors in run(count, fit, tmp_path / str(count)):
             assert code == 0, errors
-        digests |= {json.loads(path.read_text()) for path in out.iterdir()}
-    assert len(digests) == 1
+    digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
+    assert len(digests) == 3 and len(set(digests)) == 1
 
 
 def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_path):
     for count, killed in ((1, []), (2, ["killed"]), (2, [])):
-        out = tmp_path / str(count)
-        out.mkdir(exist_ok=True)
-        for code, _, errors in run_all(count, *WORKER, "resumed", out, *killed):
+        for code, errors in run(count, resumed, tmp_path / str(count), *killed):
             assert code == (-signal.SIGKILL if killed else 0), errors
     assert not list((tmp_path / "2" / "backup-1").glob("*"))  # the chief's alone
-    digests = {path.read_text() for path in tmp_path.glob("*/*.json")}
-    assert len(digests) == 1 and len(list(tmp_path.glob("*/*.json"))) == 3
+    digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
+    assert len(digests) == 3 and len(set(digests)) == 1
 
 
 @pytest.mark.parametrize("what, said", [
-    ("other_shuffle", "ValueError: the workers have different global batches in a train step. Give "
-                      "each the same examples in the same order"),
-    ("own_step", "That works in one process only, and the environment names"
-                 " 2 workers. Unset TF_CONFIG."),
-    ("late", "ValueError: the environment names 2 workers, but TensorFlow has started before this "
-             "process joined them: a model's variables start it, too. Call towers.join_workers()"),
-    ("other_model", "differs from the chief in variable 0 kernel ("),
+    (other_shuffle, "ValueError: the workers have different global batches in a train step. Give "),
+    (own_step, "That works in one process only, and the environment names 2 workers. Unset "),
+    (late, "2 workers, but TensorFlow has started before this process joined them: a model's "
+           "variables start it, too. Call towers.join_workers()"),
+    (other_model, "differs from the chief in variable 0 kernel ("),
 ])
 def test_workers_that_would_train_something_else_are_refused(what, said, tmp_path):
-    ended = run_all(2, *WORKER, what, tmp_path, timeout=120)
-    assert all(code == 1 and said in errors for code, _, errors in ended), ended
+    ended = run(2, what, tmp_path, timeout=120)
+    assert all(code == 1 and said in errors for code, errors in ended), ended
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "late":
+        towers.join_workers()
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,6 +1,13 @@
 """Run directories behind a URL: a real S3 server and real processes, or fsspec's memory."""
 
+import contextlib
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 
 import keras
 import numpy as np
@@ -9,12 +16,65 @@ import pytest
 import towers
 from tests.app.run_test import config
 from tests.resuming import FLAGS, outcome, train, uninterrupted
-from tests.s3 import Server
 from towers.app import command_line
 from towers.machine import places
 
 S3, MEMORY = "s3://bucket/run", "memory://run"
 FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume=auto"]
+
+
+class Server:
+    """moto's S3 in a process of its own, with one bucket, `bucket`.
+
+    environment: what leads a process here.
+    """
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+        self._url = f"http://127.0.0.1:{port}"
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ENDPOINT_URL": self._url,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                request = urllib.request.Request(f"{self._url}/bucket", method="PUT")
+                urllib.request.urlopen(request).close()
+                return
+            assert time.monotonic() < until and self._process.poll() is None
+            time.sleep(0.05)
+
+    def files(self):
+        """The file system, as another client sees it."""
+        s3fs = pytest.importorskip("s3fs")
+        return s3fs.S3FileSystem(
+            key="test", secret="test", endpoint_url=self._url, use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+
+
+def kill_before(end):
+    """This process is killed before its first upload of a file whose name ends so."""
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    put_file = DirFileSystem.put_file
+
+    def put_or_die(self, local, name):
+        if name.endswith(end):
+            os.kill(os.getpid(), signal.SIGKILL)
+        put_file(self, local, name)
+
+    DirFileSystem.put_file = put_or_die
 
 
 @pytest.fixture(name="server", scope="module")
@@ -69,7 +129,8 @@ def at_epoch_end(act):
     )),
 ])
 def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(end, bucket, tmp_path):
-    fault = f"step == 1 and __import__('tests.s3').s3.kill_before({end!r})"
+    here = f"__import__({__name__!r}, fromlist=['kill_before'])"
+    fault = f"step == 1 and {here}.kill_before({end!r})"
     assert train(*FLAGS_THERE, cwd=tmp_path, fault=fault)[0] == -9
     if end == "6/manifest.json":
         assert len(bucket.find("bucket/run/checkpoints/epoch-1-step-6")) == 1

@@ -4,13 +4,13 @@ import keras
 import numpy as np
 import pytest
 
-from tests.everyday import named_model
+from tests.app.run_test import normalized_model
 from towers.app.recipe.freezing import freeze
 
 
 @pytest.fixture(name="model")
 def _model():
-    return named_model((3,), 3)
+    return normalized_model((3,), 3)
 
 
 def test_a_layer_normalizes_by_its_statistics_and_the_others_are_trained(model):
@@ -25,7 +25,7 @@ def test_a_layer_normalizes_by_its_statistics_and_the_others_are_trained(model):
 
 
 def test_layers_of_inner_models_are_found_too():
-    inner = named_model((3,), 3)
+    inner = normalized_model((3,), 3)
     outer = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
     assert freeze(outer, "body|norm|head").startswith("6 of 8 ")
     assert [v.path.rpartition("top/")[2] for v in outer.trainable_variables] == ["kernel", "bias"]

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.everyday import named_model
+from tests.app.run_test import normalized_model
 from towers.app.config import TrainConfig
 from towers.app.recipe.starting_values import take_values
 
@@ -13,7 +13,7 @@ from towers.app.recipe.starting_values import take_values
 def _file(tmp_path_factory):
     """A model for 3 classes, its values all 7."""
     path = tmp_path_factory.mktemp("saved") / "saved.keras"
-    model = named_model((3,), 3)
+    model = normalized_model((3,), 3)
     for variable in model.weights:
         variable.assign(np.full(variable.shape, 7.0))
     model.save(path)
@@ -23,7 +23,7 @@ def _file(tmp_path_factory):
 def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(file):
     """A head for 5 classes; the statistics of BatchNormalization are taken, too."""
     for classes, left in ((3, ""), (5, "; not found in it: head/kernel [8, 5], head/bias [5]")):
-        model = named_model((3,), classes)
+        model = normalized_model((3,), classes)
         text = take_values(model, TrainConfig(init_from=file))
         found = [bool((v.numpy() == 7).all()) for v in model.weights]
         assert found == [True] * 6 + [not left] * 2
@@ -31,7 +31,7 @@ def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(fi
 
 
 def test_names_inside_of_another_model_are_found(file):
-    inner = named_model((3,), 3)
+    inner = normalized_model((3,), 3)
     model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
     assert take_values(model, TrainConfig(init_from=file)).startswith("8 of 10 ")
 

@@ -84,7 +84,7 @@ def test_a_step_is_made_again():
 
 
 def test_what_was_done_to_the_model_is_noted():
-    run = build(config(model="tests.everyday:plain_model", freeze="body", schedule="cosine"))
+    run = build(config(freeze="body", schedule="cosine"))
     assert run.notes == [
         "2 of 4 trainable variables frozen, 32 parameters",
         "learning rate: cosine to 0 at update 48",
