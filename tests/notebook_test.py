@@ -102,7 +102,7 @@ def test_the_committed_notebook_has_no_outputs():
     assert not any(cell.outputs or cell.execution_count for cell in cells)
 
 
-def test_all_cells_run_and_the_model_learns(kernel):
+def test_all_cells_run_the_model_learns_and_lines_have_no_control_characters(kernel):
     told = kernel.first
     assert [errors(outputs) for outputs in told.values()] == [[]] * len(told)
     assert told["devices"][-1].data["text/plain"] == "['/cpu:0', '/cpu:1', '/cpu:2', '/cpu:3']"
@@ -111,17 +111,14 @@ def test_all_cells_run_and_the_model_learns(kernel):
     assert "image/png" in told["plot"][-1].data
     assert "part of a step" in stdout(told["profile"])
     assert "Bottleneck" in stdout(told["profile"])
-
-
-def test_cells_show_lines_without_control_characters_and_nothing_on_stderr(kernel):
-    for name, outputs in kernel.first.items():
+    for name, outputs in told.items():
         if name == "devices":  # what TensorFlow writes while it is imported
             continue
         text = "".join(o.text for o in outputs if o.output_type == "stream")
         assert not CONTROL.search(text)
         assert text == stdout(outputs)
         assert len(text.splitlines()) <= 25
-    assert len(stdout(kernel.first["fit"]).splitlines()) == 6  # two an epoch
+    assert len(stdout(told["fit"]).splitlines()) == 6  # two an epoch
 
 
 def test_all_cells_run_again_in_the_same_kernel(kernel):

@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.forked import Forked
@@ -32,27 +30,10 @@ def tf_config(hosts, index):
 
 def start(hosts, index, *arguments, cwd=ROOT, **environment):
     """One worker: python ARGUMENTS, which finds the project's modules."""
-    return Forked(arguments, cwd, _environment(tf_config(hosts, index), environment))
-
-
-def start_anew(hosts, index, *arguments, cwd=ROOT, inside=(), **environment):
-    """The same, with nothing imported before; inside of a command."""
-    return subprocess.Popen(
-        [*inside, sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=_environment(tf_config(hosts, index), environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _environment(config, others):
-    return {
-        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "TF_CONFIG": config,
-        "PYTHONPATH": str(ROOT), **others,
-    }
+    return Forked(arguments, cwd, {
+        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
+        "TF_CONFIG": tf_config(hosts, index), "PYTHONPATH": str(ROOT), **environment,
+    })
 
 
 def start_all(count, *arguments, **environment):
