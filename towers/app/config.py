@@ -336,7 +336,7 @@ class TrainConfig:
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:
-        """Returns (height, width, channels) of `image_size`; parts that are not given are None."""
+        """Returns (height, width, channels or None), or None without `image_size`."""
         if self.image_size is None:
             return None
         height, width, *channels = map(int, self.image_size.split("x"))

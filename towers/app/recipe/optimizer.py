@@ -48,7 +48,7 @@ def with_given(
 ) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
-    The optimizer keeps its state if only the learning rate changes; otherwise a new one is made.
+    The optimizer keeps its state if at most the learning rate changes; else a new one is made.
 
     Raises:
         ValueError: the optimizer lacks an argument, or has a schedule that the fields leave as is.

@@ -236,7 +236,7 @@ def _give_optimizer(
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:
-    """Traces a tower and its metrics, so that a misfit with the examples is an error now.
+    """Traces a tower and its metrics, so that examples that do not fit them are an error now.
 
     Raises:
         ValueError: the model, its loss or a metric does not accept the examples.

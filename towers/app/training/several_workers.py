@@ -50,7 +50,7 @@ def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
 
 
 def check_same(run: Run) -> dict[str, str]:
-    """Raises ValueError in every worker if one has another configuration or data than the chief.
+    """Raises ValueError in all workers if configuration, data or variables differ between them.
 
     Returns:
         The digests of the data by split, "train" and "test".
