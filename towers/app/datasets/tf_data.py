@@ -2,7 +2,7 @@
 
     records -> indices -> shuffled -> records of completed steps skipped -> parsed
 
-A dataset that takes over a quarter of the memory is shuffled within a buffer.
+A dataset that is not cached is shuffled within a buffer.
 """
 
 import os
@@ -165,7 +165,7 @@ class Cached(Streamed):
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
-    """Makes the source of a tf.data.Dataset; it is cached if it fits into a quarter of the memory.
+    """Makes the source of a tf.data.Dataset, cached if it surely fits into 1/4 of the memory.
 
     Raises:
         ValueError: the dataset repeats forever or is empty.
@@ -242,7 +242,7 @@ def _count(
 
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
-    """Returns the bytes of one example; None if its shape is unknown or it holds strings."""
+    """Returns the bytes of one example; None if they are unknown, as for text or ragged tensors."""
     size = 0
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
