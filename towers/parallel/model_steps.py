@@ -34,7 +34,7 @@ STATE = "parallel towers"  # an attribute of the model; its space avoids clashes
 class Towers:
     """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
 
-    base: the plain model, which is also the model that is built. devices: their TensorFlow names.
+    base: the plain model, which is built first. devices: the names of the towers' devices.
     num_towers, batch_norm, strategy, gpus_per_tower, stages: the arguments of `make_parallel`.
     workers: the processes that call fit, evaluate and predict together.
     wants_eager: whether the model was compiled with run_eagerly=True.

@@ -74,8 +74,7 @@ def resumed_fit(
         resume: the Resume callback, which is also in `arguments`.
         arguments: all arguments of `keras.Model.fit` by name.
         identity: settings of the towers, as plain values, that must not differ in a resumed fit.
-        prepare: creates all variables for the specs of a batch, and returns the variables that a
-            step reads beyond those that Keras lists.
+        prepare: creates all variables for a batch's specs; returns those that Keras may not list.
 
     Raises:
         ValueError: the directory holds another fit, or cannot be used.

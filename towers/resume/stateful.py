@@ -68,8 +68,7 @@ class Repeated:
         """Keeps the state before the next part.
 
         Args:
-            since: drops the states before this part. None keeps the first state and the newest
-                states, 256 in total.
+            since: drops the states before this part. None keeps the first and 255 newest.
         """
         owner, names = self._owner()
         self._states[self.at] = copy.deepcopy(getattr(owner, names[0])())

@@ -85,8 +85,7 @@ class Stateful(RandomAccess):
 def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
     """Makes a split of an iterable of (x, y), or of a `Sized`; errors call it `where`.
 
-    num_classes: the number of labels, if y is one integer. own_task: whether y is an argument of
-    the model's custom loss.
+    num_classes: the number of labels, or None. own_task: whether the model has a custom loss.
 
     Raises:
         ValueError: the length of an epoch is not known, or an example does not fit the task.
