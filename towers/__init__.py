@@ -1,7 +1,7 @@
-"""Synchronous data-parallel training on GPUs: the public names, nothing else.
+"""Exports the public names of towers, for synchronous data-parallel training on GPUs.
 
-The names are imported when they are first used, so that `import towers`, and with it a mistyped
-flag, does not wait for TensorFlow to start.
+The names are imported when they are first used, so that `import towers`, and the error for a
+mistyped flag, do not wait for TensorFlow to start.
 """
 
 import importlib

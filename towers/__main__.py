@@ -1,4 +1,4 @@
-"""`python -m towers`: the command of towers/app."""
+"""Runs the command of towers/app: `python -m towers`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The built-in data sets, by their public name; the code is in towers/app/datasets."""
+"""Exports the built-in data sets under a public name; their code is in towers/app/datasets."""
 
 from towers.app import datasets as _datasets
 from towers.app.datasets import (

@@ -1,4 +1,4 @@
-"""`python -m towers.launch`: the command of towers/app/launch."""
+"""Runs the command of towers/app/launch: `python -m towers.launch`."""
 
 import sys
 

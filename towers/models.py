@@ -1,4 +1,4 @@
-"""The built-in models, by their public name; the code is in towers/app/models."""
+"""Exports the built-in models under a public name; their code is in towers/app/models."""
 
 from towers.app.models import NAMES, ModelSource, load, load_file
 

@@ -1,1 +1,1 @@
-"""The processes of one run: which there are, what they send each other, which was lost."""
+"""Connects the processes of one run: finds them, exchanges data, detects lost ones."""

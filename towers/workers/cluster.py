@@ -1,10 +1,10 @@
-"""Which worker of how many this process is: read from TF_CONFIG, or from Slurm's variables.
+"""Finds the workers of the run, and which of them this process is: from TF_CONFIG or Slurm.
 
     TF_CONFIG = {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]},
                  "task": {"type": "worker", "index": 1}}
 
-Worker 0 is the chief: it alone writes the run's directory. In a cluster with a job "chief", as
-Kubeflow makes it, that one is worker 0, and the job "worker" comes after it.
+Worker 0 is the chief, which alone writes the run's directory. In a cluster with a job "chief", as
+Kubeflow makes it, the chief is worker 0, and the job "worker" follows.
 """
 
 import json
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import Any
 
 TF_CONFIG = "TF_CONFIG"
-_SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # what `srun` sets, and `sbatch` alone does not
-_SLURM_PORT = 8888  # of the first task on a machine; the SlurmClusterResolver's default
+_SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # `srun` sets it, `sbatch` alone does not
+_SLURM_PORT = 8888  # for the first task on a machine; the SlurmClusterResolver's default
 _JOBS = ("chief", "worker")
 LARGEST_PORT = 65_535
-# An IPv6 address stands in brackets: "::1:2222" could be an address without a port, too.
+# An IPv6 address needs brackets: "::1:2222" could also be an address without a port.
 _ADDRESS = re.compile(r"(?:\[[\w.:%]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a run.
+    """Lists the workers of a run, and says which of them this process is.
 
-    addresses: of each, "host:port"; one, or none, where this process is alone.
-    index: of this one; 0 is the chief.
+    addresses: each worker's "host:port"; one address or none if this process is alone.
+    index: this process's worker index; 0 is the chief.
     """
 
     addresses: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Cluster:
         return max(1, len(self.addresses))
 
     def most_towers(self, num_towers: int) -> int:
-        """The most that one worker has, of T towers: ceil(T / W)."""
+        """Returns the largest number of towers in one worker: ceil(num_towers / num_workers)."""
         return -(-num_towers // self.num_workers)
 
     @property
@@ -53,14 +53,14 @@ LOST_WORKER = 3  # the exit code of a process that ends because another worker i
 
 
 class LostWorkerError(RuntimeError):
-    """Another worker has ended or does not answer; this process can compute no step any more."""
+    """Another worker has ended or does not answer, so this process can compute no more steps."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster that the environment names; `ALONE` where it names none, or one worker.
+    """Returns the cluster that the environment names; `ALONE` if it names none, or one worker.
 
     Raises:
-        ValueError: it makes no sense.
+        ValueError: the environment names no valid cluster.
     """
     if environment.get(TF_CONFIG):
         cluster = _from_tf_config(environment[TF_CONFIG])
@@ -106,9 +106,9 @@ def _from_tf_config(text: str) -> Cluster:
 
 
 def _from_slurm() -> Cluster:
-    """The cluster that TensorFlow's resolver makes of Slurm's variables; GPUs are left to Slurm.
+    """Returns the cluster that TensorFlow's resolver finds for Slurm, which assigns the GPUs.
 
-    It orders machines as text, Slurm by their numbers: node2 comes before node10.
+    The resolver orders machines as text, but Slurm by number: node2 comes before node10.
     """
     import tensorflow as tf
 
@@ -135,7 +135,7 @@ def _by_numbers(address: str) -> list[tuple[int, str]]:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is host:port: a name or an IP address, without "http://" or a user's name."""
+    """Returns whether a text is host:port: a name or an IP address, without "http://" or user."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and 1 <= int(found[1]) <= LARGEST_PORT
 

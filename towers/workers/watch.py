@@ -1,11 +1,11 @@
-"""Ends a process that waits for a worker that will not come, and says which one that is.
+"""Ends a process that waits for a lost worker, and names this worker.
 
     a worker is killed             TensorFlow's operations fail in the others: LostWorkerError
-    stopped, or never started      it answers nobody: after the timeout the others end, naming it
-    hangs between two steps        at a roll call, after the timeout, it is the one that does not
-                                   wait for others: it says where it hangs, all end, naming it
-    hangs before the first step,   it answers, and says nothing: after 10 times the timeout, or 10
-    in a step, or wholly           times the longest phase so far, the others end
+    stopped, or never started      it does not answer; after the timeout, the others end and name it
+    hangs between two steps        after the timeout, workers compare how long they have waited; the
+                                   one that has not says where it hangs, and all end and name it
+    hangs before the first step,   it answers, but does not arrive; after 10 times the timeout, or
+    in a step, or completely       10 times the longest phase so far, the others end
 """
 
 import functools
@@ -30,11 +30,11 @@ from towers.machine.words import plural
 from towers.workers.worker_collectives import WorkerCollectives
 
 DEFAULT_TIMEOUT = 60.0
-START = "the start"  # the phase in which workers agree, and load their data
+START = "the start"  # the phase in which workers compare settings and load their data
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
-_SOON = 2.0  # seconds of waiting, before the others are asked whether they are there
-_PATIENCE = 10  # with who answers: it may be compiling, or writing a large file
+_SOON = 2.0  # seconds of waiting before a check whether the other workers have ended
+_PATIENCE = 10  # timeouts for a worker that answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -47,11 +47,11 @@ _GO_ON = "Start the run again with resume=DIR, on any number of workers."
 
 @contextmanager
 def watched(cluster: Cluster, phase: str) -> Iterator[None]:
-    """Within, this process computes with the others, and may wait for them.
+    """Inside the context, this process computes with the other workers, and may wait for them.
 
     Raises:
-        LostWorkerError: one of them is gone. Where one is silent, the process ends by itself with
-            `LOST_WORKER` and one line: nothing else ends an operation that waits.
+        LostWorkerError: a worker has ended. If a worker is silent, the process exits with one line
+            and code `LOST_WORKER`, because nothing else ends an operation that waits.
     """
     with hang.step(phase):
         if cluster.num_workers == 1:
@@ -78,22 +78,22 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
 
 
 def set_timeout(seconds: float) -> None:
-    """Sets the seconds after which a worker is lost that does not answer, or lets others wait.
+    """Sets the seconds after which a worker that does not answer, or lets others wait, is lost.
 
-    Else it is `DEFAULT_TIMEOUT`, and ten times that for the others' patience between two steps: a
-    script of one's own may do anything there.
+    The default is `DEFAULT_TIMEOUT`, and 10 times as long for a worker between two steps, where a
+    custom script may do anything.
     """
     _Watch.timeout, _Watch.patience = seconds, 1
 
 
 def timeout() -> float:
-    """The seconds after which a worker is lost."""
+    """Returns the seconds after which a worker counts as lost."""
     return _Watch.timeout
 
 
 @contextmanager
 def at_work(phase: str) -> Iterator[None]:
-    """Within, this process may let others wait for ten times the timeout: it writes a file."""
+    """Inside the context, for writing a file, other workers wait for 10 times the timeout."""
     watch = _Watch.running
     if watch is not None:
         watch.pause(_PATIENCE)
@@ -106,16 +106,16 @@ def at_work(phase: str) -> Iterator[None]:
 
 
 def gone(cluster: Cluster) -> int | None:
-    """A worker that has ended, or has not started yet; None where all are there."""
+    """Returns a worker that has ended or has not started yet; None if there is none."""
     errors = ((w, health_error(w, _ANSWER_SECONDS)) for w in _others(cluster))
     return next((w for w, e in errors if isinstance(e, tf.errors.UnavailableError)), None)
 
 
 class _Doing(NamedTuple):
-    """The phase in which the process waits for others, and since when; None: it does not.
+    """Describes a phase; `phase` is None while the process does not wait for other workers.
 
-    thread: in which it began.
-    patience: how often the timeout others have to wait meanwhile.
+    thread: the identifier of the thread in which the phase began.
+    patience: how many timeouts the other workers wait meanwhile.
     """
 
     phase: str | None
@@ -125,7 +125,7 @@ class _Doing(NamedTuple):
 
 
 class _Watch:
-    """A thread that ends the process when it waits for a worker that will not come."""
+    """Runs a thread that ends the process if it waits for a lost worker."""
 
     timeout = DEFAULT_TIMEOUT
     patience = _PATIENCE
@@ -133,8 +133,8 @@ class _Watch:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._longest = 0.0  # seconds of a phase so far; 0 until all have met
-        self._has_stepped = False  # before, one may read its data for longer than another
+        self._longest = 0.0  # the longest phase's seconds; 0 until all workers have met
+        self._has_stepped = False  # before, workers may read their data for different times
         self._doing = _Doing(None, time.monotonic(), threading.get_ident())
         calls = WorkerCollectives(cluster.num_workers, cluster.index)
         self._gather = tf.function(calls.all_gather, autograph=False)
@@ -167,7 +167,7 @@ class _Watch:
             if doing.phase is None:
                 continue
             text = None
-            if self._longest and seconds >= _SOON:  # one may have ended with nothing on its way
+            if self._longest and seconds >= _SOON:  # one may have ended while it sent nothing
                 lost = gone(self._cluster)
                 text = None if lost is None else _loss_text(self._cluster, lost, doing.phase)
             if text is None and seconds >= self.timeout:
@@ -176,7 +176,7 @@ class _Watch:
                 _end(text)
 
     def _verdict(self, phase: str, seconds: float) -> str | None:
-        """The fault, after so many seconds of one phase."""
+        """Returns the error after so many seconds in one phase, or None to wait longer."""
         silent = _silent(self._cluster)
         if silent:
             named = _named(self._cluster, silent)
@@ -188,12 +188,12 @@ class _Watch:
             "seconds: the worker hangs whose own log does not end with this line."
         )
 
-    # Who does the same for longer than the timeout calls the roll: to find out whether others wait
-    # for it, or for whom it waits. In a thread of its own, as the others may never come.
+    # A worker that is in one phase for longer than the timeout compares waiting times with the
+    # others, to find the worker that all wait for. A thread does it: the others may never come.
 
     def _call_the_roll(self) -> None:
         with suppress(tf.errors.OpError), tf.device(HOST):
-            self._gather(tf.zeros([2], tf.float64))  # from here all are there, and tell the present
+            self._gather(tf.zeros([2], tf.float64))  # now all have arrived: the values are current
             doing = self._doing
             patient = (time.monotonic() - doing.since) / doing.patience
             told = self._gather(tf.constant([doing.phase is not None, patient], tf.float64))
@@ -201,12 +201,12 @@ class _Watch:
         self._last_call, self._is_calling = time.monotonic(), False
 
     def _judge(self, doing: _Doing, told: np.ndarray) -> None:
-        """Ends the process where some have waited for others that have not, both for too long.
+        """Ends the process if workers have waited too long for workers that did not arrive.
 
         Args:
-            doing: what this worker has told.
-            told: [W, 2]: whether a worker waits, and for how many seconds it has or has not, by
-                its patience.
+            doing: the phase that this worker has reported.
+            told: [W, 2]: whether a worker waits (1 or 0), and the seconds since this began,
+                divided by its patience.
         """
         waits, seconds = told[:, 0] == 1, told[:, 1]
         own_seconds = time.monotonic() - doing.since
@@ -236,7 +236,7 @@ def _say(text: str) -> None:
 
 
 def _end(text: str) -> None:
-    """Nothing else ends an operation that waits."""
+    """Prints an error and exits, because nothing else ends an operation that waits."""
     _say(text)
     os._exit(LOST_WORKER)
 

@@ -1,12 +1,12 @@
-"""TensorFlow's collective operations between workers, on the CPU: over gRPC, one order everywhere.
+"""Runs TensorFlow's collective operations between workers, on the CPU and over gRPC.
 
-    gather         worker w gives a row         ->  every worker has all rows, in order
+    all_gather     worker w gives a row         ->  every worker has all rows, in order
     all_to_all     worker w gives W rows        ->  worker w has row w of every worker
     broadcast      the chief gives a value      ->  every worker has it
 
-Operations meet by their keys: every worker makes the same ones in the same order. An operation that
-meets one of another shape ends both; those whose shape varies say by what. One without elements
-kills the process.
+TensorFlow matches operations by key, so every worker must make the same operations in the same
+order. Operations with different shapes both fail; if a shape varies, `varies` changes the key. An
+operation without elements kills the process.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import itertools
 import tensorflow as tf
 
 _GROUP_KEYS = itertools.count(1)
-_MOST_ROWS = 2**20  # of an operation's keys; the rest of 31 bits counts operations
+_MOST_ROWS = 2**20  # keys of one operation; the other bits of 31 count operations
 _KNOWN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _NARROW = {
     tf.bfloat16: tf.float32, tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32,
@@ -24,30 +24,30 @@ _HINT = "ring"  # the only implementation between CPUs
 
 
 class WorkerCollectives:
-    """A group of all workers, in which operations meet: for one step, or for one purpose.
+    """Groups all workers for the collective operations of one step, or of one purpose.
 
-    num_workers: W.
+    num_workers: the number of workers, W.
     """
 
     def __init__(self, num_workers: int, index: int) -> None:
         """
-        Args: W, at least 2; which of them this is.
+        Args: num_workers: W, at least 2. index: the index of this worker.
         """
         self.num_workers = num_workers
         self._index = index
-        # The same for every worker, as they make the same groups in the same order.
+        # Every worker gets the same key, because all make the same groups in the same order.
         self._group_key = next(_GROUP_KEYS)
         self._count = itertools.count(1)
-        # Operations order workers by their names: from 11 on, 10 comes before 2.
+        # Operations order workers by name: with 11 or more workers, 10 comes before 2.
         self._members = sorted(range(num_workers), key=str)
         self._positions = [self._members.index(worker) for worker in range(num_workers)]
 
     def all_gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
-        """[n, ...] of the same shape in every worker -> [W, n, ...], in the workers' order.
+        """Gathers [n, ...], the same shape in every worker, to [W, n, ...], in worker order.
 
         Args:
-            value: bool or a number.
-            varies: scalar int32 that follows from the shape, where that is another in each step.
+            value: a tensor [n, ...], bool or numeric.
+            varies: a scalar int32 computed from the shape, if the shape differs between steps.
         """
         wire = _on_the_wire(value)
         gathered = tf.raw_ops.CollectiveGatherV2(
@@ -57,7 +57,7 @@ class WorkerCollectives:
         return tf.cast(self._taken(gathered, self._positions), value.dtype)
 
     def all_to_all(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
-        """[W, ...]: row w for worker w -> [W, ...]: row w from worker w. A number of any kind."""
+        """Sends row w of a numeric [W, ...] to worker w; returns [W, ...], row w from worker w."""
         sent = self._taken(_on_the_wire(value), self._members)
         received = tf.raw_ops.CollectiveAllToAllV2(
             input=sent, instance_key=self._key(varies), **self._group()
@@ -66,7 +66,7 @@ class WorkerCollectives:
         return tf.cast(self._taken(received, self._positions), value.dtype)
 
     def broadcast(self, value: tf.Tensor) -> tf.Tensor:
-        """The chief's value, of a shape that every worker knows."""
+        """Returns the chief's value; every worker passes a value of the same shape."""
         wire = _on_the_wire(value)
         group = {k: v for k, v in self._group().items() if k != "ordering_token"}
         if self._index == 0:
@@ -92,12 +92,12 @@ class WorkerCollectives:
         return tf.constant(key) if varies is None else key + varies % _MOST_ROWS
 
     def _taken(self, rows: tf.Tensor, order: list[int]) -> tf.Tensor:
-        """The rows [W, ...] in an order, which up to 10 workers is their own."""
+        """Returns the rows [W, ...] in an order; with up to 10 workers, it changes nothing."""
         return rows if self.num_workers <= 10 else tf.gather(rows, order)
 
 
 def _on_the_wire(value: tf.Tensor) -> tf.Tensor:
-    """The value, exactly, in one of the dtypes that the operations know."""
+    """Converts a value, exactly, to one of the dtypes that the operations support."""
     if value.dtype in _KNOWN:
         return value
     if value.dtype in _NARROW:

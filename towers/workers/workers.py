@@ -1,4 +1,4 @@
-"""The workers of a run: they join before TensorFlow starts, and talk between steps."""
+"""Joins the workers of a run before TensorFlow starts; exchanges their data between steps."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from towers.machine.tensorflow_internals import start_collectives
 from towers.workers.watch import START, watched
 from towers.workers.worker_collectives import WorkerCollectives
 
-_MOMENT = 0.5  # seconds, from one question whether the others have ended to the next
+_MOMENT = 0.5  # seconds between two checks whether the other workers have ended
 _MOST_LISTED = 3
 
 
@@ -52,9 +52,9 @@ def join_workers() -> Cluster:
 
 
 def _check_port(address: str) -> None:
-    """Raises ValueError where another process listens at this worker's port.
+    """Raises ValueError if this worker's port cannot be used.
 
-    TensorFlow would end with "Could not start gRPC server" and no reason.
+    TensorFlow would fail with "Could not start gRPC server", without a reason.
     """
     host, _, port = address.rpartition(":")
     with closing(socket.socket()) as probe:
@@ -70,9 +70,9 @@ def _check_port(address: str) -> None:
 
 
 class Workers:
-    """The collectives between steps, of bytes and of numbers. Every worker makes the same calls.
+    """Exchanges bytes and numbers between steps. Every worker makes the same calls.
 
-    cluster: who they are.
+    cluster: the workers of the run.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -86,17 +86,17 @@ class Workers:
             self._partings = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def all_reduce_max(self, *values: int) -> tuple[int, ...]:
-        """The largest that any worker gives, of each value from 0 to 2^31 - 1."""
+        """Returns the largest value of all workers, for each value (from 0 to 2^31 - 1)."""
         if self._is_alone:
             return values
         with watched(self.cluster, "the end of a step"), tf.device(HOST):
             return tuple(self._largest(tf.constant(values)).numpy().tolist())
 
     def check_same(self, what: Mapping[str, object]) -> None:
-        """Raises ValueError, in every worker, where one differs from the chief.
+        """Raises ValueError, in every worker, if a worker's values differ from the chief's.
 
         Args:
-            what: plain JSON values, by the names that the error tells.
+            what: plain JSON values by name; the error shows the names.
         """
         if self._is_alone:
             return
@@ -116,7 +116,7 @@ class Workers:
                 )
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """The bytes of every worker, in order."""
+        """Returns the bytes of every worker, in worker order."""
         if self._is_alone:
             return [data]
         with watched(self.cluster, START), tf.device(HOST):
@@ -125,7 +125,7 @@ class Workers:
         return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
-        """The chief's bytes, in every worker."""
+        """Returns the chief's bytes in every worker."""
         if self._is_alone:
             return data
         with watched(self.cluster, START), tf.device(HOST):
@@ -134,11 +134,11 @@ class Workers:
             return self._collectives.broadcast(words).numpy().tobytes()[:size]
 
     def barrier(self) -> None:
-        """Returns when this worker may end, or go on: the others have had all that it told them.
+        """Waits until this worker may end or continue, because the others have received its data.
 
-        An operation is done when its last message is on its way, and a process that ends there may
-        take it along. So all meet twice: who comes to the second meeting has had the first, and
-        whether the second one succeeds matters to nobody.
+        An operation is done when its last message is under way, and a process that ends at this
+        point may lose it. So all workers synchronize twice: a worker that begins the second
+        synchronization has finished the first, and the second one may fail.
         """
         if self._is_alone:
             return
@@ -156,6 +156,6 @@ class Workers:
 
 
 def _words(data: bytes, size: int) -> tf.Tensor:
-    """Bytes as int64, padded to so many; at least one: TensorFlow dies of gathering nothing."""
+    """Returns bytes as int64, padded to `size` bytes; at least one, as TensorFlow requires."""
     count = max(1, -(-size // 8))
     return tf.constant(np.frombuffer(data.ljust(8 * count, b"\0"), np.int64))

@@ -2,9 +2,9 @@
 
     python -m towers.launch --workers=4 --gpus_per_worker=2 -- train.py --num_towers=8
 
-Behind -- stands a Python script with its arguments, the same for every worker: train.py, or your
-own. If a worker is lost, the run continues from its last checkpoint with the others. Where the
-package is installed, `towers-launch` is this command, and `towers-train` is train.py.
+After -- give a Python script with its arguments, which every worker runs: train.py, or your own.
+If a worker is lost, the others continue the run from its last checkpoint. If the package is
+installed, `towers-launch` is this command, and `towers-train` is train.py.
 """
 
 import sys
@@ -16,11 +16,11 @@ from towers.app.launch.launcher import launch
 from towers.app.launch.worker_environment import gpu_shares, lines_to_type
 
 if __name__ != "__main__":
-    flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
+    flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here
 
 
 def define_flags() -> None:
-    """Defines the launcher's flags; the script's own come behind --."""
+    """Defines the launcher's flags; the script's flags come after --."""
     flags.DEFINE_integer("workers", None, "Processes that train together, each with its share of "
                          "the towers. No default: each needs its own cores and memory.", 1)
     flags.DEFINE_integer("gpus_per_worker", None, "GPUs that each worker sees, out of those in "
@@ -36,10 +36,10 @@ def define_flags() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Does what the command line asks for; returns the exit code.
+    """Runs the command line; returns the exit code.
 
     Raises:
-        ValueError: a flag or the command behind -- makes no sense.
+        ValueError: a flag or the command after -- is not valid.
     """
     own, _, script = "\0".join(argv).partition("\0--\0")
     words = script.split("\0") if script else []
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code of a command line; None stands for the process's own."""
+    """Runs a command line, None for the process's arguments; returns the exit code."""
     define_flags()
     return command_line.exit_code(lambda: sys.exit(run(argv or sys.argv)))
 

@@ -1,4 +1,4 @@
-"""launch: the workers of a run, and again with one worker less after one was lost."""
+"""Starts the workers of a run, and restarts with one worker less after a worker was lost."""
 
 import re
 import shlex
@@ -17,16 +17,16 @@ from towers.resume.run_dir import read_config
 
 
 def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:
-    """Runs the workers; returns the exit code: 0, or that of the worker that explains the failure.
+    """Runs the workers; returns 0, or the exit code of the worker that explains the failure.
 
     Args:
         words: a script and its arguments.
         shares: each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is.
-        max_restarts: how often the run continues without a worker that was lost.
+        max_restarts: how often the run continues after a worker was lost; then OTHER_FAILURE.
 
     Raises:
         ValueError: there is no such script.
-        KeyboardInterrupt: Ctrl-C has come, or Terminated: another signal; the workers have ended.
+        KeyboardInterrupt or Terminated: Ctrl-C or another signal came, and the workers have ended.
     """
     _check(words)
     left, directory, stops = list(shares), None, list[int]()
@@ -75,13 +75,13 @@ def _check(words: Sequence[str]) -> None:
 
 
 def cause(ends: Sequence[End]) -> End | None:
-    """The end that explains the others; None if all ended well, or as they were asked to.
+    """Returns the end that explains the others; None if all ended well, or as they were asked to.
 
-    It is a mistake of the user, as the first of the workers that found it says it; else a signal;
-    else another failure; else a stop. A worker that misses another one comes last.
+    It prefers a user's mistake (in the first worker that found it), then a signal, then another
+    failure, then a stop. A worker that ended because another one was lost comes last.
 
     Args:
-        ends: of all workers, in the order in which they came.
+        ends: the ends of all workers, in the order in which they came.
     """
     def weight(end: End) -> tuple[int, int]:
         if end.code == USER_MISTAKE:
@@ -95,9 +95,9 @@ def cause(ends: Sequence[End]) -> End | None:
 
 
 def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
-    """(the worker to continue without, what happened to it), from the ends and their `cause`.
+    """Returns the index of the worker to continue without, and a text that says what happened.
 
-    It is the worker that a signal ended, else the one that no longer answered, else the last one.
+    It is the worker that a signal ended, else the worker that had to be killed, else the last one.
     """
     if why.code < 0:
         return why.worker, str(why)
@@ -110,14 +110,14 @@ def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
 
 
 def again(words: Sequence[str], announced: str | None) -> list[str]:
-    """The command that continues after a worker was lost.
+    """Returns the command that continues after a worker was lost.
 
     For train.py it is `--resume` with the run's directory, which holds all other flags. A command
     that resumes already, that has not begun a run yet, or that is another script stays the same.
 
     Args:
         words: the command that ran.
-        announced: the run's directory as the chief printed it, if it did.
+        announced: the run's directory that the chief printed, or None.
     """
     given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
     run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]

@@ -1,4 +1,4 @@
-"""The workers of a run, from their start to the end of the last."""
+"""Supervises the workers of a run, from their start until the last one has ended."""
 
 import math
 import os
@@ -18,18 +18,18 @@ from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, show
 from towers.workers.cluster import LOST_WORKER
 
 _PAUSE = 0.05  # seconds between two looks at which workers have ended
-_SETTLE = 1.0  # after the first failure: another worker may have failed before, and still end
-_OBEY = 5.0  # from SIGTERM to SIGKILL
-_SAVE = 300.0  # after the first worker has stopped: the chief saves
-_HOLD = 5.0  # of lines that look like an error: a process that failed ends within that time
+_SETTLE = 1.0  # seconds after the first failure; a worker that failed earlier may end later
+_OBEY = 5.0  # seconds from SIGTERM to SIGKILL
+_SAVE = 300.0  # seconds after the first worker has stopped, in which the chief saves
+_HOLD = 5.0  # seconds to hold back lines like an error; a failed process ends within this time
 _ERRORS = ("error: ", "Traceback (most recent call last):", "Fatal Python error: ", "stopped by ")
 _TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `describe`
 
-Lines: TypeAlias = "SimpleQueue[tuple[Worker, bytes, bool]]"  # (of, line, whether on stderr)
+Lines: TypeAlias = "SimpleQueue[tuple[Worker, bytes, bool]]"  # (worker, line, is_error)
 
 
 class End(NamedTuple):
-    """One worker's end.
+    """Says how one worker ended.
 
     worker: its index.
     code: its exit code, negative for a signal.
@@ -46,7 +46,7 @@ class End(NamedTuple):
 
     @property
     def is_loss(self) -> bool:
-        """Whether a worker was lost: this one, or another that this one missed."""
+        """Whether a worker was lost: this one, or another one that this one waited for."""
         return self.code < 0 or self.code == LOST_WORKER
 
     @property
@@ -55,17 +55,17 @@ class End(NamedTuple):
         return self.code in (INTERRUPTED, TERMINATED, HUNG_UP)
 
     def __str__(self) -> str:
-        """"worker 1 was killed by SIGKILL"."""
+        """Returns a text such as "worker 1 was killed by SIGKILL"."""
         return f"worker {self.worker} {child_process.outcome(self.code)}"
 
 
 class Worker:
-    """One worker's process.
+    """Runs one worker's process.
 
     Lines of stderr that look like an error, and all lines after them, are held back until the
-    worker has ended: if one worker fails, the others fail after it, and would hide its error.
+    worker has ended. If a worker fails, the others fail after it, and would hide its error.
 
-    directory: the run's, once the chief has named it.
+    directory: the run's directory, once the chief has printed it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Worker:
         )
 
     def send_lines(self, lines: Lines) -> None:
-        """Starts threads that put all that the worker writes into a queue."""
+        """Starts threads that put all lines of the worker's output into a queue."""
         def read(stream: IO[bytes], is_error: bool) -> None:
             for line in stream:
                 lines.put((self, line, is_error))
@@ -95,7 +95,7 @@ class Worker:
 
     def show(self, line: bytes, is_error: bool) -> None:
         """Shows a line that the worker wrote, or holds it back."""
-        last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # of a bar that was drawn again and again
+        last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a progress bar's last state
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         text = last.decode(encoding, "backslashreplace")
         marked = f"[worker {self._index}] {text}" if self._index else text
@@ -108,22 +108,22 @@ class Worker:
             self.directory = title[1] if title else self.directory
 
     def show_held(self, seconds: float = _HOLD) -> None:
-        """Shows lines that looked like an error for so long that they were none."""
+        """Shows held lines after so many seconds, because they were no error."""
         if time.monotonic() >= self._held_since + seconds:
             for line in self._held:
                 show(line, is_error=True)
             self._held, self._held_since = [], math.inf
 
     def has_ended(self) -> bool:
-        """Whether its process has ended, and all its lines have been put into the queue."""
+        """Returns whether the process has ended, and all its lines are in the queue."""
         if self._process.poll() is None:
             return False
         for reader in self._readers:
-            reader.join(timeout=1.0)  # what the worker started may hold the stream open
+            reader.join(timeout=1.0)  # a child of the worker may hold the stream open
         return True
 
     def end(self) -> End:
-        """Its end, after `has_ended`."""
+        """Returns how the worker ended; call it after `has_ended`."""
         if self._process.returncode == 0:
             self.show_held(0.0)
         return End(self._index, self._process.returncode, self._was_asked, self._was_killed,
@@ -136,10 +136,10 @@ class Worker:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the worker at once, and all that it has started."""
+        """Kills the worker, and all processes that it has started."""
         if self._process.poll() is None:
             self._was_killed = True
-            with suppress(ProcessLookupError):  # it ends by itself, now
+            with suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
@@ -149,12 +149,12 @@ def supervise(
     """Runs one worker for each environment. If one fails, the others end within seconds.
 
     Args:
-        command: what each worker runs.
-        environments: variables of each worker, with its TF_CONFIG.
-        stops: the signals that have come so far. The first is passed on, a second one kills.
+        command: the command that each worker runs.
+        environments: each worker's additional environment variables, with its TF_CONFIG.
+        stops: the signals so far. The first one is passed on; a second one kills the workers.
 
     Returns:
-        The ends in the order in which they came, and the run's directory if the chief named it.
+        The ends in the order in which they came, and the run's directory if the chief printed it.
     """
     workers: list[Worker] = []
     ends: list[End] = []
@@ -163,7 +163,7 @@ def supervise(
     try:
         for index, environment in enumerate(environments):
             workers.append(Worker(index, command, environment))
-        for worker in workers:  # after all are started: threads make a fork unsafe
+        for worker in workers:  # when all are started, as threads make a fork unsafe
             worker.send_lines(lines)
         running = list(workers)
         while running:

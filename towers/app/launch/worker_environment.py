@@ -1,4 +1,4 @@
-"""Each worker's environment: TF_CONFIG and CUDA_VISIBLE_DEVICES."""
+"""Makes each worker's environment: TF_CONFIG and CUDA_VISIBLE_DEVICES."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from towers.workers.cluster import LARGEST_PORT, is_address
 INSTALLED = "towers-train"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _HOST = "127.0.0.1"  # TensorFlow's gRPC connections are neither authenticated nor encrypted
-# Linux gives the ports above to whoever connects, the workers themselves among them.
+# Linux uses higher ports for outgoing connections, including those between the workers.
 _PORTS = range(10_000, 32_768)
 
 
 def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None]:
-    """Each worker's CUDA_VISIBLE_DEVICES, such as ["0,1", "2,3"]; None leaves it as it is.
+    """Returns each worker's CUDA_VISIBLE_DEVICES, ["0,1", "2,3"]; None leaves it unchanged.
 
     Raises:
         ValueError: there are too few GPUs.
@@ -48,25 +48,25 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
 
 
 def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
-    """The variables of each worker; `shares` are their GPUs, from `gpu_shares`."""
+    """Returns each worker's environment variables; `shares` are its GPUs, from `gpu_shares`."""
     addresses, found = free_addresses(len(shares)), []
     for index, share in enumerate(shares):
         gpus = {} if share is None else {VISIBLE_GPUS: share}
-        # Unbuffered: each line comes when it is written.
+        # Unbuffered, so that each line appears when it is written.
         found.append({"TF_CONFIG": _tf_config(addresses, index), "PYTHONUNBUFFERED": "1", **gpus})
     return found
 
 
 def _tf_config(addresses: Sequence[str], index: int) -> str:
-    """The text that tells a worker its index and all workers' addresses, the chief's first."""
+    """Returns the JSON text with a worker's index and all addresses, the chief's address first."""
     task = {"type": "worker", "index": index}
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
 
 
 def free_addresses(count: int) -> list[str]:
-    """So many different addresses of this machine, "127.0.0.1:port", at which nobody listens."""
+    """Returns `count` different unused addresses of this machine, such as "127.0.0.1:12345"."""
     found: list[str] = []
-    # In random order: another launcher, at the same time, finds others.
+    # In random order, so that two launchers at the same time find different ports.
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as trial, suppress(OSError):
             trial.bind((_HOST, port))
@@ -77,10 +77,10 @@ def free_addresses(count: int) -> list[str]:
 
 
 def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
-    """A line for each machine: its TF_CONFIG, and the command if there is one.
+    """Yields a line for each machine: its TF_CONFIG, and the command if there is one.
 
     Raises:
-        ValueError: there is no host, one is no address, or two are the same.
+        ValueError: there is no host, a host is not host:port, or two hosts are the same.
     """
     addresses = [host.strip() for host in hosts]
     if not addresses or not all(map(is_address, addresses)) or len({*addresses}) < len(addresses):
