@@ -1,14 +1,14 @@
-"""The calls that make towers meet without a word of the user's: they are replaced for a trace.
+"""Replaces calls during a trace, so that an unchanged custom step combines the towers' values.
 
-    GradientTape.gradient(loss, variables)   a mean's seeds times n_i / N; the sum over the towers
-    optimizer.apply(gradients, variables)    one Update
-    Mean.update_state(a scalar)              weighs n_i / N, or is a sum
-    Loss.__call__(y, y_pred)                 neither mean nor sum: of the rows of all towers
-    Model.compute_metrics(x, y, y_pred)      of the rows of all towers
-    GradientTape.jacobian(rows, ...)         each row's own
-    Layer.__call__(rows)                     refuses a batch size that is written into the code
+    GradientTape.gradient(loss, variables)   weighs a mean by n_i / N, and sums over the towers
+    optimizer.apply(gradients, variables)    records one Update
+    Mean.update_state(a scalar)              weighs a mean by n_i / N, and adds sums up
+    Loss.__call__(y, y_pred)                 takes all towers' rows, if neither mean nor sum
+    Model.compute_metrics(x, y, y_pred)      takes all towers' rows
+    GradientTape.jacobian(rows, ...)         computes each row's gradients in its tower
+    Layer.__call__(rows)                     raises ValueError for a hard-coded batch size
 
-They are replaced in the process, and act in the thread that traces alone.
+The calls are replaced in the whole process, but they differ only in the thread that traces.
 """
 
 import functools
@@ -38,7 +38,7 @@ _VARIABLES = (keras.Variable, tf.Variable)
 
 
 class Patches:
-    """The replaced calls of one trace, and `towers.gather`."""
+    """Implements the replaced calls of one trace, and provides `towers.gather` for it."""
 
     def __init__(self, collectives: StepCollectives, scope: VariableScope) -> None:
         self._collectives, self._scope = collectives, scope
@@ -48,8 +48,8 @@ class Patches:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, the calls are replaced."""
-        # The loss of a compiled model only calls others, as Keras' own subclasses do.
+        """Replaces the calls within the `with` block."""
+        # Keras' subclasses with this method, such as a compiled model's loss, only call others.
         losses = [
             owner for owner in _owners(keras.losses.Loss, "__call__")
             if owner is keras.losses.Loss or not owner.__module__.startswith("keras.src.")
@@ -68,7 +68,7 @@ class Patches:
         gather = self._collectives.gather_marked
 
         def in_this_trace(original: Callable, function: Callable) -> Callable:
-            """A call of function(original, self, ...) in the thread that traces, which gathers."""
+            """Returns a call of function(original, ...), in the thread of this trace only."""
 
             def call(*args: Any, **options: Any) -> Any:
                 if gatherer() != gather:
@@ -108,10 +108,10 @@ class Patches:
         return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
 
     def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
-        """Whether a gradient is nothing that towers have to meet for.
+        """Returns whether this gradient needs no all-reduce.
 
-        Its target depends on no shard, and on nothing that towers have met about; or it is of one
-        row, in a loop over all.
+        This holds if its targets depend on no shard, collective or update, or belong to one row in
+        a loop over rows.
         """
         if any(isinstance(s, _VARIABLES) for s in sources):
             self._collectives.check_outermost("takes the gradient of weights")
@@ -120,7 +120,7 @@ class Patches:
         return not any(self._dependence.local(t) or self._dependence.level(t) for t in targets)
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
-        """Whether the sources are values that all towers share: weights, or made of them."""
+        """Returns whether the sources are equal in all towers: weights, or computed from them."""
         is_outermost = self._collectives.is_outermost()
         shared = [
             isinstance(source, _VARIABLES) or not (
@@ -138,14 +138,14 @@ class Patches:
         return all(shared)
 
     def _seed(self, target: tf.Tensor, given: Any, shared: bool) -> tf.Tensor:
-        """What a gradient begins with: a mean's weighs n_i / N.
+        """Returns the seed of a gradient: n_i / N for a mean over the shard, times `given`.
 
-        A sum over rows, and what has a batch axis, counts by its rows.
+        The seed of a sum over rows, or of a target with a batch axis, is `given`, or 1.
 
         Args:
-            target: what the gradient is taken of. given: its output gradient, or None.
-            shared: whether it is with respect to what towers share; else it is with respect to
-                rows, which stay with their tower.
+            target: the tensor to differentiate. given: its output gradient, or None.
+            shared: whether the sources are equal in all towers. Otherwise they are rows, whose
+                gradients stay in their tower.
         """
         seed = tf.ones_like(target) if given is None else tf.convert_to_tensor(given)
         check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
@@ -154,19 +154,19 @@ class Patches:
             return self._facts.masked(seed) if shared else seed
         if shared:
             return self._facts.weighted(seed)
-        # Zeros of an empty shard's row, which the step may divide by, would become NaN.
+        # An empty shard's row keeps weight 1: a step that divides by zeros would get NaN.
         share = self._facts.weight
         return seed * tf.cast(tf.where(share > 0, share, 1), seed.dtype)
 
     def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
-        """Gradients with respect to rows, weighted as above, are rows of the large batch's."""
+        """Declares gradients with respect to rows, as `_seed` weighs them, to be rows."""
         for gradient, source in zip(gradients, sources, strict=True):
             fact = self._rows.fact(source)
             if tf.is_tensor(gradient) and fact.has_rows:
                 self._rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
 
     def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Over the towers; the IndexedSlices of embeddings are joined, None stays None."""
+        """Sums gradients over the towers; joins IndexedSlices of embeddings, and keeps None."""
         dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
         sums = iter(self._collectives.sum(dense) if dense else [])
         return [
@@ -192,7 +192,7 @@ class Patches:
     def _jacobian(
         self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
     ) -> Any:
-        """Makes a jacobian row by row: the gradients that it is made of are each a row's own."""
+        """Computes a jacobian without collectives, because each of its gradients is of one row."""
         before, self._is_in_jacobian = self._is_in_jacobian, True
         try:
             slopes = original(tape, target, *args, **options)
@@ -210,7 +210,7 @@ class Patches:
         self, original: Callable, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any],
         trainable_variables: Any = None,
     ) -> None:
-        del original  # called at home, when the step runs
+        del original  # called on the parameter device, when the step runs
         collectives, scope = self._collectives, self._scope
         collectives.check_outermost("applies gradients")
         if not optimizer.built:
@@ -238,7 +238,7 @@ class Patches:
         self, original: Callable, metric: keras.metrics.Metric, values: Any,
         sample_weight: Any = None,
     ) -> None:
-        """A scalar of a shard weighs n_i / N, unless the step says itself what it weighs."""
+        """Adds up a shard's sum, or weighs its mean by n_i / N if the shard gives no weight."""
         self._collectives.check_outermost(f"updates metric {metric.name!r}")
         values = tf.convert_to_tensor(values)
         weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
@@ -259,7 +259,7 @@ class Patches:
         self, original: Callable, model: keras.Model, x: Any, y: Any, y_pred: Any,
         sample_weight: Any = None,
     ) -> dict[str, Any]:
-        """Gives compiled metrics the rows of all towers, as a metric may be no mean over them."""
+        """Gives compiled metrics the rows of all towers, because not every metric is a mean."""
         given = [y, y_pred, sample_weight]
         has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
         if has_metrics and self._can_gather(given):
@@ -291,10 +291,10 @@ class Patches:
     def _needs_all_rows(
         self, original: Callable, loss: keras.losses.Loss, given: Sequence[Any]
     ) -> bool:
-        """Whether the towers' values of a Keras loss do not make the value of the batch.
+        """Returns whether a Keras loss is neither a mean nor a sum over the examples.
 
-        Such as where it divides by the sum of weights, or by the number of steps that a mask
-        leaves. It is traced in a graph that is thrown away: what it assigns has no effect.
+        Such a loss may divide by the sum of weights or the number of unmasked steps. It is traced
+        in a graph that is thrown away, so that its assignments have no effect.
         """
         flat = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
         is_of_each = loss.reduction in ("none", None) and not overrides_call(loss)
@@ -308,9 +308,9 @@ class Patches:
         return rows.kind(traced.outputs[0]).fault is not None
 
     def _can_gather(self, given: Any) -> bool:
-        """Whether all towers know the values, or each has one row for each example of the shard.
+        """Returns whether the values are equal in all towers or have one row for each example.
 
-        Where one has, so have those beside it whose number is some fixed one for each example.
+        Beside one such value, others may have any fixed number of rows per example.
         """
         tensors = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
         own = [fact for fact in map(self._rows.fact, tensors) if fact.local]
@@ -319,7 +319,7 @@ class Patches:
         return self._collectives.is_outermost() and are_rows and has_one
 
     def _gathered(self, given: Any) -> Any:
-        """The values' rows of all towers, with their masks and logits."""
+        """Returns the values' rows of all towers, with their masks and logits."""
         gather = self._collectives.gather_marked
         return tf.nest.map_structure(lambda v: gather(v) if tf.is_tensor(v) else v, given)
 
@@ -328,7 +328,7 @@ class Patches:
     def _call_layer(
         self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any
     ) -> Any:
-        """Refuses a batch axis of a fixed size in a tensor of this step that is yet a shard's."""
+        """Raises ValueError if a shard's tensor enters a layer with a batch axis of fixed size."""
         for value in tf.nest.flatten(args[:1]):
             is_of_step = tf.is_symbolic_tensor(value) and value.graph is self._collectives.graph
             is_fixed = is_of_step and bool(value.shape.rank) and (value.shape[0] or 0) > 1

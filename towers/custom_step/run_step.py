@@ -1,4 +1,4 @@
-"""Runs a step of the user's own on towers, level by level, in anybody's tf.function.
+"""Runs a custom step on towers, level by level, inside of any tf.function.
 
     shards, reads -> towers: level 0 -> collectives -> home: level 1, update -> towers: level 2 ...
 """
@@ -27,7 +27,7 @@ from towers.step.transfers import spread
 
 
 class OwnStep:
-    """A model's own train_step, test_step or predict_step on towers."""
+    """Runs a model's custom train_step, test_step or predict_step on towers."""
 
     def __init__(
         self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int,
@@ -35,10 +35,11 @@ class OwnStep:
     ) -> None:
         """
         Args:
-            model: whose step it is.
-            name: of the method, data -> logs or predictions, of the model's class; Python runs it
-                once for each structure of data. A tf.function is undone: the step is one anyway.
-            devices, num_towers, batch_norm: as for `TowerStep`.
+            model: the model that has the step.
+            name: the name of the class's method, data -> logs or predictions. Python runs it once
+                for each structure of data. Its tf.function is undone, as the step is traced anyway.
+            devices: names of the devices for the towers. num_towers: the number of towers.
+            batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
 
         Raises:
             ValueError: the model cannot be computed in towers.
@@ -56,13 +57,13 @@ class OwnStep:
         self._traces: dict[str, Trace] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step on a global batch; returns its logs: means, and rows in order.
+        """Runs the step on a global batch; returns its logs: means, sums, or rows in order.
 
         Args:
-            data: a structure of tensors [N, ...]; None stays None.
+            data: a structure of tensors [N, ...] of any kind; None stays None.
 
         Raises:
-            ValueError: its parts differ in N, as far as that is known while this is traced.
+            ValueError: the tensors differ in N, if that is known during tracing.
         """
         trace = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
@@ -71,7 +72,7 @@ class OwnStep:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All that the step has read or assigned, for any batch so far, each once; in order."""
+        """Returns all variables that the step has read or assigned so far, each once, in order."""
         met: list[keras.Variable] = []
         for trace in self._traces.values():
             updates = trace.collectives.updates
@@ -82,15 +83,15 @@ class OwnStep:
 
     @property
     def has_unsaved_noise(self) -> bool:
-        """Whether the step draws noise by tf.random, whose state nobody can save."""
+        """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
         graphs = [trace.function.graph for trace in self._traces.values()]
         return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
 
     def prepare(self, data: Any) -> Trace:
-        """Traces the step, and makes the variables that it makes.
+        """Traces the step, and creates its variables; traces each structure of data once.
 
         Args:
-            data: a batch, or the TensorSpecs of one.
+            data: a global batch, or its TensorSpecs.
         """
         specs = structures.batch_specs(data)
         key = str(specs)
@@ -103,7 +104,7 @@ class OwnStep:
 
 
 def _check_alone(model: keras.Model, name: str) -> None:
-    """Raises ValueError where several workers would run the step: they cannot meet yet."""
+    """Raises ValueError if there are several workers, which custom steps do not support yet."""
     num_workers = join_workers().num_workers
     if num_workers > 1:
         raise ValueError(
@@ -115,16 +116,16 @@ def _check_alone(model: keras.Model, name: str) -> None:
 
 
 class _Run:
-    """One batch on its way through the levels: the values so far, by their names in the trace."""
+    """Runs the levels for one batch; holds the values so far, by their names in the trace."""
 
     def __init__(
         self, trace: Trace, data: Any, devices: Sequence[str], home: str, policy: Policy
     ) -> None:
         """
         Args:
-            trace: of the step. data: the global batch.
-            devices: of each tower. home: the variables' device.
-            policy: of the devices.
+            trace: the traced step. data: the global batch.
+            devices: the device of each tower. home: the parameter device.
+            policy: how the step uses its devices, such as whether towers take turns.
         """
         self._trace, self._devices, self._device, self._policy = trace, devices, home, policy
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
@@ -141,7 +142,7 @@ class _Run:
         ]
 
     def result(self) -> Any:
-        """Runs all levels; returns what the step returns."""
+        """Runs all levels; returns the step's logs for the global batch."""
         trace = self._trace
         with tf.name_scope(scopes.PARAMETERS):
             self._read(trace.scope.reads)
@@ -155,7 +156,7 @@ class _Run:
         return logs
 
     def _read(self, reads: Sequence[tuple[tf.Tensor, keras.Variable]]) -> None:
-        """Each variable once, for all; seeds anew for each tower."""
+        """Reads each variable once for all towers, but derives a seed for each tower."""
         with tf.device(self._device):
             variables = list({id(variable): variable for _, variable in reads}.values())
             values = [tf.convert_to_tensor(variable.value) for variable in variables]
@@ -172,7 +173,7 @@ class _Run:
                     if state_lib.is_seed(variable):
                         (tower[tensor.name],) = state_lib.tower_seeds([values[i]], t)
 
-    # A level's end.
+    # The end of a level.
 
     def _end(self, level: int) -> None:
         segment = self._trace.home.get(level)
@@ -211,7 +212,7 @@ class _Run:
                 return [tf.concat(v, axis=0) for v in zip(*values)]
             rows = [structures.packed(collective.spec, iter(v)) for v in values]
             text = gathered_rows_text(collective.line)
-            # At home: of other devices only an error's end is told.
+            # On the parameter device: an error of another device would lose its beginning.
             for own, shard in zip(rows, self._shards, strict=True):
                 expected = tf.maximum(shard.size, 1)
                 tf.debugging.assert_equal(sharding.batch_size([own]), expected, text)
@@ -222,9 +223,9 @@ class _Run:
             variable.assign(self._at_home(value))
 
     def _at_home(self, value: Any) -> Any:
-        """The value, on the variables' device, of a traced tensor."""
+        """Returns the value of a traced tensor on the parameter device."""
         if isinstance(value, tf.IndexedSlices):
-            shape = tf.constant(value.shape.as_list(), tf.int64)  # known while this is traced, too
+            shape = tf.constant(value.shape.as_list(), tf.int64)  # static, also in a trace
             return tf.IndexedSlices(
                 self._home[value.values.name], self._home[value.indices.name], shape
             )

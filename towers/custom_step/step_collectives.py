@@ -1,11 +1,11 @@
-"""Where the towers of a traced step meet: tensors that stand for one value of all towers.
+"""Records collectives of a custom step: tensors that stand for one value of all towers.
 
     tower 0   value --+                  +--> outputs   the same in all towers
     tower 1   value --+-- sum, or rows --+--> outputs
     ...               |                  |
                       +<-- its gradient, backward, is the sum of the towers' gradients
 
-Beside the sums of `TowerCollectives`: rows, joined values, tower 0's, means; and optimizers.
+It extends `TowerCollectives` by gathered rows, means and updates of optimizers.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from towers.step.tensor_rows import take_rows
 
 @dataclass
 class Update:
-    """A call of `optimizer.apply`, once, at home.
+    """Records a call of `optimizer.apply`, which runs once, on the parameter device.
 
-    assigned: (variable, value) of what the step gave these variables before.
-    reads: (tensor, variable) of what is read after it.
+    assigned: (variable, value) pairs that the step assigned to its variables before.
+    reads: (tensor, variable) pairs of the reads of its variables after it.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -43,15 +43,15 @@ class Update:
 
 
 class StepCollectives(TowerCollectives):
-    """The collectives of the step that is being traced; it knows its shard.
+    """Records the collectives and updates of the custom step that is being traced.
 
-    updates: in the order of the step. facts: on the shard's tensors.
+    updates: the updates in the order of the step. facts: the facts on the shard's tensors.
     """
 
     def __init__(self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor) -> None:
         """
         Args:
-            shard: symbolic tensors [max(n, 1), ...] of any kind.
+            shard: symbolic tensors [max(n, 1), ...], dense, ragged or sparse.
             share: scalar float64, n / N; 0 where one row stands for an empty shard.
             begin: scalar int32, the index of the shard's first row in the global batch.
         """
@@ -66,9 +66,9 @@ class StepCollectives(TowerCollectives):
         self._num_rows, self._begin = batch_size(shard), begin
 
     def gather_marked(self, rows: Any) -> Any:
-        """Implements `towers.gather`: the rows of all towers, with their masks and logits.
+        """Implements `towers.gather`: returns the rows of all towers, with their masks and logits.
 
-        Args: rows: a tensor of any kind.
+        Args: rows: a dense, ragged or sparse tensor.
         """
         gathered = self.gather(rows)
         if gathered is rows or not isinstance(rows, tf.Tensor):
@@ -76,7 +76,7 @@ class StepCollectives(TowerCollectives):
         return marked(gathered, {name: self.gather(v) for name, v in marks_of(rows).items()})
 
     def gather(self, rows: Any) -> Any:
-        """The rows of all towers; a tensor that does not depend on a shard is returned as it is."""
+        """Returns the rows of all towers, or a tensor that depends on no shard as it is."""
         if not self.dependence.local(rows):
             return rows
         if not has_rows(rows):
@@ -88,7 +88,7 @@ class StepCollectives(TowerCollectives):
         floats = [v.dtype.is_floating for v in tensors]
 
         def backward(*gradients: Any) -> list[Any]:
-            """The tower's own part of the gradient of each tensor of floats."""
+            """Returns the tower's part of the gradients; None for tensors that are not floats."""
             of_floats = [tf.convert_to_tensor(g) for g, f in zip(gradients, floats) if f]
             totals = iter(self.sum(of_floats))
             given = iter([next(totals) if f else v for v, f in zip(joined, floats)])
@@ -99,18 +99,18 @@ class StepCollectives(TowerCollectives):
         return packed(spec, iter(joined))
 
     def _own(self, rows: Any) -> Any:
-        """A tower's own rows of [N, ...]; any row where its shard is empty."""
+        """Returns a tower's rows of [N, ...], or any row if its shard is empty."""
         begin = tf.minimum(self._begin, batch_size([rows]) - self._num_rows)
         return take_rows(rows, [begin], [begin + self._num_rows])
 
     def of_batch(self, value: Any, what: str) -> Any:
-        """Joins the towers' values into one of the global batch.
+        """Combines the towers' values into one value of the global batch.
 
-        Rows are joined; else see `part`.
+        Rows are gathered. Otherwise sums over rows add up, and other values weigh n_i / N.
 
         Args:
-            value: a tensor; all else is handed back.
-            what: it is, for the message of the ValueError that integers raise.
+            value: a tensor; anything else is returned unchanged.
+            what: describes the value in warnings, and in the ValueError that integers raise.
         """
         if isinstance(value, keras.Variable):
             value = tf.convert_to_tensor(value)
@@ -130,11 +130,11 @@ class StepCollectives(TowerCollectives):
 
 
 def check_rank(tensor: tf.Tensor, what: str) -> None:
-    """Raises ValueError where the trace does not know whether a tensor has a batch axis.
+    """Raises ValueError if a tensor has an unknown rank, so that its batch axis is unknown.
 
     Args:
-        tensor: such as what tf.py_function returns.
-        what: it is.
+        tensor: the tensor, such as a result of tf.py_function.
+        what: describes the tensor, and begins the message.
     """
     if tensor.shape.rank is None:
         raise ValueError(
@@ -145,6 +145,6 @@ def check_rank(tensor: tf.Tensor, what: str) -> None:
 
 
 def has_rows(tensor: tf.Tensor) -> bool:
-    """Whether a tensor has a batch axis: a first dimension that the trace left open."""
+    """Returns whether a tensor has a batch axis: a first dimension that the trace left open."""
     shape = tensor.shape
     return shape.rank is None or shape.rank > 0 and shape[0] is None

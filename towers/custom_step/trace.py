@@ -1,6 +1,6 @@
-"""A step of the user's own, traced once for one tower: its graph, and where it meets other towers.
+"""Traces a custom step once, for one tower: records its graph and its collectives.
 
-    step(shard)  ->  graph    fed:   the shard, its share, reads of variables, what collectives give
+    step(shard)  ->  graph    fed:   the shard, its share, reads of variables, collectives' results
                               kept:  collectives' inputs, gradients, assigned values, logs
 """
 
@@ -25,18 +25,18 @@ from towers.step.state import statistics as statistics_of
 from towers.step.structures import components
 from towers.step.synchronized import synchronized, synchronized_layers, warn_of_averages
 
-_MOST_TRACES = 4  # layers in layers are built one after another
+_MOST_TRACES = 4  # each may build one more level of nested layers
 _READS_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
 
 
 @dataclass
 class Trace:
-    """One traced step.
+    """Holds one traced step.
 
-    arguments: its symbolic tensors: the shard's, its share and begin, see `StepCollectives`.
-    collectives: where towers meet, and updates. scope: the variables that it has read.
-    assigned: (variable, value) at the end. logs: what it returns.
-    function: the concrete function; it is cut up and never called.
+    arguments: symbolic tensors: the shard's, its share n / N, and the index of its first row.
+    collectives: its collectives and updates. scope: its reads of variables.
+    assigned: (variable, value) pairs at the end. logs: the step's result for the global batch.
+    function: the concrete function, which is cut into levels and never called.
     """
 
     arguments: list[tf.Tensor]
@@ -48,14 +48,14 @@ class Trace:
 
     @functools.cached_property
     def towers(self) -> dict[int, Segment]:
-        """What each tower computes, by level."""
+        """Returns the segments that each tower computes, by level."""
         met = [v for collective in self.collectives.events for v in collective.inputs]
         effects = effects_of(self.function)
         return cut(self.function, self.collectives.dependence, met, effects=effects)
 
     @functools.cached_property
     def home(self) -> dict[int, Segment]:
-        """What is computed on the variables' device, by level."""
+        """Returns the segments that the parameter device computes, by level."""
         wanted = [[u.gradients, [v for _, v in u.assigned]] for u in self.collectives.updates]
         left = [wanted, [v for _, v in self.assigned], self.logs]
         flat = tf.nest.flatten(left, expand_composites=True)
@@ -64,13 +64,13 @@ class Trace:
 
     @property
     def num_levels(self) -> int:
-        """The number of levels, those with nothing but collectives and updates included."""
+        """Returns the number of levels, including levels of only collectives and updates."""
         events = [*self.collectives.events, *self.collectives.updates]
         return 1 + max([*self.towers, *self.home, *(e.level for e in events)], default=-1)
 
     @property
     def captured(self) -> dict[str, tf.Tensor]:
-        """The values that the step takes from outside, and its tables, by their names within."""
+        """Returns the captured values and lookup tables of the step, by their names inside."""
         return {
             inside.name: outside for outside, inside in captures(self.function)
             if inside.dtype != tf.resource or _is_read_table(inside)
@@ -81,20 +81,20 @@ def trace_step(
     model: keras.Model, step: Callable[[Any], Any], specs: Any, *, home: str,
     batch_norm: str | None, is_alone: bool = False,
 ) -> Trace:
-    """Traces a step until it makes no more variables.
+    """Traces a step until it creates no more variables.
 
-    Not under `tf.init_scope`, which stops gradient tapes.
+    It must not run under `tf.init_scope`, which stops gradient tapes.
 
     Args:
-        model: whose step it is.
-        step: data -> logs, or predictions.
-        specs: of a batch, in the structure of `data`, with an open first dimension.
-        home: the device for variables that the step makes.
-        batch_norm: see `TowerStep`.
-        is_alone: whether there is one tower, whose shard is the batch: nothing is warned of.
+        model: the model that has the step.
+        step: maps data to logs or predictions.
+        specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
+        home: the device for variables that the step creates.
+        batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
+        is_alone: whether there is one tower, whose shard is the batch. It needs no warnings.
 
     Raises:
-        ValueError: the step does what towers cannot follow.
+        ValueError: the step uses something that towers do not support.
     """
     for _ in range(_MOST_TRACES):
         trace = _trace_once(model, step, specs, home, batch_norm)
@@ -141,12 +141,12 @@ def _trace_once(
         function = tf.function(body, autograph=False).get_concrete_function(
             tf.nest.flatten(specs), tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.int32)
         )
-    made[-1].function = function  # of two traces, where TensorFlow saw variables being made
+    made[-1].function = function  # TensorFlow traces twice if variables are created
     return made[-1]
 
 
 def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
-    """The step's logs for the global batch."""
+    """Returns the step's logs for the global batch."""
     if isinstance(logs, dict):
         return {
             key: tf.nest.map_structure(
@@ -161,8 +161,7 @@ def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
 
 
 def _check_no_foreign_resources(trace: Trace) -> None:
-    """Raises ValueError for a tf.Variable, a table that is written, and whatever else has a state.
-    """
+    """Raises ValueError for state outside of the step, such as a lookup table that is written."""
     reads = [trace.scope.reads, *(update.reads for update in trace.collectives.updates)]
     known = {tensor.name for each in reads for tensor, _ in each}
     check_closed(trace.function, known)
@@ -184,6 +183,6 @@ def _check_no_foreign_resources(trace: Trace) -> None:
 
 
 def _is_read_table(handle: tf.Tensor) -> bool:
-    """Whether a resource of the trace is a lookup table that the step only reads."""
+    """Returns whether a resource of the trace is a lookup table that the step only reads."""
     users = handle.consumers()
     return handle.dtype == tf.resource and all(user.type in _READS_TABLES for user in users)

@@ -1,11 +1,11 @@
-"""Variables, Keras' and TensorFlow's, while a step is traced: assignments are recorded.
+"""Records the assignments to variables of Keras and TensorFlow while a step is traced.
 
-The table in towers/step/assigned.py says what the towers' values become. Two rows differ, because
-a custom step may read a variable after it was assigned:
+The table in towers/step/assigned.py says how the towers' values become one. Two rows differ,
+because a custom step may read a variable after it was assigned:
 
     a metric       old + x becomes old + the sum of all x when the step reads it again. Any other
-                   value that is computed of a shard is refused.
-    a parameter    has the same rules as any other variable, because no update follows by itself.
+                   value that depends on a shard raises ValueError.
+    a parameter    follows the rules of other variables, because no automatic update comes later.
 """
 
 import functools
@@ -24,10 +24,10 @@ from towers.step.state import is_seed
 
 
 class _Metric(NamedTuple):
-    """A metric's variable that was assigned and not read since.
+    """Holds a metric's variable that was assigned and not read since.
 
-    before: its value before that. added: what a shard adds to it; None where it is assigned
-        something that all towers know.
+    before: its value before the assignment. added: the value that a shard adds to it, or None if
+        the assigned value is equal in all towers.
     """
 
     variable: keras.Variable
@@ -36,10 +36,10 @@ class _Metric(NamedTuple):
 
 
 class VariableScope(keras.StatelessScope):
-    """Within, Keras' variables take their values from here, and leave them here.
+    """Gives Keras' variables their values in a traced step, and records reads and assignments.
 
-    reads: (tensor, variable) of what is read before any update.
-    is_unready: variables were met that do not exist yet.
+    reads: (tensor, variable) pairs that the step reads before any update of the variable.
+    is_unready: whether the step used variables that do not exist yet.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class VariableScope(keras.StatelessScope):
     ) -> None:
         """
         Args:
-            collectives: of the trace.
-            home: the device for variables that the step makes.
-            statistics: BatchNormalization's, which are averaged.
-            takes_first: take tower 0's statistics instead.
+            collectives: the collectives of the trace.
+            home: the device for variables that the step creates.
+            statistics: the variables of BatchNormalization, which are averaged over the towers.
+            takes_first: whether to take tower 0's statistics instead.
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
@@ -59,15 +59,15 @@ class VariableScope(keras.StatelessScope):
         self._collectives, self._home = collectives, home
         self._statistics, self._takes_first = set(map(id, statistics)), takes_first
         # By the id of a variable:
-        self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the line that did it
+        self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the assigning line
         self._latest: dict[int, Update] = {}
         self._metrics: dict[int, _Metric] = {}
         self._metric_reads: dict[int, tf.Tensor] = {}
 
-    # What Keras calls.
+    # Methods that Keras calls.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """The value that the step reads; None of a variable that does not exist yet."""
+        """Returns the value that the step reads; None if the variable does not exist yet."""
         if variable_behind(variable) is None:
             self.is_unready = True
             return None
@@ -81,14 +81,14 @@ class VariableScope(keras.StatelessScope):
             return assigned
         if not variable.trainable:
             return tf.stop_gradient(assigned)
-        # A parameter's new value, with the gradient of the parameter, which tapes know by its read.
+        # The new value has the gradient of the parameter, whose read tapes recognize.
         read = self._read(variable)
         value = tf.stop_gradient(assigned) + (read - tf.stop_gradient(read))
         value.handle = read.handle
         return value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Notes a value that the step assigns."""
+        """Records a value that the step assigns."""
         variable, value = update
         self._collectives.check_outermost(f"assigns {variable.path}")
         if variable_behind(variable) is None:
@@ -102,11 +102,11 @@ class VariableScope(keras.StatelessScope):
         self._assigned[id(variable)] = variable, current_line()
         super().add_update(update)
 
-    # What a trace asks for.
+    # Methods that the trace calls.
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Within, variables are Keras' own again, outside of all graphs, and made at once."""
+        """Leaves the scope for a `with` block: Keras creates variables at once, in no graph."""
         self.__exit__()
         try:
             with tf.init_scope(), tf.device(self._home):
@@ -116,14 +116,14 @@ class VariableScope(keras.StatelessScope):
             self.__enter__()
 
     def make_variables(self) -> None:
-        """Makes what was put off: Keras does that where the outermost scope ends."""
+        """Creates the deferred variables, as Keras does when the outermost scope ends."""
         with tf.init_scope(), tf.device(self._home), keras.StatelessScope():
             pass
 
     def take_assigned(
         self, variables: Iterable[keras.Variable]
     ) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Takes out what the step has assigned to these variables so far."""
+        """Removes and returns the values that the step has assigned to these variables so far."""
         return [
             (v, self._merged(v, self.state_mapping.pop(id(v))))
             for v in variables
@@ -131,24 +131,24 @@ class VariableScope(keras.StatelessScope):
         ]
 
     def take_all_assigned(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Takes out all that the step has assigned, at its end."""
+        """Removes and returns all values that the step has assigned; call it at the end."""
         if self.is_unready:
             return []
         self._merge_metrics()
         return self.take_assigned([variable for variable, _ in self._assigned.values()])
 
     def updated(self, update: Update) -> None:
-        """Lets an update's variables be read after it from now on."""
+        """Makes later reads of an update's variables read their values after the update."""
         for variable in [*update.variables, *update.optimizer.variables]:
             self._latest[id(variable)] = update
 
-    # How.
+    # Implementation.
 
     def _read(self, variable: keras.Variable) -> tf.Tensor:
         stored: Any = variable_behind(variable)
         with self._outermost(), read_as_they_are():
             read = tf.convert_to_tensor(stored)
-        read.handle = stored.handle  # by which tapes know the variable
+        read.handle = stored.handle  # tapes recognize the variable by it
         update = self._latest.get(id(variable))
         (update.reads if update else self.reads).append((read, variable))
         if variable.aggregation == "sum":
@@ -158,12 +158,12 @@ class VariableScope(keras.StatelessScope):
         return read
 
     def _outermost(self) -> AbstractContextManager:
-        """The graph of the step, from within one of a loop's or a function's own."""
+        """Enters the graph of the step, also from the graph of a loop or an inner function."""
         is_outermost = self._collectives.is_outermost()
         return nullcontext() if is_outermost else self._collectives.graph.as_default()
 
     def _merge_metrics(self) -> None:
-        """Old + sum of all towers' x, of all metrics at once."""
+        """Sets metrics to old + the sum of all towers' x, in one collective for all metrics."""
         if self.is_unready:
             return
         metrics, self._metrics = self._metrics, {}
@@ -175,7 +175,7 @@ class VariableScope(keras.StatelessScope):
             self.state_mapping[key] = tf.stop_gradient(value)
 
     def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
-        """A shard's part of what a metric adds: Keras' metrics add sums, a user's may add means."""
+        """Returns a shard's part of a metric's addend: Keras' metrics add sums, others may not."""
         facts = self._collectives.facts
         kind = facts.rows.kind(added)
         if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
@@ -184,7 +184,7 @@ class VariableScope(keras.StatelessScope):
         return facts.weighted(added) if is_mean else facts.masked(added)
 
     def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """The one value of what towers have assigned."""
+        """Combines the values that towers have assigned into one."""
         collectives, (_, line) = self._collectives, self._assigned[id(variable)]
         same, parts = terms_of_new(
             variable, value, collectives.facts, self._statistics, self._takes_first, line
@@ -197,7 +197,7 @@ class VariableScope(keras.StatelessScope):
 
 
 def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """x of a metric that is assigned old + x: a difference would be rounded."""
+    """Returns x of a metric that is assigned old + x: subtracting old would round it."""
     operation = value.op
     if operation.type == "AddV2" and operation.inputs[0] is before:
         return operation.inputs[1]

@@ -1,4 +1,4 @@
-"""Traced functions of one tower: cut where the towers meet, and asked what a value is to its rows.
+"""Cuts the traced function of one tower at its collectives, and tells sums over rows from means.
 
 A synchronized BatchNormalization, on two towers:
 
@@ -8,19 +8,19 @@ A synchronized BatchNormalization, on two towers:
               tower 1   mean, sum((x - mean)^2) --+-- collective: their sum
     level 2   tower 0   variance, the normalized x, the next convolution ...
 
-    tower_collectives.py   where towers meet          dependence.py   what each tensor depends on
-    cut.py                 a function for each level  repeatable.py   the same bits every time
-    merged.py              repeats, computed once     stage_levels.py the levels of layers in stages
-    walk.py                how all of these go through a graph
+    tower_collectives.py   records the collectives     dependence.py    what tensors depend on
+    cut.py                 one function per level      repeatable.py    bit-identical results
+    merged.py              merges equal operations     stage_levels.py  levels of layers in stages
+    walk.py                walks through a graph for all of these
 
-No tower waits for another inside of a function: any number of towers may share a device.
+No tower waits for another inside of a function, so any number of towers may share a device.
 
-The walk tells what a tensor is to the rows of a shard: rows, a mean, a sum, or neither.
+The files below tell what a tensor is to the rows of a shard: rows, a mean, a sum, or neither.
 
-    rows.py    the question, and the walk through the graph that answers it
-    rules.py   the table: which operation makes what of its inputs' facts
-    facts.py   what is known of a tensor, and the arithmetic of that
+    rows.py    walks through the graph, applies the rules, and warns
+    rules.py   the table of rules: an operation's facts follow from its inputs' facts
+    facts.py   the facts of a tensor, and their arithmetic
     axes.py    where the batch axis goes    elements.py, reductions.py   the longer rules
 
-Optional reading: a step whose losses are means over rows never needs more than its answer, "mean".
+They are optional reading: for a step whose losses are means over rows, the answer is always "mean".
 """

@@ -1,4 +1,4 @@
-"""The batch axis of a tensor after an operation, by shapes and constants."""
+"""Finds the batch axis of a tensor after an operation, from shapes and constants."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from towers.graph.facts import UNKNOWN, Op
 
 
 def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
-    """The axis that the trace left open; `like` where several are. None: all are known."""
+    """Returns an axis of open size: `like` if it is one, else the first; None without any."""
     if tensor.shape.rank is None:
         return UNKNOWN
     places = _open(tensor)
@@ -19,7 +19,7 @@ def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
 
 
 def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | None:
-    """The batch axis of the same elements in another shape: as many open axes before it."""
+    """Returns the batch axis after a change of shape: it keeps its place among the open axes."""
     if axis is None or axis == UNKNOWN or result.shape.rank is None:
         return open_axis(result)
     before, after = _open(source), _open(result)
@@ -30,7 +30,7 @@ def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | N
 
 
 def has_open_rows(tensor: tf.Tensor) -> bool:
-    """Whether rows may be of any length: an axis is open beside the batch's."""
+    """Returns whether rows may be of any length: another axis than the batch's is open."""
     return tensor.dtype == tf.variant or tensor.shape.rank is None or len(_open(tensor)) > 1
 
 
@@ -39,9 +39,9 @@ def _open(tensor: tf.Tensor) -> list[int]:
 
 
 def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
-    """The number of rows for each example after a Reshape into [rows, ...].
+    """Returns the number of rows per example after a Reshape into [rows, ...].
 
-    0: some fixed number; None: rows of several examples may be put into one.
+    0 means a fixed, unknown number. None means that a row may hold values of several examples.
     """
     if source.shape.rank is None or result.shape.rank is None:
         return 0
@@ -58,7 +58,7 @@ def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
 
 
 def named_axes(op: Op, index: int = 1) -> list[int] | None:
-    """The axes that input `index` names, counted from 0; None: no constant says them."""
+    """Returns the axes that input `index` lists, counted from 0; None if it is not constant."""
     rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[index])
     if axes is None or rank == 0:
         return None if axes is None else []
@@ -69,7 +69,7 @@ def named_axes(op: Op, index: int = 1) -> list[int] | None:
 
 
 def python_index(op: Op) -> int | slice | None:
-    """What a Slice or StridedSlice takes of a vector; None where no constant says it."""
+    """Returns the Python index of a Slice or StridedSlice of a vector; None if it varies."""
     values: list[Any] = [tf.get_static_value(v) for v in op.inputs[1:]]
     if any(value is None or value.shape != (1,) for value in values):
         return None
@@ -84,10 +84,10 @@ def python_index(op: Op) -> int | slice | None:
 
 
 def rows_taken(op: Op, axis: int) -> tuple[bool, bool]:
-    """Whether a Slice or StridedSlice takes all rows of the axis; and whether, if not all, it takes
-    consecutive ones that begin and end at multiples of their number.
+    """Returns whether a Slice or StridedSlice takes all rows of the axis, and whether it takes
+    consecutive rows that begin and end at multiples of n, the number of examples.
 
-    As of two views of a batch, one after the other: rows[:n], rows[n:].
+    The latter is for a batch that holds two views, one after the other: rows[:n], rows[n:].
     """
     place = axis if op.type == "Slice" else _place_in_slice(op, axis)
     if place is None:
@@ -105,13 +105,13 @@ def rows_taken(op: Op, axis: int) -> tuple[bool, bool]:
 
 
 def takes_the_last(op: Op) -> bool:
-    """Whether a StridedSlice takes elements by their place from the end: x[:, -1]."""
+    """Returns whether a StridedSlice counts from the end of an axis, as x[:, -1] does."""
     begin = tf.get_static_value(op.inputs[1]) if op.type == "StridedSlice" else None
     return begin is not None and bool((begin < 0).any())
 
 
 def _place_in_slice(op: Op, axis: int) -> int | None:
-    """Which part of a StridedSlice is of an axis of its input; None: none is."""
+    """Returns the index of the StridedSlice's part for this input axis; None without one."""
     count, rank = op.inputs[1].shape[0], op.inputs[0].shape.rank
     if count is None or rank is None:
         return 0
@@ -141,12 +141,12 @@ def _element(tensor: tf.Tensor, index: int) -> int | None:
 
 
 def contracted(op: Op) -> tuple[bool, int | None]:
-    """(whether a product of matrices adds up rows, else the batch axis of its result).
+    """Returns whether a product of matrices sums over rows, and the batch axis of its result.
 
-    The axis is None where the result has two: rows are compared with each other.
+    The axis is None if rows are summed, or if the result has two, which pair rows with each other.
 
     Args:
-        op: a MatMul, BatchMatMul or Einsum.
+        op: the MatMul, BatchMatMul or Einsum.
     """
     axes = [fact.axis for fact in op.facts]
     if UNKNOWN in axes or any(v.shape.rank is None for v in op.inputs):
@@ -160,7 +160,7 @@ def contracted(op: Op) -> tuple[bool, int | None]:
 
 
 def _terms(op: Op) -> tuple[list[str], str]:
-    """The labels of the axes of a product's inputs and of its result, as Einsum has them."""
+    """Returns the labels of the axes of a product's inputs and of its result, as in Einsum."""
     ranks: list[int] = [v.shape.rank for v in op.inputs]
     if op.type == "Einsum":
         equation = op.operation.get_attr("equation").decode().replace(" ", "")

@@ -1,13 +1,13 @@
-"""Cuts a traced function into levels: for each, one function of tensors.
+"""Cuts a traced function into levels and makes one function of tensors for each level.
 
     level 0   [towers]  forward, backward      -->  gradients
               ------- collective: their sum -------
     level 1   [home]    clipped gradients      -->  optimizer.apply
               ------- update -------
-    level 2   [towers]  what reads the new weights ...
+    level 2   [towers]  operations that read the new weights ...
 
-A function takes what the levels before it, collectives and reads have given, and gives what those
-after it need.
+A function takes results of earlier levels, of collectives and of reads. It returns the tensors that
+later levels need. [home] is the parameter device.
 """
 
 import functools
@@ -23,7 +23,7 @@ from towers.graph.stage_levels import StageLevels
 from towers.graph.walk import before
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 
-# What must run although nobody reads its result; a condition may hold an assertion or a print.
+# These must run even if their results are unused: a condition may hold an assertion or a print.
 _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _WHOLE = {"experimental_attributes": KEEP_WHOLE}
 
@@ -31,10 +31,10 @@ Levels: TypeAlias = Dependence | StageLevels
 
 
 class Segment(NamedTuple):
-    """One level of the function.
+    """Holds one level of the function.
 
     inputs, outputs: the names of its arguments and results in the trace.
-    function_of: tower index -> its function; one for all, or, with tf.random's noise, one for each.
+    function_of: maps a tower's index to its function. Only noise of tf.random makes them differ.
     """
 
     inputs: list[str]
@@ -42,7 +42,7 @@ class Segment(NamedTuple):
     function_of: Callable[[int], Callable]
 
     def call(self, values: Sequence[tf.Tensor], tower_index: int = 0) -> list[tf.Tensor]:
-        """The results, in the order of `outputs`."""
+        """Calls a tower's function; returns the results in the order of `outputs`."""
         return self.function_of(tower_index)(*values) or []
 
 
@@ -50,14 +50,14 @@ def cut(
     function: Any, dependence: Levels, wanted: Iterable[tf.Tensor], *,
     effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Segment]:
-    """The segments that compute `wanted`, by level; a level with nothing to do has none.
+    """Returns the segments that compute `wanted`, by level; an empty level has none.
 
     Args:
         function: the traced function.
         dependence: the levels of its tensors.
-        wanted: symbolic tensors of it.
-        effects: operations that must run, too.
-        options: of `tf.function`, for each segment.
+        wanted: symbolic tensors of the function.
+        effects: operations that must also run.
+        options: keyword arguments for `tf.function`, used for each segment.
     """
     definition = function.graph.as_graph_def()
     outputs: dict[int, dict[str, tf.Tensor]] = defaultdict(dict)  # by level
@@ -67,7 +67,7 @@ def cut(
         must_run[dependence.operation_level(operation)].append(operation)
     segments: dict[int, Segment] = {}
     last = max([*map(dependence.level, waiting), *must_run], default=-1)
-    for index in range(last, -1, -1):  # a level asks those before it for more
+    for index in range(last, -1, -1):  # a level adds to what earlier ones return
         for tensor in waiting:
             if not dependence.is_fed(tensor):
                 outputs[dependence.level(tensor)][tensor.name] = tensor
@@ -80,23 +80,23 @@ def cut(
 
 
 def captures(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """(outside, inside) of all that a concrete function takes from outside."""
+    """Returns a pair of tensors, outside and inside, for each capture of a concrete function."""
     outside = function.captured_inputs
     inside = function.inputs[len(function.inputs) - len(outside):]
     return list(zip(outside, inside, strict=True))
 
 
 def effects_of(function: Any) -> list[tf.Operation]:
-    """A concrete function's operations that must run although nobody reads them."""
+    """Returns a concrete function's operations that must run even if their results are unused."""
     return [op for op in function.graph.control_outputs if op.type in _EFFECTS]
 
 
 def _reach(
     dependence: Levels, index: int, results: Iterable[tf.Tensor], must_run: Sequence[tf.Operation]
 ) -> tuple[list[tf.Tensor], set[str]]:
-    """Finds a level's inputs, and the names of its operations.
+    """Finds the inputs of a level and the names of its operations.
 
-    It walks from the tensors: the operations of a loop get inputs when its gradient is taken.
+    It follows inputs, not the order of creation: taking a loop's gradient adds inputs to the loop.
     """
     inputs, operations = [], {operation.name for operation in must_run}
 
@@ -116,14 +116,14 @@ def _reach(
 def _part(
     definition: tf.compat.v1.GraphDef, operations: Collection[str]
 ) -> tf.compat.v1.GraphDef:
-    """These operations of a graph, in the order of the trace, which asserts and prints keep."""
+    """Returns a graph of these operations in the order of the trace, as assert and print need."""
     part = tf.compat.v1.GraphDef(
         node=[node for node in definition.node if node.name in operations],
         library=definition.library, versions=definition.versions,
     )
     for node in part.node:
         node.input[:] = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
-        node.attr.pop(COLOCATION, None)  # operations that may not be here
+        node.attr.pop(COLOCATION, None)  # it names operations that may be left out
     return part
 
 
@@ -131,7 +131,7 @@ def _segment(
     graph: tf.compat.v1.GraphDef, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor],
     options: Mapping[str, Any],
 ) -> Segment:
-    """The graph as concrete functions without a device: they follow their caller's."""
+    """Makes concrete functions of a graph, without a device: they run on their caller's device."""
     input_names, output_names = [v.name for v in inputs], [v.name for v in outputs]
     has_noise = draws_noise(graph)
 
@@ -145,7 +145,7 @@ def _segment(
                 return_elements=output_names, name="",
             )
             for copy, tensor in zip(copies or [], outputs, strict=True):
-                copy.set_shape(tensor.shape)  # importing forgets it
+                copy.set_shape(tensor.shape)  # the import loses it
             return copies
 
         define_functions(noisy)

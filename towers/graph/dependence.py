@@ -6,41 +6,41 @@
                               |
                      the towers' sum  --> clipped     not local, level 1
 
-What is local is computed on every tower; what is not has one value, which is computed at home.
+A local tensor has a value for each tower; any other tensor has one value for all towers.
 """
 
 import tensorflow as tf
 
 from towers.graph.walk import Key, before, follow, key_of
 
-# Stateful, and yet without a value of their own.
+# These pass on a value; any other stateful operation counts as noise that each tower draws.
 _CARRIERS = ("ReadVariableOp", "Placeholder")
-_SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # what no value has a part in
+_SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # depend on shapes alone
 
 
 class Dependence:
-    """What the tensors of a graph that is being traced depend on, by what it is fed."""
+    """Derives what the tensors of a graph that is being traced depend on from the tensors fed."""
 
     def __init__(self) -> None:
-        # (local, level): whether a value depends on a shard, or on a tower's own noise; the
+        # (local, level): whether a value depends on a tower's shard or noise; the number of
         # collectives and updates before it, along the longest path.
-        self._fed: dict[Key, tuple[bool, int]] = {}  # of tensors
-        self._known: dict[Key, tuple[bool, int]] = {}  # of operations
+        self._fed: dict[Key, tuple[bool, int]] = {}  # for tensors
+        self._known: dict[Key, tuple[bool, int]] = {}  # for operations
 
     def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:
-        """A tensor whose value comes from outside of the levels: a shard, a read, a collective."""
+        """Declares a tensor from outside of the levels: a shard, a read, a collective's result."""
         self._fed[key_of(tensor)] = local, level
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
-        """Whether `feed` was told of the tensor."""
+        """Returns whether `feed` has declared the tensor."""
         return key_of(tensor) in self._fed
 
     def local(self, tensor: tf.Tensor, *, but_sizes: bool = False) -> bool:
-        """Whether towers have different values of it.
+        """Returns whether towers have different values of the tensor.
 
         Args:
-            tensor: of the graph.
-            but_sizes: pass over what follows from the shape of a shard alone.
+            tensor: a tensor of the graph, of any kind.
+            but_sizes: ignore values that depend on the shape of a shard alone.
         """
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             parts = tf.nest.flatten(tensor, expand_composites=True)
@@ -54,21 +54,21 @@ class Dependence:
         return is_local
 
     def level(self, tensor: tf.Tensor) -> int:
-        """The collectives and updates before it."""
+        """Returns the number of collectives and updates before the tensor."""
         return self._of(tensor)[1]
 
     def operation_level(self, operation: tf.Operation) -> int:
-        """The collectives and updates before it."""
+        """Returns the number of collectives and updates before the operation."""
         return self._of_operation(operation)[1]
 
     def is_anew(self, tensor: tf.Tensor) -> bool:
-        """Whether each level makes the tensor for itself: a constant."""
+        """Returns whether the tensor is a constant, which every level computes for itself."""
         operation = tensor.op
         is_source = not operation.inputs and operation.type != "Placeholder"
         return is_source and not operation.op_def.is_stateful
 
     def _of(self, tensor: tf.Tensor) -> tuple[bool, int]:
-        if not tf.is_symbolic_tensor(tensor):  # a value that was there before the trace
+        if not tf.is_symbolic_tensor(tensor):  # a value from before the trace
             return False, 0
         return self._fed.get(key_of(tensor)) or self._of_operation(tensor.op)
 

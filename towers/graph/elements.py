@@ -1,4 +1,4 @@
-"""Operations that combine elements one by one, move them, pick some, or tell how many there are."""
+"""Holds the rules of operations that combine elements one by one, move, pick or count them."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ _PLACE = "takes some rows of the batch by their place"
 
 
 def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
-    """The rule of operations without one of their own: rows become rows."""
+    """Returns the fact of an operation without a rule: rows become rows."""
     output = op.output if output is None else output
     # Integer inputs are usually counts, such as the longest sequence; ignore them.
     floating = [f for f, v in zip(op.facts, op.inputs) if f.has_rows or v.dtype.is_floating]
@@ -55,9 +55,9 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
 
 
 def aligned(op: Op, result: Fact) -> Fact:
-    """The result of operands of any rank, whose axes are counted from the last one.
+    """Sets the batch axis of a result of operands of any rank, which align at the last axis.
 
-    A fault where rows are paired with other rows: [n, 1] with [1, n].
+    The result has a fault if rows are paired with other rows, as in [n, 1] + [1, n].
     """
     places = {
         fact.axis - tensor.shape.rank
@@ -73,7 +73,7 @@ def aligned(op: Op, result: Fact) -> Fact:
 
 
 def sum_of_all(op: Op) -> Fact:
-    """Add, Sub, AddN; a ragged tensor's rows are its row_splits but one."""
+    """Returns the fact of Add, Sub or AddN; row_splits are one more than a ragged tensor's rows."""
     first = op.facts[0]
     if first.more and not first.has_rows and op.type == "Sub":
         return COUNT if tf.get_static_value(op.inputs[1]) == first.more else first
@@ -81,20 +81,20 @@ def sum_of_all(op: Op) -> Fact:
 
 
 def squared_difference(op: Op) -> Fact:
-    """SquaredDifference."""
+    """Returns the fact of SquaredDifference."""
     fact = sum_of_all(op)
     return fact if fact.fault else op.multiplied(fact, fact)
 
 
-# A shard has at least one row: comparisons of a count that are always true.
+# Comparisons of n with a bound that are always true, because a shard has at least one row.
 _ALWAYS = {"Greater": (0,), "GreaterEqual": (0, 1), "NotEqual": (0,)}
 
 
 def paired(op: Op) -> Fact:
-    """A function of two numbers that is not linear: a power, a comparison, a bound."""
+    """Returns the fact of a nonlinear function of two numbers: a power, a comparison, a bound."""
     bounds = [tf.get_static_value(v) if v.shape.rank == 0 else None for v in op.inputs]
     for count, other, bound in zip(op.facts, op.facts[::-1], bounds[::-1]):
-        # A count that is kept from being 0 is a count.
+        # max(n, 1) is n, because a shard has at least one row.
         is_kept = op.type == "Maximum" and other.degree == 0 and bound is not None and bound <= 1
         if count == COUNT and is_kept:
             return COUNT
@@ -105,7 +105,7 @@ def paired(op: Op) -> Fact:
 
 
 def chosen(op: Op) -> Fact:
-    """Select: a value by a condition."""
+    """Returns the fact of Select, which chooses between two values by a condition."""
     condition, *branches = op.facts
     result = op.added(branches)
     if condition.fault:
@@ -121,22 +121,22 @@ def chosen(op: Op) -> Fact:
 
 
 def constant(op: Op) -> Fact:
-    """Const."""
+    """Returns the fact of Const."""
     is_number = op.output.shape.rank == 0 and op.output.dtype.is_floating
     return Fact(zero=is_number and abs(float(tf.get_static_value(op.output))) <= 1e-6)
 
 
 def like(op: Op) -> Fact:
-    """ZerosLike, OnesLike."""
+    """Returns the fact of ZerosLike or OnesLike."""
     fact, is_zero = op.facts[0], op.type == "ZerosLike"
     if not fact.has_rows:
         return Fact(zero=is_zero)
-    # Ones in the place of chosen rows: how many these are is for their values to say.
+    # If values choose the rows (each is None), the number of ones depends on the values.
     return Fact(axis=fact.axis, each=fact.each, local=fact.each is None, zero=is_zero)
 
 
 def cast(op: Op) -> Fact:
-    """Cast; to integers it rounds."""
+    """Returns the fact of Cast, which rounds floats if it makes integers of them."""
     is_rounding = op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating
     return op.nonlinear(op.facts[0]) if is_rounding else op.facts[0]
 
@@ -145,7 +145,7 @@ def cast(op: Op) -> Fact:
 
 
 def same(op: Op) -> Fact:
-    """Identity and its like; what has no known rank may have one from here on."""
+    """Returns the fact of Identity or a similar operation, which may make an unknown rank known."""
     fact = op.facts[0]
     if fact.axis != UNKNOWN or op.output.shape.rank is None:
         return fact
@@ -154,7 +154,7 @@ def same(op: Op) -> Fact:
 
 
 def moved(op: Op) -> Fact:
-    """Reshape, Squeeze, ExpandDims, Transpose, Pad: the same elements in another shape."""
+    """Returns the fact of Reshape, Squeeze, ExpandDims, Transpose or Pad, which move elements."""
     fact, source, result = op.facts[0], op.inputs[0], op.output
     if not fact.has_rows:
         return replace(fact, parts=())
@@ -165,7 +165,7 @@ def moved(op: Op) -> Fact:
         order = tf.get_static_value(op.inputs[1])
         is_known = fact.axis != UNKNOWN and order is not None
         axis = order.tolist().index(fact.axis) if is_known else open_axis(result)
-    if axis is None:  # such as a reshape to one row, where that is all there is
+    if axis is None:  # such as tf.reshape(x, [1, 3]), for a batch of one row
         return op.faulty(replace(fact, axis=None), OPAQUE)
     fact = replace(fact, axis=axis)
     if op.type == "Reshape" and fact.each is not None:
@@ -182,7 +182,7 @@ def moved(op: Op) -> Fact:
 
 
 def repeated(op: Op) -> Fact:
-    """BroadcastTo, Tile, Fill: into a shape that may have a batch axis."""
+    """Returns the fact of BroadcastTo, Tile or Fill, whose new shape may have a batch axis."""
     shape, fact = op.facts if op.type == "Fill" else op.facts[::-1]
     if fact.has_rows:
         return replace(fact, axis=axis_like(op.inputs[0], op.output, fact.axis))
@@ -190,7 +190,7 @@ def repeated(op: Op) -> Fact:
     axis = open_axis(op.output)
     if shape.degree == 0 or axis is None:
         return fact
-    if any(part.local for part in shape.parts):  # one for each of some chosen rows
+    if any(part.local for part in shape.parts):  # one for each chosen row
         return replace(fact, axis=axis, local=True, each=None)
     fact, is_local = replace(fact, axis=axis), fact.local
     return op.faulty(fact, EACH_ROW) if is_local else fact
@@ -200,7 +200,7 @@ def repeated(op: Op) -> Fact:
 
 
 def shape(op: Op) -> Fact:
-    """Shape, Size: counts."""
+    """Returns the fact of Shape or Size, which count rows."""
     tensor, fact = op.inputs[0], op.facts[0]
     if tensor.shape.rank is None:
         return SHARED
@@ -216,7 +216,7 @@ def shape(op: Op) -> Fact:
 
 
 def product_of(op: Op, fact: Fact) -> Fact:
-    """The product of sizes."""
+    """Returns the fact of the product of the sizes in `fact.parts`."""
     result = SHARED
     for part in fact.parts:
         result = op.multiplied(result, part)
@@ -224,7 +224,7 @@ def product_of(op: Op, fact: Fact) -> Fact:
 
 
 def numbered(op: Op) -> Fact:
-    """Range: the rows' numbers, or no row's values, whatever says how many there are."""
+    """Returns the fact of Range: the rows' numbers if it ends at n, else shared numbers."""
     return Fact(axis=0, degree=None) if op.facts[1] == COUNT else SHARED
 
 
@@ -232,7 +232,7 @@ def numbered(op: Op) -> Fact:
 
 
 def sliced(op: Op) -> Fact:
-    """StridedSlice, Slice."""
+    """Returns the fact of StridedSlice or Slice."""
     fact = op.facts[0]
     if fact.parts:
         index = python_index(op)
@@ -251,7 +251,7 @@ def sliced(op: Op) -> Fact:
 
 
 def gathered(op: Op) -> Fact:
-    """GatherV2."""
+    """Returns the fact of GatherV2."""
     values, indices = op.facts[:2]
     fault = first_fault(op.facts[:2])
     axis = open_axis(op.output, values.axis if values.has_rows else indices.axis)
@@ -270,7 +270,7 @@ def gathered(op: Op) -> Fact:
         return values if indices == SHARED else row_by_row(op)
     of_axis, rank = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank or 1
     is_along = of_axis is not None and int(of_axis) % rank == values.axis
-    # All rows, in their order; or one element of each.
+    # The indices take all rows in order, or elements within each row.
     are_all = indices.has_rows and not indices.local
     if op.operation.get_attr("batch_dims") or not is_along or are_all:
         return replace(values, axis=axis)
@@ -280,25 +280,25 @@ def gathered(op: Op) -> Fact:
 
 
 def where(op: Op) -> Fact:
-    """Where: the places of the rows that are chosen."""
+    """Returns the fact of tf.where(condition), which lists the chosen rows."""
     fact = op.facts[0]
     return replace(fact, axis=0, each=None) if fact.has_rows else fact
 
 
 def overwritten(op: Op) -> Fact:
-    """TensorScatterUpdate, Sub, Max, Min: new values at some indices."""
+    """Returns the fact of TensorScatterUpdate, Sub, Max or Min: new values at some indices."""
     fact, indices = op.facts[:2]
     names_rows = fact.axis is not None and fact.axis < scattered_axes(op)
     return op.faulty(fact, _PLACE) if names_rows and not indices.has_rows else row_by_row(op)
 
 
 def scattered_axes(op: Op) -> int:
-    """The number of first axes that the indices of a TensorScatter operation name."""
+    """Returns the number of leading axes that the indices of a TensorScatter operation address."""
     return op.inputs[1].shape[-1] or op.inputs[0].shape.rank or 0
 
 
 def concatenated(op: Op) -> Fact:
-    """ConcatV2."""
+    """Returns the fact of ConcatV2."""
     values, result = op.facts[:-1], op.output
     rank, axis = result.shape.rank, tf.get_static_value(op.inputs[-1])
     places = {fact.axis for fact in values if fact.has_rows}
@@ -311,7 +311,7 @@ def concatenated(op: Op) -> Fact:
     if whole.fault or axis is None or rank is None or int(axis) % rank not in places:
         return whole
     if not all(fact.has_rows for fact in values):
-        are_splits = whole.each is None and result.dtype.is_integer  # row_splits of lengths
+        are_splits = whole.each is None and result.dtype.is_integer  # row_splits from lengths
         return whole if are_splits else op.faulty(whole, "joins the rows of the batch with others")
     each = [fact.each for fact in values]
     known = [count for count in each if count is not None]
@@ -319,7 +319,7 @@ def concatenated(op: Op) -> Fact:
 
 
 def stacked(op: Op) -> Fact:
-    """Pack."""
+    """Returns the fact of Pack (tf.stack)."""
     has_rows = any(fact.has_rows for fact in op.facts)
     if not has_rows and op.output.dtype.is_integer and op.output.shape.rank == 1:
         return sizes(op.facts)
@@ -331,7 +331,7 @@ def stacked(op: Op) -> Fact:
 
 
 def unstacked(op: Op) -> Fact | list[Fact]:
-    """Unpack."""
+    """Returns the fact of Unpack (tf.unstack), or one fact for each output."""
     fact = op.facts[0]
     if fact.parts:
         return list(fact.parts)
@@ -342,7 +342,7 @@ def unstacked(op: Op) -> Fact | list[Fact]:
 
 
 def split(op: Op) -> Fact:
-    """Split of (axis, value), SplitV of (value, sizes, axis)."""
+    """Returns the fact of Split, with inputs (axis, value), or SplitV: (value, sizes, axis)."""
     is_even = op.type == "Split"
     fact, axis = (op.facts[1], op.inputs[0]) if is_even else (op.facts[0], op.inputs[2])
     place, rank, count = tf.get_static_value(axis), op.output.shape.rank, len(op.operation.outputs)

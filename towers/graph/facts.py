@@ -1,11 +1,11 @@
-"""Facts on what a tensor is to the rows of its shard, and what arithmetic makes of them.
+"""Holds facts on how a tensor depends on the rows of its shard, and the arithmetic of facts.
 
-    rows      a value for each row, which no other row has a part in
-    value     no batch axis, and yet made of the rows' values:
-                  degree 0: linear in means over the rows    weighs n_i / N in the batch's
-                  degree 1: linear in sums over the rows     towers' values add up to the batch's
-    constant  no row's values have a part in it; of degree 1: n, the number of rows; -1: 1 / n
-    fault     anything else: the towers' values do not make the batch's
+    rows      a value for each row, which depends on this row alone
+    value     has no batch axis, but depends on the rows' values:
+                  degree 0: linear in means over the rows    the batch's is sum(n_i / N * value_i)
+                  degree 1: linear in sums over the rows     the batch's is sum(value_i)
+    constant  depends on no row's values; degree 1: n, the number of rows; degree -1: 1 / n
+    fault     anything else: the towers' values do not determine the batch's value
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ ONE_LENGTH = (
     "ragged.to_tensor(shape=[None, N]); or mask the padding, as Embedding(mask_zero=True) does."
 )
 SAME_KIND = f"Take tf.reduce_mean of both, or divide the sum by tf.shape(x)[0]. {GATHER}"
-# What an operation does, and the way out.
+# Effects of an operation, which warnings name; UNEVEN includes the fix.
 UNEVEN = (
     "makes of the number of a shard's rows what is neither a mean nor a sum",
     "Divide a sum by tf.shape(x)[0], or compute it of towers.gather(rows).",
@@ -39,9 +39,9 @@ COMPARES = "compares rows of the batch with each other"
 
 
 class Fault(NamedTuple):
-    """The operation at which a tensor stops being rows, a mean or a sum.
+    """Names the operation after which a tensor is neither rows nor a mean nor a sum.
 
-    operation: the first that does it. what: it does. remedy: the way out, a sentence.
+    operation: the first such operation. what: its effect, a verb phrase. remedy: a fix, a sentence.
     """
 
     operation: tf.Operation
@@ -51,17 +51,17 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Fact:
-    """See the module.
+    """Holds the fact of a tensor: rows, a value, a constant or a fault.
 
-    axis: the batch axis; None where there is none.
-    local: whether the rows' values have a part in it.
-    degree: of its growth where the shard's rows are repeated; None: not by a power.
-    each: rows for each example; 0: some fixed number; None: as the rows' values say.
-    parts: the elements of a vector of sizes, one by one.
-    zero: whether it is the constant 0, or of the size of a rounding.
-    more: a ragged tensor's row_splits are one more than its rows; so is the number of them.
-    padded: whether its rows are as long as the longest of the shard, and nothing has masked that.
-    masks: whether it may tell which of such elements are padding.
+    axis: the batch axis; None if there is none, UNKNOWN if the rank is unknown.
+    local: whether it depends on the rows' values.
+    degree: the value scales as k**degree if the rows are repeated k times; None: by no power.
+    each: rows per example; 0 is a fixed, unknown number, and None depends on the rows' values.
+    parts: the facts of a vector's elements, if these are sizes.
+    zero: whether it is 0, or a constant of at most 1e-6, which counts as 0.
+    more: 1 for a ragged tensor's row_splits and their number, one more than its rows; else 0.
+    padded: whether rows are padded to the longest row of the shard, and no mask was applied.
+    masks: whether it may tell which elements are padding. fault: the fault, or None.
     """
 
     axis: int | None = None
@@ -77,59 +77,59 @@ class Fact:
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is a batch axis."""
+        """Returns whether there is a batch axis."""
         return self.axis is not None
 
     @property
     def is_value(self) -> bool:
-        """Whether it is made of the rows' values, and has no batch axis."""
+        """Returns whether the tensor depends on the rows' values and has no batch axis."""
         return self.local and self.axis is None
 
     @property
     def name(self) -> str:
-        """The kind of a value, or of the sum over the rows: "mean", "sum" or "other"."""
+        """Returns the kind of a value, or of the sum over rows: "mean", "sum" or "other"."""
         if self.fault or self.degree is None:
             return "other"
         return {0: "mean", 1: "sum"}.get(self.degree + self.has_rows, "other")
 
 
-SHARED = Fact()  # by all towers
+SHARED = Fact()  # depends on no row
 ROWS = Fact(axis=0, local=True)
 COUNT = Fact(degree=1)  # n
 
 
 def sizes(parts: Sequence[Fact]) -> Fact:
-    """The fact of a vector, by those of its elements."""
+    """Returns the fact of a vector from the facts of its elements."""
     degrees = {part.degree for part in parts} or {0}
     degree = degrees.pop() if len(degrees) == 1 else None
     return Fact(local=any(part.local for part in parts), degree=degree, parts=tuple(parts))
 
 
 def first_fault(facts: Sequence[Fact]) -> Fault | None:
-    """The fault that came first."""
+    """Returns the fault of the first fact that has one, or None."""
     return next((fact.fault for fact in facts if fact.fault), None)
 
 
 class Op:
-    """An operation of a graph, and what its arithmetic makes of facts.
+    """Wraps an operation of a graph, and computes facts of its result.
 
-    facts: of its inputs. output: its first.
+    facts: the facts of its inputs. output: its first output.
     """
 
     def __init__(self, operation: tf.Operation, facts: Sequence[Fact]) -> None:
-        """Args: operation, facts: see the class."""
+        """Args: operation: the operation. facts: the facts of its inputs, in order."""
         self.operation, self.facts = operation, list(facts)
         self.type: str = operation.type
         self.inputs: list[tf.Tensor] = list(operation.inputs)
         self.output: tf.Tensor = operation.outputs[0]
 
     def faulty(self, fact: Fact, what: str, *remedy: str) -> Fact:
-        """A fact with a fault that this operation begins, unless it had one before."""
+        """Returns the fact with a fault at this operation, unless it has a fault already."""
         fault = fact.fault or Fault(self.operation, what, *remedy)
         return replace(fact, fault=fault, local=True, parts=(), zero=False)
 
     def joined(self, facts: Sequence[Fact]) -> Fact:
-        """The fact of operands that meet row by row; axis and degree are for the caller to say."""
+        """Returns the fact of operands combined row by row; the caller sets axis and degree."""
         rows = [fact for fact in facts if fact.has_rows]
         each = {fact.each for fact in rows} or {1}
         known = max((e for e in each if e is not None), default=None)
@@ -141,7 +141,7 @@ class Op:
         return self.faulty(result, EACH_ROW) if has_both else result
 
     def added(self, facts: Sequence[Fact]) -> Fact:
-        """The fact of a sum, of a stack, or of a choice between values."""
+        """Returns the fact of a sum, of a stack, or of a choice between values."""
         counted = [fact for fact in facts if not fact.zero]
         if not counted:
             return facts[0]
@@ -159,7 +159,7 @@ class Op:
         return self.faulty(result, "adds a sum over the rows of the batch to a mean", SAME_KIND)
 
     def multiplied(self, left: Fact, right: Fact, power: int = 1) -> Fact:
-        """The fact of left * right, or of left / right, where the power is -1."""
+        """Returns the fact of left * right, or of left / right if the power is -1."""
         result = self.joined([left, right])
         if result.fault:
             return result
@@ -176,7 +176,7 @@ class Op:
         return self.faulty(result, *UNEVEN) if result.local else result
 
     def nonlinear(self, fact: Fact) -> Fact:
-        """The fact of a function of one value that is not linear."""
+        """Returns the fact of a nonlinear function of one value."""
         if fact.fault:
             return fact
         if fact.is_value:

@@ -1,13 +1,13 @@
-"""What a trace computes again and again is computed once.
+"""Merges operations of a trace that compute equal values.
 
-    Shape(x) ... Shape(x)          -->  Shape(x)    gradients ask for each size anew
-    Sqrt(1 - Pow(b, Read(v))) ...  -->  one         optimizers do so for each parameter
+    Shape(x) ... Shape(x)          -->  Shape(x)    gradients repeat each size
+    Sqrt(1 - Pow(b, Read(v))) ...  -->  one         optimizers repeat it for each parameter
     Read(v), Assign(v), Read(v)    stay             the second read has another value
-    a noise's key, by each number  -->  one         in what XLA compiles
+    a noise key for each number    -->  one         in functions that XLA compiles
 
-TensorFlow makes each operation anew on each device, and XLA compiles each. Of ResNet50's
-6,907 operations of a tower 2,167 repeat others, of 10,279 of its update 4,265. The values stay, and
-their bits.
+TensorFlow copies each operation to each device, and XLA compiles each. In ResNet50, 2,167 of a
+tower's 6,907 operations repeat others, and 4,265 of the update's 10,279. The results stay
+bit-identical.
 """
 
 import functools
@@ -20,14 +20,14 @@ import tensorflow as tf
 from towers.machine.tensorflow_internals import left_out, read_instead
 
 _READ = "ReadVariableOp"
-_KEPT = ("Placeholder", "Identity")  # an identity is there to keep two readers apart
+_KEPT = ("Placeholder", "Identity")  # an Identity deliberately separates its readers
 _NOISE_KEY = "StatelessRandomGetKeyCounter"
-# Philox's, by which TensorFlow scrambles a seed (stateless_random_ops.cc), and its number.
+# TensorFlow scrambles a seed by Philox with this key (stateless_random_ops.cc); Philox's number.
 _SCRAMBLE_KEY, _PHILOX = 0x02461E293EC8F720, 1
 
 
 def once(function: Callable) -> Callable:
-    """The function, to be traced, with `repeated_once` for its graph."""
+    """Returns a function for tracing, whose graph `repeated_once` merges."""
 
     @functools.wraps(function)
     def merged(*arguments: Any) -> Any:
@@ -37,18 +37,18 @@ def once(function: Callable) -> Callable:
 
 
 def repeated_once(graph: tf.Graph, results: Any) -> Any:
-    """Merges the operations, of a graph that is being traced, that have the same value.
+    """Merges operations of equal value in a graph that is being traced.
 
     Args:
-        graph: with all that it is to hold.
-        results: a structure of its tensors.
+        graph: the graph, after its last operation was added.
+        results: a structure of the graph's tensors.
 
     Returns:
-        `results`, with the tensor that stands for each one that was left out.
+        `results`, where each tensor that was left out is replaced by the equal one that stays.
     """
     first: dict[Hashable, tf.Operation] = {}
     stands_for: dict[str, tf.Tensor] = {}
-    assignments: Counter[str] = Counter()  # by the variable
+    assignments: Counter[str] = Counter()  # by variable
     operations = graph.get_operations()
     repeated: set[str] = set()
     for operation in operations:
@@ -69,14 +69,14 @@ def repeated_once(graph: tf.Graph, results: Any) -> Any:
 
 
 def noise_keys_once(graph: tf.Graph) -> None:
-    """Computes each key of noise once in what XLA compiles, with the same bits.
+    """Makes XLA compute each noise key once, with bit-identical noise.
 
-    TensorFlow makes a key of a seed, scrambled, by one operation. XLA computes it in elementwise
-    steps, which it fuses into the noise: again for every number, 34 times the time on a CPU. A
-    scramble by the generator itself is not fused.
+    TensorFlow scrambles a seed into a key by one operation. XLA fuses the scramble's elementwise
+    steps into the noise and repeats them for every number, which takes 34 times as long on a CPU.
+    XLA does not fuse a scramble by the random generator, which replaces it here.
 
     Args:
-        graph: of a function for XLA, still being traced; noise in its loops stays.
+        graph: the graph of a function for XLA, still being traced; noise in its loops stays.
     """
     for operation in graph.get_operations():
         if operation.type == _NOISE_KEY:
@@ -86,8 +86,8 @@ def noise_keys_once(graph: tf.Graph) -> None:
 
 
 def _key(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The key, uint64 [1], and the counter, uint64 [2], of noise by Philox from a seed, [2]."""
-    lower = tf.bitcast(tf.cast(seed, tf.int32), tf.uint32)  # all that XLA takes of a seed
+    """Returns the key, uint64 [1], and the counter, uint64 [2], of Philox noise for a seed [2]."""
+    lower = tf.bitcast(tf.cast(seed, tf.int32), tf.uint32)  # XLA uses no more of a seed
     mix = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4], key=tf.constant([_SCRAMBLE_KEY], tf.uint64), counter=tf.cast(lower, tf.uint64),
         alg=_PHILOX, dtype=tf.uint32,
@@ -97,21 +97,21 @@ def _key(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _value(operation: tf.Operation, assignments: Mapping[str, int]) -> Hashable:
-    """What an operation computes: equal for two of the same value; None where nobody can tell."""
+    """Returns a key that is equal for operations of equal value, or None if that is unknown."""
     inputs = [v.name for v in operation.inputs]
     if operation.control_inputs or operation.type in _KEPT:
         return None
     if operation.type == _READ:
         return _READ, *inputs, assignments[inputs[0]]
     if operation.op_def.is_stateful or any(v.dtype == tf.variant for v in operation.outputs):
-        return None  # a loop writes each list of its own in place
+        return None  # a loop writes to each of its lists in place
     node = operation.node_def
     attributes = [(name, node.attr[name].SerializeToString()) for name in sorted(node.attr)]
     return node.op, node.device, *inputs, *attributes
 
 
 def _named(operations: Iterable[tf.Operation]) -> set[str]:
-    """The operations that these wait for, or are placed with."""
+    """Returns the names of the operations that these wait for, or are colocated with."""
     return {
         name for operation in operations
         for name in [

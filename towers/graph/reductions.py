@@ -1,4 +1,4 @@
-"""Operations along axes, the batch axis among them."""
+"""Holds the rules of operations along axes, which may include the batch axis."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from towers.graph.facts import CHOSEN, MASKED, MIXES, SHARED, UNKNOWN, Fact, Op
 
 
 def reduced(op: Op) -> Fact:
-    """Sum, Mean, Max and others, over axes that are named or over all."""
+    """Returns the fact of Sum, Mean, Max or another reduction, over listed axes or over all."""
     fact, output, is_linear = op.facts[0], op.output, op.type in ("Sum", "Mean")
     if fact.fault:
         return replace(fact, axis=None if output.shape.rank == 0 else fact.axis)
@@ -51,18 +51,18 @@ def _reduced_sizes(op: Op, fact: Fact) -> Fact:
 
 
 def half_square(op: Op) -> Fact:
-    """L2Loss."""
+    """Returns the fact of L2Loss."""
     square = op.multiplied(op.facts[0], op.facts[0])
     return replace(square, axis=None) if square.fault or not square.has_rows else summed(square)
 
 
 def summed(fact: Fact) -> Fact:
-    """Rows that are added up."""
+    """Returns the fact of the sum over the rows."""
     return Fact(local=fact.local, degree=None if fact.degree is None else fact.degree + 1)
 
 
 def along(op: Op) -> Fact:
-    """Softmax, TopKV2 along the last axis; Cumsum, ReverseV2, Roll along those that they name."""
+    """Returns the fact of Softmax, TopKV2 (last axis), Cumsum, ReverseV2 or Roll (listed axes)."""
     fact, rank = op.facts[0], op.inputs[0].shape.rank
     is_linear = op.type in ("Cumsum", "ReverseV2", "Roll")
     if fact.has_rows and rank is None:
@@ -70,7 +70,7 @@ def along(op: Op) -> Fact:
     if fact.has_rows:
         names = is_linear or op.type in ("Cumprod", "CumulativeLogsumexp")
         axes = named_axes(op, 2 if op.type == "Roll" else 1) if names else [rank - 1]
-        are_splits = (  # row_splits of lengths
+        are_splits = (  # row_splits from lengths
             op.type == "Cumsum" and fact.each is None and op.output.dtype.is_integer
         )
         if (axes is None or fact.axis in axes) and not are_splits:
@@ -79,9 +79,9 @@ def along(op: Op) -> Fact:
 
 
 def of_last_axes(count: int, op: Op) -> Fact:
-    """Entropies of each row of the last axis; decompositions of matrices, which the last two make.
+    """Returns the fact of a cross-entropy (count 1) or a matrix decomposition (count 2).
 
-    Where the batch's is one of these `count` axes, rows are mixed.
+    Rows are mixed if the batch axis is one of the last `count` axes.
     """
     fact, rank = row_by_row(op), op.inputs[0].shape.rank
     is_mixed = fact.has_rows and rank is not None and any(
@@ -91,14 +91,14 @@ def of_last_axes(count: int, op: Op) -> Fact:
 
 
 def reordered(op: Op) -> Fact:
-    """RandomShuffle, Unique: over the first axis."""
+    """Returns the fact of RandomShuffle or Unique, which work along the first axis."""
     fact = op.facts[0]
     return op.faulty(fact, f"({op.type}) {MIXES}") if fact.has_rows else row_by_row(op)
 
 
 def matrices(op: Op) -> Fact:
-    """MatMul, BatchMatMul, Einsum: a sum over rows of products, or products row by row."""
-    left, right = (*op.facts, SHARED)[:2]  # an Einsum may be of one
+    """Returns the fact of MatMul, BatchMatMul or Einsum: products of rows, or their sum."""
+    left, right = (*op.facts, SHARED)[:2]  # an Einsum may have one input
     product = op.multiplied(left, right)
     if product.fault or not product.has_rows:
         return product
@@ -111,7 +111,7 @@ def matrices(op: Op) -> Fact:
 
 
 def segments(op: Op) -> Fact:
-    """UnsortedSegmentSum, ScatterNd ...: rows added up by an index."""
+    """Returns the fact of UnsortedSegmentSum, ScatterNd ..., which add rows up by an index."""
     is_tensors, is_segments = op.type.startswith("Tensor"), "Segment" in op.type
     places = (1, 0) if op.type == "ScatterNd" else (2, 1) if is_tensors else (0, 1)
     fact, ids = (op.facts[place] for place in places)
@@ -122,14 +122,14 @@ def segments(op: Op) -> Fact:
         return summed(fact)
     if is_tensors and fact.axis >= scattered_axes(op):
         return fact
-    # The rows of a ragged tensor, chosen ones, or rows that are put in their own places.
+    # These are rows of a ragged tensor, chosen rows, or rows scattered to an index per row.
     if None in (fact.each, ids.each) or not is_segments and ids.has_rows:
         return replace(fact, each=1)
     return op.faulty(fact, f"({op.type}) {MIXES}")
 
 
 def of_sparse(op: Op) -> Fact:
-    """SparseToDense, SparseTensorDenseMatMul, SparseReduceSum: entries become the rows again."""
+    """Returns the fact of SparseToDense, SparseTensorDenseMatMul or SparseReduceSum of rows."""
     fact, is_sum = row_by_row(op), op.type == "SparseReduceSum"
     axes = tf.get_static_value(op.inputs[3]) if is_sum else ()
     if fact.fault or axes is None or not fact.has_rows and not is_sum:

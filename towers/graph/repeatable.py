@@ -1,11 +1,11 @@
-"""A traced graph whose copies give the same bits every time and on every device.
+"""Changes a traced graph so that its copies are bit-identical every time and on every device.
 
     AddN(a, b, c)          -->  AddN(AddN(a, b), c)    AddN begins with whichever buffer is free
-    noise of tf.random     -->  other seeds in each tower's copy: else all towers draw the same
-    a loop that draws it   -->  one iteration after the other: else they draw in any order
+    noise of tf.random     -->  other seeds in each tower's copy (otherwise all draw the same)
+    a loop that draws it   -->  one iteration at a time (otherwise the order of draws varies)
 
-The functions that a graph calls (branches, loops, a `tf.function`) are changed alike, under other
-names: a function's name stands for one definition in the whole process.
+The functions that a graph calls (branches, loops, a `tf.function`) are changed, too, and renamed,
+because a function's name stands for one definition in the whole process.
 """
 
 import warnings
@@ -18,21 +18,21 @@ from towers.machine.tensorflow_internals import read_instead
 from towers.machine.user_lines import line_of
 
 _SUMS = ("AddN", "AccumulateNV2")
-# All kernels of TensorFlow 2.21's CPUs that gave other bits in 40 calls at once, of 45 tried.
+# TensorFlow 2.21: of 45 CPU kernels, only these gave other bits in 40 concurrent calls.
 _UNORDERED = ("CropAndResizeGradImage", "CropAndResizeGradBoxes")
 _LOOPS = ("While", "StatelessWhile")
-_SEED_STEP = 7919  # between two towers' seeds
+_SEED_STEP = 7919  # the difference between the seeds of two towers
 
 
 def sums_in_order(graph: tf.Graph, results: Any) -> Any:
-    """Makes the sums of a graph that is being traced from left to right.
+    """Makes a graph that is being traced add from left to right.
 
     Args:
-        graph: the graph; of the functions that it calls nothing is changed.
-        results: a structure of its tensors.
+        graph: the graph; functions that it calls stay as they are.
+        results: a structure of the graph's tensors.
 
     Returns:
-        `results`, with each sum's new tensor in the place of the old one.
+        `results`, where each sum is replaced by its new tensor.
     """
     sums: dict[str, tf.Tensor] = {}
     for operation in graph.get_operations():
@@ -51,16 +51,16 @@ def sums_in_order(graph: tf.Graph, results: Any) -> Any:
 
 
 def is_repeatable(definition: tf.compat.v1.GraphDef) -> bool:
-    """Whether a graph after `sums_in_order` gives the same bits as it is.
+    """Returns whether a graph is repeatable after `sums_in_order`, without further changes.
 
-    It draws no noise, and no function that it calls does, or makes a sum of three or more.
+    It must draw no noise. Functions that it calls must not draw noise or add three or more values.
     """
     has_sum = any(_is_sum(n) for f in definition.library.function for n in f.node_def)
     return not (has_sum or draws_noise(definition))
 
 
 def warn_of_unordered_sums(graph: tf.Graph) -> None:
-    """Warns of operations whose threads add to one sum in whichever order they come."""
+    """Warns of operations whose threads add to one sum in an arbitrary order."""
     for operation in graph.get_operations():
         if operation.type in _UNORDERED:
             warnings.warn(
@@ -73,12 +73,12 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
 
 
 def has_unsaved_noise(definition: tf.compat.v1.GraphDef) -> bool:
-    """Whether a graph, or a function that it calls, draws noise by tf.random, seeded or not."""
+    """Returns whether a graph, or a function in it, draws noise by tf.random, seeded or not."""
     return any("seed2" in node.attr for node in _nodes(definition))
 
 
 def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
-    """Whether copies of a graph, or of the functions that it calls, would draw the same noise."""
+    """Returns whether copies of a graph, or of the functions in it, would draw equal noise."""
     return any(map(_draws, _nodes(definition)))
 
 
@@ -89,9 +89,9 @@ UNSAVED_NOISE = (
 
 
 def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """The graph with sums from left to right, and with loops whose draws come in one order.
+    """Returns the graph with sums from left to right, and with loops that draw noise in order.
 
-    Functions that it does not call are left out.
+    Functions that the graph does not call are left out.
     """
     drawing = _callers(definition, _draws)
 
@@ -105,7 +105,7 @@ def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
 
 
 def with_noise_of(definition: tf.compat.v1.GraphDef, tower: int) -> tf.compat.v1.GraphDef:
-    """The graph with the noise of one tower; tower 0 draws by the seeds as they are."""
+    """Returns the graph with the noise of one tower; tower 0 keeps the original seeds."""
 
     def change(nodes: Any, output: str) -> bool:
         del output
@@ -118,7 +118,7 @@ def with_noise_of(definition: tf.compat.v1.GraphDef, tower: int) -> tf.compat.v1
 
 
 def _draws(node: Any) -> bool:
-    """Whether an operation draws the same noise in every copy: without a seed it does not."""
+    """Returns whether an operation draws equal noise in every copy, because it has a seed."""
     return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
@@ -127,7 +127,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _order_sums(nodes: Any, output: str) -> bool:
-    """Puts partial sums before each sum; returns whether there was one. `output`: see _changed."""
+    """Splits sums into sums of two; returns whether it did. `output`: a first output's suffix."""
     ordered: list[Any] = []
     for node in nodes:
         if _is_sum(node):
@@ -141,7 +141,7 @@ def _order_sums(nodes: Any, output: str) -> bool:
                 partial.name += "" if is_last else f"_partial_{index}"
                 partial.input[:] = [left, right, *control]
                 partial.attr["N"].i = 2
-                partial.attr.pop("shape", None)  # of AccumulateNV2
+                partial.attr.pop("shape", None)  # an attribute of AccumulateNV2
                 ordered.append(partial)
                 left = partial.name + output.format("sum")
         else:
@@ -160,14 +160,14 @@ def _order_sums(nodes: Any, output: str) -> bool:
 def _changed(
     definition: tf.compat.v1.GraphDef, change: Callable[[Any, str], bool], suffix: str
 ) -> tf.compat.v1.GraphDef:
-    """A copy in which `change(nodes, output)` was called for the graph and for each function.
+    """Returns a copy after calls of `change(nodes, output)` for the graph and for each function.
 
     Args:
-        definition: of the graph.
-        change: changes nodes in place; returns whether it did. `output` follows an operation's name
-            where its first output is named: "" in a graph, ":{}:0" in a function, with the name
-            that the operation gives this output.
-        suffix: of the new names of functions that were changed, or that call such a one.
+        definition: the graph.
+        change: changes nodes in place and returns whether it did. An operation's first output has
+            the operation's name and the suffix `output`: "" in a graph, ":{}:0" in a function,
+            where {} is the output's own name.
+        suffix: added to the names of functions that were changed, or that call a changed one.
     """
     copy = tf.compat.v1.GraphDef()
     copy.CopyFrom(definition)
@@ -198,7 +198,7 @@ def _without_uncalled(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDe
 
 
 def _callers(definition: tf.compat.v1.GraphDef, is_meant: Callable[[Any], bool]) -> set[str]:
-    """The functions that hold a meant operation, or call such a function, however deep."""
+    """Returns the functions that hold a matching operation, directly or through other calls."""
     found: set[str] = set()
     while more := {
         f.signature.name for f in definition.library.function if f.signature.name not in found
@@ -213,7 +213,7 @@ def _called(node: Any) -> set[str]:
 
 
 def _references(node: Any) -> Iterable[Any]:
-    """The attributes of an operation that name functions."""
+    """Yields the attributes of an operation that name functions."""
     for value in node.attr.values():
         if value.HasField("func"):
             yield value.func
@@ -221,7 +221,7 @@ def _references(node: Any) -> Iterable[Any]:
 
 
 def _nodes(definition: tf.compat.v1.GraphDef) -> Iterator[Any]:
-    """The nodes of the graph, and of each function that it may call."""
+    """Yields the nodes of the graph, and of each function in its library."""
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def

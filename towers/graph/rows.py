@@ -1,11 +1,11 @@
-"""Finds in a traced graph whether towers' values of a tensor make the global batch's.
+"""Finds in a traced graph whether the towers' values of a tensor determine the batch's value.
 
     loss = tf.reduce_mean(each)              a mean: weighs n_i / N
     loss = tf.nn.l2_loss(rows)               a sum: the towers' values add up
-    loss = tf.sqrt(tf.reduce_mean(each))     neither: a fault, with the operation that did it
+    loss = tf.sqrt(tf.reduce_mean(each))     neither: a fault, with the operation that causes it
 
-It walks from a tensor back to the shard's rows, and by `rules` forth again, into the functions that
-the graph calls, too.
+The walk goes from a tensor back to the shard's rows. Then `rules` derive the facts in the order of
+computation, also inside of functions that the graph calls.
 """
 
 import warnings
@@ -36,7 +36,7 @@ from towers.graph.walk import Key, follow, key_of
 
 
 class Rows:
-    """The facts of a graph that is being traced, by those of what it is fed."""
+    """Derives the facts of a graph that is being traced from the facts of the tensors fed."""
 
     def __init__(
         self, fed: Iterable[tuple[tf.Tensor, Fact]],
@@ -44,8 +44,8 @@ class Rows:
     ) -> None:
         """
         Args:
-            fed: tensors, and what they are.
-            is_shared: whether all towers have one value of a tensor.
+            fed: pairs of a tensor and its fact.
+            is_shared: returns whether all towers have the same value of a tensor.
         """
         self._fed = {key_of(tensor): fact for tensor, fact in fed}
         self._is_shared = is_shared
@@ -54,7 +54,7 @@ class Rows:
 
     @classmethod
     def of_shard(cls, leaves: Sequence[Any], **options: Any) -> "Rows":
-        """The facts of a shard's tensors [n, ...] of any kind; None is passed over."""
+        """Creates the facts from a shard's tensors [n, ...] of any kind; None is skipped."""
         fed: list[tuple[tf.Tensor, Fact]] = []
         for leaf in leaves:
             is_composite = isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
@@ -69,11 +69,11 @@ class Rows:
         return cls(fed, **options)
 
     def declare(self, tensor: tf.Tensor, fact: Fact) -> None:
-        """Says what a tensor is: its graph is not walked."""
+        """Sets the fact of a tensor, so that its graph is not walked."""
         self._fed[key_of(tensor)] = fact
 
     def kind(self, tensor: tf.Tensor) -> Fact:
-        """The fact of a tensor, with a fault where its `name` is "other"."""
+        """Returns the fact of a tensor, with a fault if its `name` is "other" or it is padded."""
         fact = self.fact(tensor)
         if fact.fault:
             return fact
@@ -83,11 +83,11 @@ class Rows:
         return replace(fact, fault=Fault(tensor.op, *UNEVEN)) if fact.name == "other" else fact
 
     def check(self, tensor: tf.Tensor, use: str) -> Fact:
-        """Its `kind`; a fault is noted, once for each line.
+        """Returns the tensor's `kind`, and records a fault for `warn`, once for each line.
 
         Args:
-            tensor: what towers make one value of.
-            use: what becomes of it, such as "the loss that a gradient is taken of".
+            tensor: a tensor whose values in the towers are going to become one value.
+            use: how the tensor is used, such as "the loss that a gradient is taken of".
         """
         fact = self.kind(tensor)
         if fact.fault:
@@ -99,13 +99,13 @@ class Rows:
         return fact
 
     def warn(self) -> list[str]:
-        """Warns of all that `check` has noted, and returns it."""
+        """Warns of all faults that `check` has recorded, and returns the messages."""
         for message in self._found.values():
             warnings.warn(message, stacklevel=2)
         return [*self._found.values()]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
-        """A tensor's fact, by those of all before it."""
+        """Returns the fact of a tensor, derived from the facts of all tensors before it."""
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             parts = [self.fact(v) for v in tf.nest.flatten(tensor, expand_composites=True)]
             is_local = any(part.local for part in parts)
@@ -129,7 +129,7 @@ class Rows:
         ]
 
     def _at_once(self, tensor: tf.Tensor) -> Fact | None:
-        """The fact that is known without a walk."""
+        """Returns the fact if it is known without a walk, else None."""
         if not tf.is_symbolic_tensor(tensor):
             return SHARED
         fed = self._fed.get(key_of(tensor))
@@ -143,7 +143,7 @@ class Rows:
         return self._of_placeholder(tensor) if tensor.op.type == "Placeholder" else None
 
     def _of_placeholder(self, tensor: tf.Tensor) -> Fact:
-        """The fact of a graph's input: in a loop's that is being traced, its variables too."""
+        """Returns the fact of a graph's input, such as a variable of a loop that is traced now."""
         for outside, inside in getattr(tensor.graph, "captures", ()):
             if inside is tensor:
                 is_traced = tf.is_symbolic_tensor(outside) and outside.graph is not tensor.graph
@@ -163,7 +163,7 @@ def _called(op: Op) -> list[Fact]:
 
 
 def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
-    """The facts of what a function in the graph returns; None where it cannot be seen."""
+    """Returns the facts of a called function's outputs; None if its graph is not available."""
     graph = called_graph(op.operation, name)
     if graph is None or len(graph.inputs) != len(facts):
         return None
@@ -172,7 +172,7 @@ def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
 
 
 def _decided(op: Op) -> list[Fact]:
-    """The facts of a tf.cond's results: of one branch's or the other's."""
+    """Returns the facts of a tf.cond's results, which come from one branch or the other."""
     condition, *facts = op.facts
     branches = [_returned(op, name, facts) for name in ("then_branch", "else_branch")]
     if branches[0] is None or branches[1] is None:
@@ -191,11 +191,11 @@ def _either(op: Op, pair: tuple[Fact, Fact]) -> Fact:
     return replace(fact, each=None) if None in [f.each for f in pair] else fact
 
 
-_MOST_ROUNDS = 4  # of a loop's body, until what is known of its variables stays
+_MOST_ROUNDS = 4  # of a loop's body, until the facts of its variables stay the same
 
 
 def _looped(op: Op) -> list[Fact]:
-    """Rounds of the body, where a value without rows comes out, until its variables stay."""
+    """Returns the facts of a loop; follows its body if `row_by_row` gives a value a fault."""
     rough = [
         SHARED if not output.dtype.is_floating and open_axis(output) is None
         and output.dtype != tf.variant else row_by_row(op, output)
@@ -219,7 +219,7 @@ def _looped(op: Op) -> list[Fact]:
 
 
 def _merged(before: Fact, after: Fact) -> Fact:
-    """The fact of a loop's variable that was `before` a round and is `after` it."""
+    """Merges the facts of a loop's variable `before` and `after` a round of the body."""
     is_mean = before == SHARED and after.is_value and after.degree == 0
     return after if before.zero or is_mean or after.fault and not before.fault else before
 

@@ -1,8 +1,8 @@
-"""The rules of TensorFlow's operations on the rows of a shard: facts of inputs -> of outputs.
+"""Holds the rules of TensorFlow's operations on rows of a shard: facts of inputs -> of outputs.
 
-An operation without a rule of its own is taken to work row by row where its output has a batch
-axis, and for unknown where it has none. What Keras' own layers do with the rows of a batch
-(BatchNormalization) is known, and no fault.
+An operation without a rule counts as row by row if its output has a batch axis, else as a fault.
+Keras' own layers may combine the rows of a batch (BatchNormalization) without a fault, because they
+are known.
 """
 
 import functools
@@ -19,20 +19,20 @@ from towers.graph.facts import ONE_LENGTH, SHARED, Fact, Op
 
 
 def noise(op: Op) -> Fact:
-    """A tower's own: of its rows, or of no row."""
+    """Returns the fact of a tower's noise: rows if its shape has a batch axis, else no row's."""
     is_of_rows = any(fact.has_rows or fact.degree != 0 for fact in op.facts)
     axis = open_axis(op.output) if is_of_rows else None
     return Fact(axis=axis, local=axis is not None)
 
 
 def hidden(op: Op) -> list[Fact]:
-    """PyFunc, EagerPyFunc: Python computes it, and may do anything with the rows."""
+    """Returns the facts of PyFunc or EagerPyFunc, whose Python may do anything with the rows."""
     known = [row_by_row(op, output) for output in op.operation.outputs]
     what = "calls Python (tf.py_function, tf.numpy_function), in a way that towers cannot see into"
     return [op.faulty(fact, what) if fact.local else fact for fact in known]
 
 
-Rule = Callable[[Op], Fact | list[Fact]]  # one fact is that of each output
+Rule = Callable[[Op], Fact | list[Fact]]  # a single fact stands for each output
 
 _TABLE: dict[str, Rule] = {
     "Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape Neg Real Conj":
@@ -56,7 +56,7 @@ _TABLE: dict[str, Rule] = {
         lambda op: op.facts[0] if op.facts[0].is_value else row_by_row(op),
     "BroadcastTo Tile Fill": elements.repeated,
     "Cast": elements.cast,
-    "RaggedTensorToVariant": lambda op: replace(row_by_row(op), each=1),  # a row of each
+    "RaggedTensorToVariant": lambda op: replace(row_by_row(op), each=1),  # one row per example
     "StridedSlice Slice": elements.sliced,
     "GatherV2": elements.gathered,
     "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin":
@@ -87,7 +87,7 @@ _TABLE: dict[str, Rule] = {
     "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd":
         reductions.segments,
     "SparseToDense SparseTensorDenseMatMul SparseReduceSum": reductions.of_sparse,
-    # what each tower draws for itself: classes, and how often they are drawn
+    # each tower draws its classes: candidates, expected counts of labels and of candidates
     "UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler "
     "LearnedUnigramCandidateSampler AllCandidateSampler":
         lambda op: [SHARED, op.facts[0], SHARED],
@@ -101,7 +101,7 @@ _NOISE = (
 
 
 def infer(op: Op) -> list[Fact]:
-    """The facts of an operation's outputs, but for calls of functions."""
+    """Returns the facts of an operation's outputs, except for calls of functions (rows.py)."""
     rule = _RULES.get(op.type) or (noise if op.type.startswith(_NOISE) else None)
     outputs = op.operation.outputs
     found = [row_by_row(op, v) for v in outputs] if rule is None else rule(op)
@@ -109,24 +109,24 @@ def infer(op: Op) -> list[Fact]:
 
 
 _NORMALIZATION = "layers/normalization"
-_MASKS = ("NotEqual", "Equal", "Greater")  # of elements and what padding holds
-# Their value for a row depends on the number of elements of padding behind it.
+_MASKS = ("NotEqual", "Equal", "Greater")  # they compare elements with the value of padding
+# The value of these for a row depends on the amount of padding after it.
 _OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
 
 
 def forgiven(op: Op, fact: Fact) -> Fact:
-    """A fact without a fault that is by nature: of Keras' own layers and losses, of ragged rows."""
+    """Removes the faults that Keras' own layers, its losses and ragged tensors have by design."""
     if fact.fault is None or fact.fault.operation is not op.operation:
         return fact
     is_condition = op.type in ("If", "StatelessIf")
     is_index = not op.output.dtype.is_floating
-    # Hinge losses ask whether all labels are 0 or 1. The answer for a shard does as well.
+    # Hinge losses test whether all labels are 0 or 1. The result for a shard serves as well.
     if is_condition and is_of_keras(op.operation, "losses"):
         return replace(fact, fault=None)
-    # Ragged operations compare and look up where rows end.
+    # Ragged operations compare and look up the ends of rows.
     if (is_condition or is_index) and is_of_ragged_operations(op.operation):
         return replace(fact, fault=None)
-    # BatchNormalization is over the rows of a batch, and no other normalization.
+    # BatchNormalization is the only normalization over the rows of a batch.
     layers = f"{_NORMALIZATION}/batch_normalization" if is_of_keras(
         op.operation, _NORMALIZATION) else "layers"
     if not any(f.fault for f in op.facts) and is_of_keras(op.operation, layers):
@@ -135,7 +135,7 @@ def forgiven(op: Op, fact: Fact) -> Fact:
 
 
 def with_padding(op: Op, output: tf.Tensor, fact: Fact) -> Fact:
-    """The fact of an output, with what is known of padding to the shard's longest row."""
+    """Returns the fact of an output, with the facts on padding to the shard's longest row."""
     if op.type == "RaggedTensorToTensor":
         return replace(fact, padded=has_open_rows(output))
     if any(f.masks for f in op.facts):

@@ -1,11 +1,11 @@
-"""Tells the stage of each operation of a tower whose layers are in stages, and so its level.
+"""Finds the stage, and so the level, of each operation of a tower whose layers are in stages.
 
     level:   0          1          2          3          4
     stage 0  forward                                     backward
     stage 1             forward               backward
     stage 2                        forward, loss, backward
 
-A stage says where an operation runs, never what is computed: the gradient is the uncut tower's.
+Stages decide where an operation runs, never its value: the gradient equals the uncut tower's.
 """
 
 import re
@@ -15,58 +15,58 @@ import tensorflow as tf
 
 from towers.graph.walk import Key, follow, key_of
 
-# oneDNN's kernels hand their gradients a workspace, where both stand in one function alone.
+# oneDNN's kernels pass a workspace to their gradients, but only within one function.
 _PAIRED = ("MaxPool", "MaxPool3D", "LRN")
 _STAGE = re.compile(r"(?:^|/)stage_(\d+)(?:_\d+)?/")
 _BACKWARD = "gradient_tape/"
-_SIZES = ("Shape", "ShapeN", "Size", "Rank")  # what no value has a part in
-_RESOURCES = (tf.resource, tf.variant)  # such as a loop's list of tensors: one, and yet not small
+_SIZES = ("Shape", "ShapeN", "Size", "Rank")  # depend on shapes alone
+_RESOURCES = (tf.resource, tf.variant)  # rank 0, but not small: a loop's list of tensors
 
 
 def stage_scope(stage: int) -> str:
-    """The name of the scope that a stage's layers are traced in."""
+    """Returns the name of the scope in which a stage's layers are traced."""
     return f"stage_{stage}"
 
 
 class StageLevels:
-    """The levels of a traced tower: forward of stage s is s, backward is 2 * (S - 1) - s.
+    """Finds the levels of a traced tower: forward of stage s is s, backward is 2 * (S - 1) - s.
 
-    An operation outside of all layers is where its inputs are: the last of them, going forward;
-    going backward, where the first stage's forward values are that it reads (a regularizer's).
+    A forward operation outside of all layers has the last level of its inputs. A backward one (of a
+    regularizer) has the backward level of the first stage whose forward values it reads.
     """
 
     def __init__(self, num_stages: int, fed: Mapping[str, int]) -> None:
         """
         Args:
-            num_stages: S.
-            fed: by the names of the function's arguments and captures, their stage.
+            num_stages: the number of stages, S.
+            fed: the stage of each argument and capture of the function, by its name.
         """
         self._num_stages = num_stages
         self._fed = dict(fed)
-        self._levels: dict[Key, int] = {}  # of operations
+        self._levels: dict[Key, int] = {}  # by operation
         self._anew: dict[Key, bool] = {}
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
-        """Whether the tensor is an argument or a capture: each level may take it."""
+        """Returns whether the tensor is an argument or a capture, which each level may take."""
         return tensor.name in self._fed
 
     def level(self, tensor: tf.Tensor) -> int:
-        """The level that a tensor is computed in."""
+        """Returns the level that computes a tensor."""
         return self._fed[tensor.name] if self.is_fed(tensor) else self.operation_level(tensor.op)
 
     def operation_level(self, operation: tf.Operation) -> int:
-        """The level that an operation runs in."""
+        """Returns the level that runs an operation."""
         return follow(
             operation, self._levels, lambda op: [v for v in op.inputs if not self.is_fed(v)],
             self._follows,
         )
 
     def stage(self, level: int) -> int:
-        """The stage that a level is run in."""
+        """Returns the stage that runs a level."""
         return min(level, 2 * (self._num_stages - 1) - level)
 
     def is_anew(self, tensor: tf.Tensor) -> bool:
-        """Whether each level makes the tensor for itself: it follows from constants and scalars."""
+        """Returns whether each level recomputes it: from constants and scalars, or as `_PAIRED`."""
         is_paired = tensor.op.type in _PAIRED
         return not self.is_fed(tensor) and (is_paired or self._is_made_anew(tensor.op))
 
@@ -92,7 +92,7 @@ class StageLevels:
 
     def _is_made_anew(self, operation: tf.Operation) -> bool:
         def needs(operation: tf.Operation) -> list[tf.Tensor]:
-            """Its inputs but scalars that levels hand on; constants need not be."""
+            """Returns its inputs except scalars, which levels pass on unless they are constants."""
             is_source = operation.op_def.is_stateful or operation.type == "Placeholder"
             return [] if is_source else [
                 v for v in operation.inputs

@@ -1,4 +1,4 @@
-"""Collectives of a traced function: tensors that stand for one value of all towers.
+"""Records collectives of a traced function: tensors that stand for one value of all towers.
 
     tower 0   value --+         +--> outputs   the same in all towers
     tower 1   value --+-- sum --+--> outputs
@@ -18,11 +18,11 @@ from towers.machine.user_lines import current_line
 
 
 class TowerCollective(NamedTuple):
-    """A place where the values of all towers become one, which `outputs` stand for.
+    """Describes how the towers' inputs become one value, for which the outputs stand.
 
-    how: "sum"; "rows", those of all towers in the order of the batch; "join", one after another,
-        whatever they are; "first", tower 0's.
-    line: of the user's code, where there is one.
+    how: "sum" adds values, "rows" joins rows in the order of the batch, "join" concatenates any
+        values, and "first" takes the values of tower 0.
+    level: the level after which the collective runs. line: the user's line that makes it.
     spec: the spec of the ragged, sparse or dense rows whose components the inputs are, or None.
     """
 
@@ -35,13 +35,13 @@ class TowerCollective(NamedTuple):
 
 
 class TowerCollectives:
-    """The collectives of the function that is being traced.
+    """Records the collectives of the function that is being traced.
 
     events: the collectives, in the order of the function.
     """
 
     def __init__(self, fed: Iterable[tf.Tensor]) -> None:
-        """Args: the function's symbolic arguments, of which each tower has its own."""
+        """Args: fed: the function's symbolic arguments, whose values differ between towers."""
         self.dependence = Dependence()
         self.events: list[Any] = []
         self.graph = tf.compat.v1.get_default_graph()
@@ -49,9 +49,9 @@ class TowerCollectives:
             self.dependence.feed(tensor, local=True, level=0)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the towers. Their gradient is the sum of the towers' gradients.
+        """Returns the sums over the towers. Their gradient is the sum of the towers' gradients.
 
-        Every tower's gradient is of its own part of the loss: they add up.
+        The gradients add up, because each tower differentiates one part of the loss.
         """
         return self.add("sum", values, lambda *d: self.sum([tf.convert_to_tensor(v) for v in d]))
 
@@ -59,11 +59,11 @@ class TowerCollectives:
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
         spec: Any = None,
     ) -> list[tf.Tensor]:
-        """Adds a collective; returns placeholders for its outcome.
+        """Adds a collective; returns symbolic tensors for its results.
 
         Args:
-            how, values, spec: see `TowerCollective`.
-            backward: the gradients with respect to the outcome -> those with respect to the values.
+            how: "sum", "rows", "join" or "first". values: inputs. spec: the rows' spec, or None.
+            backward: maps gradients of the results to gradients of the values.
         """
         self.check_outermost("makes towers meet")
         level = max(self.dependence.level(v) for v in values)
@@ -80,11 +80,11 @@ class TowerCollectives:
         return outputs
 
     def is_outermost(self) -> bool:
-        """Whether the function is not in a condition, a loop, or a function of its own."""
+        """Returns whether tracing is outside of conditions, loops and inner functions."""
         return tf.compat.v1.get_default_graph() is self.graph
 
     def check_outermost(self, what: str) -> None:
-        """Raises ValueError in a condition, a loop, or a function of its own."""
+        """Raises ValueError, "LINE `what` ...", in a condition, a loop or an inner function."""
         if not self.is_outermost():
             raise ValueError(
                 f"{current_line()} {what} inside of a tf.function, a tf.cond or a loop, where "

@@ -1,4 +1,4 @@
-"""Walks through a traced graph by a stack: a graph may be deeper than Python's own."""
+"""Walks through a traced graph by a stack: a graph may be deeper than Python's recursion limit."""
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TypeAlias, TypeVar
@@ -6,12 +6,12 @@ from typing import TypeAlias, TypeVar
 import tensorflow as tf
 
 T = TypeVar("T")
-# Of a tensor or an operation. A loop's graph may have the names of the one around it.
+# It identifies a tensor or an operation. A loop's graph may repeat names of the graph around it.
 Key: TypeAlias = tuple[int, str]
 
 
 def key_of(named: tf.Tensor | tf.Operation) -> Key:
-    """By which a tensor or an operation is known: its graph, and its name."""
+    """Returns the key of a tensor or an operation: the id of its graph, and its name."""
     return id(named.graph), named.name
 
 
@@ -19,13 +19,13 @@ def follow(
     operation: tf.Operation, known: MutableMapping[Key, T],
     needs: Callable[[tf.Operation], Iterable[tf.Tensor]], infer: Callable[[tf.Operation], T],
 ) -> T:
-    """What follows for an operation from what is known of those before it.
+    """Infers the value of an operation after the values of the operations before it.
 
     Args:
         operation: the operation.
-        known: of operations, by their keys; grows.
-        needs: an operation's inputs whose operations must be known first.
-        infer: called for each operation that is not known, once all that it needs are.
+        known: the known values by operation; new values are added.
+        needs: returns the inputs of an operation whose operations must be known first.
+        infer: returns the value of an operation, once all that it needs are known.
     """
     stack = [operation]
     while stack:
@@ -42,11 +42,11 @@ def follow(
 def before(
     tensors: Iterable[tf.Tensor], is_end: Callable[[tf.Tensor], bool]
 ) -> Iterator[tuple[tf.Tensor, bool]]:
-    """(tensor, whether it is an end) of tensors and all that they follow from, each once.
+    """Yields (tensor, whether it is an end) for tensors and all that they depend on, each once.
 
     Args:
-        tensors: where the walk begins.
-        is_end: whether not to go on to what a tensor follows from.
+        tensors: the start of the walk.
+        is_end: returns whether the walk stops at a tensor.
     """
     stack, seen = list(tensors), set()
     while stack:
