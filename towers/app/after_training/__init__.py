@@ -1,1 +1,1 @@
-"""Uses of a trained model: scores, predictions, and a file that serves without towers."""
+"""Uses a trained model: evaluates it, predicts, and exports it for use without towers."""

@@ -1,4 +1,4 @@
-"""A trained model for those without towers: a SavedModel, or one file for another runtime.
+"""Exports a trained model for use without towers: a SavedModel, or a file for another runtime.
 
     path            written              read by
     NAME.onnx       ONNX                 ONNX Runtime
@@ -29,16 +29,16 @@ _CLASSES = "classes.json"
 _RUNTIMES = {".onnx": "ONNX", ".tflite": "LiteRT"}
 _LITERT_NEEDS_KERAS = (3, 15)
 _LONGEST_REASON = 300  # characters
-# How the runtimes name the operations that they lack.
+# Finds the operations that a runtime lacks in its error message.
 _LACKED = re.compile(r"(?:TF Select|Custom) ops: ([\w, ]+)|No Op registered for (\w+)")
 
 
 def check(path: str | None, takes_pixels: bool = False) -> None:
-    """Checks an export's path and packages before any time is spent.
+    """Checks an export's path and packages, before anything slow begins.
 
     Raises:
-        ValueError: the path is not new, a package is missing that its suffix needs, or pixels are
-            to be taken and there is no path.
+        ValueError: the path exists, a package that its suffix needs is missing, or `takes_pixels`
+            is set without a path.
     """
     if path is None:
         if takes_pixels:
@@ -62,7 +62,7 @@ def check(path: str | None, takes_pixels: bool = False) -> None:
 
 
 def check_pixels(model: keras.Model, divided: Sequence[bool]) -> None:
-    """Raises ValueError where an exported model cannot divide pixels itself, see `export_model`."""
+    """Raises ValueError if an exported model cannot divide pixels itself, see `export_model`."""
     if not any(divided):
         raise ValueError(
             "export_pixels=True: towers divided no images by 255 for this model. Leave it out; the "
@@ -87,13 +87,13 @@ def export_model(
     Args:
         model: a model, or its .keras file.
         path: the new file or directory.
-        class_names: by label; they are written into the directory as classes.json, or beside the
-            file NAME.onnx as NAME.classes.json.
-        divided: which parts of x are images that the model gets divided by 255.
-        takes_pixels: the exported model takes uint8 images and divides them by 255 itself.
+        class_names: the classes' names by label, written to classes.json in the directory, or to
+            NAME.classes.json beside the file NAME.onnx.
+        divided: for each part of x, whether it holds images that the model gets divided by 255.
+        takes_pixels: whether the exported model takes uint8 images and divides them by 255 itself.
 
     Returns:
-        Lines that say so.
+        Lines that describe the export.
 
     Raises:
         ValueError: the file cannot be loaded, the runtime cannot take the model, or the path
@@ -106,7 +106,7 @@ def export_model(
         check_pixels(model, divided)
         model = _of_pixels(model, divided)
     target, runtime = Path(path), _runtime(path)
-    # Keras' LiteRT wants the suffix in small letters.
+    # Keras' LiteRT export requires a suffix in lower case.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix.lower()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,17 +142,17 @@ def export_model(
 
 
 def _runtime(path: str) -> str | None:
-    """The runtime that a path's suffix names; None for a SavedModel."""
+    """Returns the runtime that a path's suffix names; None for a SavedModel."""
     return _RUNTIMES.get(Path(path).suffix.lower())
 
 
 def _names_file(path: str) -> Path:
-    """The file of an export's class names."""
+    """Returns the path of an export's file of class names."""
     return Path(path).with_suffix(f".{_CLASSES}") if _runtime(path) else Path(path) / _CLASSES
 
 
 def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
-    """The model behind a division by 255 of those parts of its input that are images."""
+    """Returns a model that divides the image parts of its input by 255, then calls `model`."""
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     inputs, x = [], []
     for part, is_image in zip(keras.tree.flatten(given), divided, strict=True):
@@ -164,16 +164,16 @@ def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
 
 
 def _called(model: keras.Model) -> keras.Model:
-    """The model; a subclass with one input is called first, as Keras' `export` requires."""
+    """Returns the model; calls a subclass with one input first, as Keras' `export` requires."""
     shape = (model.get_build_config() or {}).get("input_shape")
     if not getattr(model, "inputs", None) and isinstance(shape, list | tuple):
-        with suppress(Exception):  # the model's own code; Keras then says that it was not called
+        with suppress(Exception):  # custom code may fail; Keras then reports an uncalled model
             model(keras.Input(batch_shape=tuple(shape)))
     return model
 
 
 def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
-    """Writes the model; returns what is fixed of its batch, in words, or ""."""
+    """Writes the model; returns a text on a batch size that had to be fixed, or ""."""
     if runtime is None:
         model.export(path, format="tf_saved_model", verbose=False)
         return ""
@@ -181,13 +181,13 @@ def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
         if runtime == "ONNX":
             import onnxruntime
 
-            # Without a signature, Keras refuses a model that comes from a file.
+            # Without a signature, Keras rejects a model that comes from a file.
             signature = _signature(model, None)
             model.export(str(path), format="onnx", verbose=False, input_signature=signature)
-            # tf2onnx writes operations that ONNX lacks as well: loading the file finds them.
+            # tf2onnx also writes operations that ONNX lacks: loading the file finds them.
             onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
             return ""
-        options: dict[str, Any] = {  # LiteRT's own operations: Python's interpreters run no others
+        options: dict[str, Any] = {  # only LiteRT's operations: Python's interpreters run no others
             "format": "litert", "verbose": False,
             "target_spec": {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
         }
@@ -203,7 +203,7 @@ def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
 
 
 def _signature(model: keras.Model, num_examples: int | None) -> list[Any] | None:
-    """Keras' specification of the model's inputs, [n, ...] each; None for a subclass."""
+    """Returns Keras' specification of the model's inputs, [n, ...] each; None for a subclass."""
     if not getattr(model, "inputs", None):
         return None
     inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -216,9 +216,9 @@ def _signature(model: keras.Model, num_examples: int | None) -> list[Any] | None
 
 @contextmanager
 def _convertible(model: keras.Model) -> Iterator[None]:
-    """Within, layers compute in float32, and RNNs do without cuDNN.
+    """Inside the context, layers compute in float32, and RNNs do not use cuDNN.
 
-    Both runtimes lack the operations of bfloat16 and cuDNN, and LiteRT those of float16.
+    Both runtimes lack bfloat16 and cuDNN operations, and LiteRT also lacks float16 operations.
     """
     recurrent = [layer for layer in all_layers(model) if hasattr(layer, "use_cudnn")]
     before = [layer.use_cudnn for layer in recurrent]

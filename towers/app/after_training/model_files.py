@@ -1,4 +1,4 @@
-"""A trained model's file, and the run in whose directory it lies; without TensorFlow."""
+"""Finds a trained model's file and the run that it belongs to, without TensorFlow."""
 
 import dataclasses
 import json
@@ -13,14 +13,14 @@ from towers.app.fields import Role
 
 
 def find_file(path: str, argument: str) -> Path:
-    """The .keras file; of a run's directory its best one, or else the final one.
+    """Returns the .keras file itself, or the best one, else the final one, of a run's directory.
 
     Args:
-        path: of either.
-        argument: its name, for the error.
+        path: a .keras file or a run's directory.
+        argument: the argument's name, for the error.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such file.
     """
     file = Path(path).expanduser()
     found = [file / name for name in (run_dir.BEST, run_dir.FINAL)] if file.is_dir() else [file]
@@ -34,10 +34,10 @@ def find_file(path: str, argument: str) -> Path:
 
 
 def class_names(file: Path) -> list[str]:
-    """The names of a model's classes, by label, of the run in whose directory its file lies.
+    """Returns a model's class names, by label, from the run whose directory holds its file.
 
     Returns:
-        [] where there is no run, or it has kept none.
+        [] if there is no run, or the run has saved no names.
 
     Raises:
         ValueError: the run's file holds no names.
@@ -55,14 +55,14 @@ def class_names(file: Path) -> list[str]:
 
 
 def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration to evaluate a file with: of the run in whose directory it lies, if it does.
+    """Returns the configuration to evaluate a file with, from the run's directory if it is in one.
 
     Args:
-        file: of the model.
-        given: the fields that the user has set; they win.
+        file: the model's file.
+        given: the fields that the user has set; they override the run's fields.
 
     Raises:
-        ValueError: its configuration makes no sense, or names code in its own directory.
+        ValueError: the run's configuration is not valid, or names code in the run's directory.
     """
     try:
         text = (file.parent / run_dir.CONFIG).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""--evaluate and --predict: what a saved model makes of the test data, computed on all towers."""
+"""Runs --evaluate and --predict: a saved model on the test data, on all towers."""
 
 import time
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ _HOME = "/cpu:0"
 
 
 def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
-    """The loss and the metrics that a file was compiled with, of all test examples; its export.
+    """Returns a saved model's loss and metrics over all test examples; exports it if configured.
 
     Args:
-        config: the data, the batch and the devices.
-        file: of the model.
-        out: where the lines go.
+        config: the configuration of the data, the batch, the devices and the export.
+        file: the model's file.
+        out: the report that prints the lines.
 
     Raises:
         ValueError: the file, the data or the devices cannot be used, or the model has no loss.
@@ -59,13 +59,13 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
 
 
 def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> None:
-    """Writes the model's outputs for all test examples, in their order, to a new file; its export.
+    """Writes a saved model's outputs for all test examples, in order; exports it if configured.
 
     Args:
-        config: the data, the batch and the devices.
-        file: of the model.
-        path: see `prediction_files.write`.
-        out: where the lines go.
+        config: the configuration of the data, the batch, the devices and the export.
+        file: the model's file.
+        path: the new file, which ends in .npz or .csv.
+        out: the report that prints the lines.
 
     Raises:
         ValueError: the files, the data or the devices cannot be used.
@@ -84,7 +84,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
 
 
 def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
-    """Exports the file's model, if the configuration says so."""
+    """Exports the file's model if `config.export` is set."""
     if config.export is not None:
         for line in export.export_model(
             file, config.export, class_names(file), dataset.divided_for_model, config.export_pixels
@@ -95,7 +95,7 @@ def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> N
 def _prepare(
     config: TrainConfig, file: Path, out: Report, argument: str
 ) -> tuple[keras.Model, Dataset, int, Iterator[Any]]:
-    """Loads the file and the data, and says what is computed where.
+    """Loads the file and the data, and prints the devices, the model and the data.
 
     Returns:
         The model on towers; the data set, the number of its test examples and their global batches.
@@ -128,7 +128,7 @@ def _prepare(
 
 
 def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: str) -> Dataset:
-    """The data set, with test examples that the model takes."""
+    """Returns the data set; raises ValueError if the model cannot take its test examples."""
     shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
     shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
     dataset = None
@@ -139,7 +139,7 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
     if dataset.test is None:
         raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
     found = dataset.input_shape
-    # Lists of dimensions, of which None is any.
+    # A None in the model's shape matches any length.
     if shape is not None and found is not None and not (
         len(shape) == len(found) and all(a in (None, b) for a, b in zip(shape, found))
     ):
@@ -151,7 +151,7 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
-    """The data as training has taken them: of classes if they can be, see `task`."""
+    """Loads the data as training did; if the task is not known, tries classes first."""
     own_tasks = [False, True]
     if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:
         own_tasks = [source.build(None, None).compiled]
@@ -168,7 +168,7 @@ def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -
 
 
 def _batches(examples: Examples, batch_size: int, argument: str, out: Report) -> Iterator[Any]:
-    """The global batches in order; shows how far they are."""
+    """Yields the global batches in order, and shows the progress."""
     total = examples.num_examples
     for step, batch in enumerate(ordered_batches(examples, batch_size), 1):
         yield batch
@@ -178,7 +178,7 @@ def _batches(examples: Examples, batch_size: int, argument: str, out: Report) ->
 
 
 def _output_names(model: keras.Model) -> list[str]:
-    """"predictions" for one output; the names of several, or their numbers."""
+    """Returns ["predictions"] for one output, else the outputs' names, or numbered names."""
     outputs = getattr(model, "output", None)
     count = len(tf.nest.flatten(outputs))
     if count == 1:
@@ -188,6 +188,6 @@ def _output_names(model: keras.Model) -> list[str]:
 
 
 def _plain(output: Any) -> np.ndarray:
-    """The array in a dtype that NumPy's files know, unlike bfloat16."""
+    """Returns the output as an array whose dtype NumPy's files support, unlike bfloat16."""
     array = np.asarray(output)
     return array.astype(np.float32) if array.dtype.kind == "V" else array

@@ -1,4 +1,4 @@
-"""Files that predictions are written to: .npz, or .csv of labels."""
+"""Writes predictions to files: .npz with arrays, or .csv with labels."""
 
 import csv
 import zipfile
@@ -10,11 +10,11 @@ import numpy as np
 from towers.resume.run_dir import write_atomically
 
 _SUFFIXES = (".npz", ".csv")
-_LARGEST_DEVIATION = 1e-2  # of a sum of probabilities from 1: bfloat16's rounding
+_LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat16's rounding
 
 
 def check(path: str) -> None:
-    """Raises ValueError for a file that exists already, or has another suffix."""
+    """Raises ValueError if the file exists already, or has another suffix."""
     if not path.endswith(_SUFFIXES):
         raise ValueError(f"out ({path}) must end in {' or '.join(_SUFFIXES)}.")
     if Path(path).exists():
@@ -28,14 +28,14 @@ def write(
     """Writes a file of predictions, which appears when it is complete.
 
     Args:
-        path: ending in .npz: the arrays; in .csv: "file,label,class,probability" of the most
-            probable class, without what is not known.
+        path: an .npz file gets the arrays, a .csv file "file,label,class,probability" of the most
+            probable class; unknown columns are left out.
         outputs: a model's outputs for N examples, [N, ...] each, by name.
-        files: the examples' names, N; () for none.
-        class_names: by label; () for none.
+        files: the N examples' file names, or ().
+        class_names: the classes' names by label, or ().
 
     Raises:
-        ValueError: the file cannot be written, or the predictions do not suit it.
+        ValueError: the file cannot be written, or the outputs cannot be written to a .csv file.
     """
     target = Path(path)
 
@@ -43,7 +43,7 @@ def write(
         if target.suffix == ".csv":
             _write_csv(file, list(outputs.values()), files, class_names)
             return
-        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez refuses some names
+        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez rejects some names
             for name, output in outputs.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, output)
@@ -77,7 +77,7 @@ def _write_csv(
         "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
     }
     known = {name: column for name, column in columns.items() if column}
-    # A file's name may be no text: its bytes stay.
+    # A file's name may not be valid UTF-8; its bytes are kept.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(known)

@@ -1,1 +1,1 @@
-"""Answers about a step: where everything is, whether it is right, where its time goes."""
+"""Shows where a step runs, whether its gradient is right, and where its time goes."""

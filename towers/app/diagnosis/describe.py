@@ -1,4 +1,4 @@
-"""The lines before a run's first step: where everything is placed, and what is checked first."""
+"""Prints the lines before a run's first step: its devices, batch, data, model and checks."""
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ from towers.app.training.build import Run, training_loss
 
 
 def describe(run: Run, out: Report, what: str) -> None:
-    """Versions, devices, batch, data and model, a line each; then the warnings."""
+    """Prints versions, devices, batch, data and model, a line each; then the warnings."""
     config, step = run.config, run.step
     versions = ("towers", __version__), ("TensorFlow", tf.__version__), ("Keras", keras.__version__)
     short = [f"{name} {'.'.join(version.split('.')[:2])}" for name, version in versions]
@@ -68,7 +68,7 @@ def describe(run: Run, out: Report, what: str) -> None:
 
 
 def _warnings(run: Run) -> list[str]:
-    """What to warn of in the data and devices, and in an unusual split of the batch."""
+    """Returns warnings about the data, the devices, and an unusual split of the batch."""
     size, num_towers, warnings = run.batch_size, run.step.num_towers, [*run.warnings]
     if size < num_towers:
         warnings.append(
@@ -84,7 +84,7 @@ def _warnings(run: Run) -> list[str]:
 
 
 def batch_split(batch_size: int, num_towers: int, num_examples: int) -> str:
-    """"128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"."""
+    """Returns "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"."""
     steps, last = -(-num_examples // batch_size), num_examples % batch_size
     each = f"{counted(num_towers, 'tower')} x {_sizes(batch_size, num_towers)}"
     text = f"{batch_size:,} global = {each}; {counted(steps, 'step')} an epoch"
@@ -92,13 +92,13 @@ def batch_split(batch_size: int, num_towers: int, num_examples: int) -> str:
 
 
 def _sizes(count: int, num_parts: int) -> str:
-    """"16", or "12-13" where the parts differ."""
+    """Returns "16", or "12-13" if the parts differ."""
     sizes = shard_sizes(count, num_parts)
     return f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[-1]:,}-{sizes[0]:,}"
 
 
 def show_plan(run: Run, out: Report) -> None:
-    """--plan: the transfers of a step, as on GPUs; or its stages."""
+    """Prints --plan: the transfers of a step, counted as on GPUs, or its stages."""
     spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
     if step.stages:
         lines = plan.stage_table(step, run.batch_size, spec)
@@ -113,15 +113,15 @@ def show_plan(run: Run, out: Report) -> None:
 
 
 def verified(run: Run) -> Verification:
-    """--verify_gradients: the averaged gradient against the large batch's.
+    """Runs --verify_gradients: compares the averaged with the full-batch gradient.
 
     Raises:
-        ValueError: they differ, and nobody has asked to go on all the same.
+        ValueError: the gradients differ, and verify_gradients is not `WARN`.
     """
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     loss, loss_weights = training_loss(run.step.model, run.config)
-    # The run's own step would train on with the graph of this check, which has no noise.
+    # A separate step, because the run's step would train with this check's graph, without noise.
     step = run.make_step(strategy="parameter_server")
     found = verify_gradients(step, loss, x, y, sample_weight, loss_weights)
     if found.error is not None and run.config.verify_gradients != WARN:
@@ -130,7 +130,7 @@ def verified(run: Run) -> Verification:
 
 
 def show_verified(found: Verification, out: Report) -> None:
-    """Says the result of `verified`."""
+    """Prints the result of `verified`."""
     if found.cause:
         out.warn(f"{found}. The run continues, because verify_gradients={WARN}.")
     else:

@@ -1,4 +1,4 @@
-"""--devices: what TensorFlow sees, why it sees no GPU, and what the towers would run on."""
+"""Reports for --devices the devices that TensorFlow sees, and which of them towers would use."""
 
 import os
 import platform
@@ -19,10 +19,10 @@ from towers.machine.words import counted
 
 
 def device_report(config: TrainConfig) -> list[str]:
-    """The machine's devices, line by line. Starts TensorFlow with those of the configuration.
+    """Returns lines on the machine's devices. Starts TensorFlow with the configured devices.
 
     Args:
-        config: whose --num_gpus, --logical_gpus, --num_towers, --device, --cpu_threads are tried.
+        config: its num_gpus, logical_gpus, num_towers, device and cpu_threads are tried.
     """
     versions = f" | TensorFlow {tf.__version__}, Keras {keras.__version__}"
     towers = _towers(config)  # before TensorFlow starts: it sets threads and logical devices
@@ -52,7 +52,7 @@ def _towers(config: TrainConfig) -> list[str]:
 
 
 def _gpus(visible: str | None) -> list[str]:
-    """The GPUs that TensorFlow sees, or why it sees none; then those that the driver knows."""
+    """Returns lines on TensorFlow's GPUs, or why it sees none, then on the driver's GPUs."""
     listed, version = nvidia.driver_gpus(), nvidia.driver_version()
     build = tf.sysconfig.get_build_info()
     gpus = []

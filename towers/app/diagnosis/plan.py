@@ -1,14 +1,14 @@
-"""--plan: what a step moves between its devices, and what stages hold; read from the graphs.
+"""Counts for --plan, from the graphs, the bytes that a step moves and that its stages hold.
 
-    parameters' device   --- parameters, state, shards --->   towers' devices
+    parameter device     --- parameters, state, shards --->   towers' devices
                          <-- sums of gradients, state, predictions ---
 
     stage 0   --- outputs that later stages read --->   stage 1
-              <-- gradients of these ---
+              <-- gradients of these outputs ---
 
-Counted as on GPUs, also for logical CPU devices: these share one memory, in which nothing moves.
-What a stage's forward pass leaves for its backward pass is held from the one to the other; the
-last stage makes both at once.
+Transfers are counted as on GPUs, even for logical CPU devices, which share one memory. Between its
+forward and its backward pass, a stage holds the tensors that both use; the last stage runs both
+passes at once.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from towers.step.tensor_rows import is_composite
 
 @dataclass
 class Traffic:
-    """Bytes that one step moves to and from a device, by what they are.
+    """Counts the bytes that one step moves to and from a device, by kind.
 
     towers: the first and the last tower on that device. examples: the shard sizes there.
-    parameters: and state. sums: of gradients, from other towers' devices.
-    results: sums, state and predictions.
-    sends_in, sends_out: the number of tensors that they travel as.
+    parameters: parameters and state, in. inputs: examples, in. sums: sums of gradients, in, from
+    other towers' devices. results: sums, state and predictions, out.
+    sends_in, sends_out: the number of tensors that carry these bytes.
     """
 
     towers: tuple[int, int]
@@ -47,17 +47,17 @@ class Traffic:
 
 
 def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
-    """The transfers of one step for each device.
+    """Returns the transfers of one step for each device.
 
-    What the parameters' device exchanges with another is counted there, unless all have copies.
+    Transfers with the parameter device count only at the other device, unless all have copies.
 
     Args:
-        step: the towers; of GPUs' policy.
+        step: the towers, with the policy for GPUs.
         batch_size: the global batch.
         batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
 
     Raises:
-        ValueError: the examples are not all of one shape.
+        ValueError: the examples have different shapes.
     """
     def full(part: Any) -> tf.TensorSpec:
         if is_composite(part) or not part.shape[1:].is_fully_defined():
@@ -96,7 +96,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
 
 
 def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
-    """(tensor, source, target): TensorFlow sends a tensor once to each device that reads it."""
+    """Returns (tensor, source, target), once for each tensor and each device that reads it."""
     variables = {given.name: variable.device for variable, given in graph.captures}
 
     def place(operation: tf.Operation) -> str:  # a variable's value is read where the variable is
@@ -115,7 +115,7 @@ def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
 
 
 def table(rows: dict[str, Traffic]) -> list[str]:
-    """The transfers as lines of aligned columns, "-" where nothing moves; and their sum."""
+    """Returns the transfers as lines of aligned columns ("-": nothing moves), and their sum."""
     cells = [["device", "towers", "examples", "parameters in", "examples in", "sums in",
               "results out", "sends in", "sends out"]]
     for device, row in rows.items():
@@ -133,18 +133,18 @@ def table(rows: dict[str, Traffic]) -> list[str]:
 
 
 def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
-    """The stages of a step as lines of aligned columns.
+    """Returns the stages of a step as lines of aligned columns.
 
-    Where bytes depend on examples, they are those of a tower with the largest shard:
+    Bytes that depend on examples are for a tower with the largest shard:
 
-        parameters        that a device of the stage receives each step; it sends their gradients
-        held by a tower   from its forward to its backward pass; the last stage makes both at once
-        to later stages   its outputs; "back", to those before: the gradients of theirs
+        parameters        a device of the stage receives them each step, and sends their gradients
+        held by a tower   tensors from its forward to its backward pass; none in the last stage
+        to later stages   outputs of the stage; "back": gradients for the earlier stages
 
     Args:
         step: the towers, in stages.
         batch_size: the global batch.
-        batch: as for `traffic`.
+        batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
     """
     assert step.stages is not None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -185,7 +185,7 @@ def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines of aligned columns."""
+    """Returns rows of cells as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -194,13 +194,13 @@ def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _moved(count: int) -> str:
-    """The bytes, or "-"."""
+    """Returns the bytes as a text, or "-" for 0."""
     return filesize.decimal(count) if count else "-"
 
 
 def _num_bytes(tensor: tf.Tensor, rows: int = 1) -> int:
-    """A tensor's bytes, where an axis of unknown size counts as `rows` in front, else as 1."""
-    if tensor.dtype in (tf.resource, tf.variant):  # a loop's list: what it holds is not known
+    """Returns a tensor's bytes; an unknown first axis counts as `rows`, any other one as 1."""
+    if tensor.dtype in (tf.resource, tf.variant):  # a loop's list, whose contents are not known
         return 0
     size: int = tensor.dtype.size
     for axis, length in enumerate(tensor.shape if tensor.shape.rank else []):

@@ -1,11 +1,11 @@
-"""--profile: where the time of a step goes, measured by leaving parts of the step out.
+"""Measures for --profile where the time of a step goes, by leaving parts of the step out.
 
     a step with its input          | waiting for input | gradients .......... | update |
     a step on one batch                                | gradients .......... | update |
     the gradients alone                                | gradients .......... |
 
-The gradients of half a batch take as long as they would on twice the devices, and those of twice
-the batch tell what a larger batch would bring.
+The gradients of half a batch take as long as on twice the devices. The gradients of twice the
+batch show how much faster a larger batch would be.
 """
 
 import itertools
@@ -31,21 +31,21 @@ WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"
 
 _ROUNDS = 5
 _WARM_UP_SECONDS = 0.2  # before each measurement: drains buffers, fills caches
-_SECONDS = 0.4  # of each measurement in each round
+_SECONDS = 0.4  # for each measurement in each round
 _TRACED_STEPS = 3
 _BAR_WIDTH = 30
 _WORTHWHILE = 1.2  # times the examples per second
 
 
 class Profile(NamedTuple):
-    """Seconds, medians over rounds.
+    """Holds the measured seconds, each the median over the rounds.
 
     batch_size: the global batch, B.
     whole: a training step with its input.
     input: reading and placing a batch, without a step.
-    step: a training step on a batch that is there already.
-    gradients: the averaged gradients of a batch, by the batch's size: B; B // 2; and 2 * B, where
-        there are as many examples and the memory suffices.
+    step: a training step on a batch that is already placed.
+    gradients: the averaged gradients of a batch, by its size: B, B // 2, and also 2 * B if there
+        are enough examples and enough memory.
     """
 
     batch_size: int
@@ -56,17 +56,17 @@ class Profile(NamedTuple):
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of each part of a step; they add up to `whole`."""
+        """Returns the seconds of each part of a step; they add up to `whole`."""
         waiting = max(0.0, self.whole - self.step)
         update = max(0.0, self.whole - waiting - self.gradients[self.batch_size])
         return {WAITING: waiting, GRADIENTS: self.whole - waiting - update, UPDATE: update}
 
     def speedup(self, shard: float, batch: float) -> float | None:
-        """Times the examples per second, with other sizes; None where that was not measured.
+        """Returns the factor on the examples per second for other sizes; None if not measured.
 
         Args:
-            shard: a tower's examples, as a multiple of those it has now.
-            batch: the global batch, likewise. Its input takes as many times longer.
+            shard: a tower's examples, as a multiple of the present number.
+            batch: the global batch, as a multiple of the present one; its input grows equally.
         """
         gradients = self.gradients.get(int(shard * self.batch_size))
         if gradients is None:
@@ -79,9 +79,9 @@ def show_profile(run: Run, directory: Path, out: Report) -> None:
     """Measures the run's training steps and shows where their time goes; changes no variable.
 
     Args:
-        run: it has not begun.
-        directory: gets a trace by `tf.profiler`.
-        out: where the lines go.
+        run: a run that has not begun.
+        directory: the directory for a trace by `tf.profiler`.
+        out: the report that prints the lines.
     """
     step, seed = run.step, run.config.seed
     step.build_metrics("train", *run.train.specs)
@@ -98,7 +98,7 @@ def show_profile(run: Run, directory: Path, out: Report) -> None:
 
 
 def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any]:
-    """Epoch after epoch of shuffled global batches, without the last one where it is shorter."""
+    """Yields shuffled global batches, epoch after epoch, without an uneven last batch."""
     full = min(batch_size, examples.num_examples)
     for epoch in itertools.count():
         for batch in shuffled_batches(examples, batch_size, seed, epoch):
@@ -113,14 +113,14 @@ def measure(
     num_examples: int,
     directory: Path,
 ) -> Profile:
-    """Times steps and parts of them in turns, so that all see the same machine; then traces some.
+    """Times steps and parts of steps in turns, so that load affects all; then traces a few steps.
 
     Args:
-        step: it is trained on.
-        batches: of a size, without end: (x, y), as `prefetched` takes them.
+        step: the step to measure, which trains its model.
+        batches: (size) -> endless batches (x, y) of this size, as `prefetched` takes them.
         batch_size: the global batch.
-        num_examples: there are no larger batches.
-        directory: gets the trace.
+        num_examples: the number of examples, which no batch can exceed.
+        directory: the directory for the trace.
     """
     batch_size = min(batch_size, num_examples)
     ahead = prefetched(step, batches(batch_size))
@@ -129,7 +129,7 @@ def measure(
         for size in (batch_size // 2, batch_size, 2 * batch_size) if 1 <= size <= num_examples
     }
     acts: dict[Any, Callable[[], Any]] = {
-        "input": lambda: next(ahead),  # right before the whole step, which then finds no buffer
+        "input": lambda: next(ahead),  # before "whole", which then finds an empty buffer
         "whole": lambda: step.train_batch(**next(ahead)._asdict()),
         "step": lambda: step.train_batch(*given[batch_size]),
         **{size: partial(step.gradients, *batch) for size, batch in given.items()},
@@ -142,7 +142,7 @@ def measure(
             except (tf.errors.ResourceExhaustedError, tf.errors.CancelledError):
                 if part != 2 * batch_size:
                     raise
-                del acts[part], seconds[part]  # too much for the memory
+                del acts[part], seconds[part]  # it needs too much memory
     with tf.profiler.experimental.Profile(str(directory)):
         for number in range(_TRACED_STEPS):
             with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
@@ -154,7 +154,7 @@ def measure(
 
 
 def _seconds(act: Callable[[], Any]) -> float:
-    """The mean seconds of a call, with all that it leaves the devices to do."""
+    """Returns the mean seconds of a call, including the work that it leaves to the devices."""
     for least in (_WARM_UP_SECONDS, _SECONDS):
         begin, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - begin < least:
@@ -165,7 +165,7 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 
 def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
-    """A table of the parts, what bounds the step, and what other devices and batches would do."""
+    """Returns a table of the parts, the bottleneck, and the effect of more GPUs or examples."""
     bound = max(profile.parts, key=profile.parts.__getitem__)
     share = profile.parts[bound] / profile.whole
     return [

@@ -1,6 +1,6 @@
-"""Compares the towers' averaged gradient with the large-batch gradient: one tower, whole batch.
+"""Compares the towers' averaged gradient with the full-batch gradient of one tower.
 
-Both are computed without Keras' noise, and in float32 where layers compute in 16 bits.
+Both are computed without Keras' noise, and in float32 if layers compute in 16 bits.
 """
 
 import math
@@ -17,13 +17,13 @@ from towers.step import TowerStep
 from towers.step.synchronized import synchronized_layers
 from towers.workers.cluster import ALONE
 
-# What float rounding may amount to, by what matmuls and convolutions multiply in: 2^-53, 2^-24 and
-# 2^-11, 2^-11 or 2^-8 an operation (IEEE 754; TF32: NVIDIA's A100 whitepaper), over the sums of a
-# whole batch. XLA adds in another order, and rounds no more. The coarsest stands last.
+# Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.
+# One operation rounds by 2^-53, 2^-24, 2^-11, 2^-11 or 2^-8 (IEEE 754; TF32: NVIDIA's A100
+# whitepaper), and a batch sums many. XLA adds in another order, but does not round more.
 _TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2, "bfloat16": 2e-1}
 
-# A gradient that is zero but for rounding, such as that of a bias before BatchNormalization, says
-# nothing: differences are measured against at least this part of the largest gradient of all.
+# A gradient that is zero except for rounding, such as a bias' gradient before BatchNormalization,
+# says nothing. So differences are divided by at least this part of the largest gradient.
 _NEGLIGIBLE = 1e-2
 _UNKNOWN = (
     "which loss or layer it is cannot be told. Look for what computes across the rows of a batch "
@@ -32,14 +32,14 @@ _UNKNOWN = (
 
 
 class Verification(NamedTuple):
-    """The result of the comparison.
+    """Holds the result of the comparison.
 
-    difference: max|a - b| / max|b| of the variable where it is largest; b: the large batch's.
-        Where b is nearly zero, see `_NEGLIGIBLE`.
-    variable: its path.
+    difference: max|a - b| / max|b| of the variable where it is largest; a is the averaged
+        gradient, b the full-batch gradient. If b is nearly zero, see `_NEGLIGIBLE`.
+    variable: the path of this variable.
     multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
-    by_design: why towers differ from one device as they should, in words.
-    cause: the lines of the model to blame, as far as can be told, and the fix; empty where the
+    by_design: the reasons, as texts, for which towers must differ from one device.
+    cause: the model's lines that cause the difference, if known, and the fix; empty if the
         difference is float rounding or by design.
     """
 
@@ -51,12 +51,12 @@ class Verification(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """What float rounding may amount to."""
+        """Returns the largest difference that float rounding explains."""
         return _TOLERANCES[self.multiplied_in]
 
     @property
     def error(self) -> str | None:
-        """The error with its fixes; None where nothing is wrong."""
+        """Returns the error with its fixes; None if nothing is wrong."""
         if not self.cause:
             return None
         return (
@@ -83,10 +83,10 @@ def verify_gradients(
     """Computes both gradients on one batch without noise; changes no variable and no seed.
 
     Args:
-        step: the towers, made for this check alone: the graph that is traced here has no noise.
-        loss, loss_weights: what `step` was made with.
-        x: the global batch's inputs [N, ...], or a structure of these.
-        y, sample_weight: its labels and weights, likewise.
+        step: a step made for this check alone, because its graph is traced without noise.
+        loss, loss_weights: the arguments that `step` was made with.
+        x: the global batch's inputs [N, ...], or a structure of such tensors.
+        y, sample_weight: the global batch's labels and weights, in the same form.
     """
     model = step.model
     one_tower = TowerStep(
@@ -119,10 +119,9 @@ def verify_gradients(
 
 
 def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
-    """The coarsest of the dtypes that a model's matmuls and convolutions multiply in.
+    """Returns the coarsest dtype that a model's layers with weights, or its loss, multiply in.
 
-    That of its layers and of its loss; float32 on a GPU is mostly TF32: "float64", "float32",
-    "TF32", "float16" or "bfloat16".
+    It is "float64", "float32", "TF32", "float16" or "bfloat16"; float32 on a GPU is mostly TF32.
     """
     innermost = [layer for layer in all_layers(model) if len(all_layers(layer)) == 1]
     used = {layer.compute_dtype for layer in innermost if layer.weights} | {keras.config.floatx()}
@@ -133,7 +132,7 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
 
 @contextmanager
 def in_float32(model: keras.Model) -> Iterator[None]:
-    """Within, layers that compute in 16 bits on float32 parameters compute in float32."""
+    """Inside the context, layers with float32 parameters and 16-bit computation use float32."""
     policies = [
         (layer, layer.dtype_policy)
         for layer in all_layers(model)
@@ -152,7 +151,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 def _compared(
     averaged: Sequence[Any], expected: Sequence[Any], paths: Sequence[str]
 ) -> tuple[float, str]:
-    """(difference, path) of the variable that differs most; a NaN differs by infinity."""
+    """Returns (difference, path) of the variable that differs most; a NaN counts as infinity."""
     largest = [0.0 if b is None else float(tf.reduce_max(tf.abs(b))) for b in expected]
     least = _NEGLIGIBLE * max(largest, default=0.0)
     found = [(0.0, "none")]

@@ -1,9 +1,9 @@
-"""Trains at each global batch on each number of GPUs; writes a table, a picture and one advice.
+"""Trains at each global batch on each number of GPUs; writes a table, a picture and advice.
 
     python sweep.py --batch_sizes=64,128,256 --gpu_counts=1,2,4,8 --model=cnn --max_steps=100
 
-Every cell is a run of train.py in its own process. The same command continues where an earlier one
-was stopped. On a machine without GPUs the figures are for logical CPU devices. Where the package
+Every cell is a run of train.py in a separate process. To continue a stopped sweep, give the same
+command again. On a machine without GPUs, the figures are for logical CPU devices. If the package
 is installed, `towers-sweep` is this command.
 """
 
@@ -20,7 +20,7 @@ from towers.app.sweep.run_cells import run_sweep
 from towers.resume.run_dir import RUNS, file_name
 
 if __name__ != "__main__":
-    flags.disclaim_key_flags()  # --help lists what the main module defines: also by this one
+    flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here
 
 # Flags of train.py, with its defaults.
 _SHARED = ("dataset", "data_dir", "image_size", "max_steps", "optimizer", "learning_rate", "seed",
@@ -51,10 +51,10 @@ def define_flags() -> None:
 
 
 def sweep(argv: list[str]) -> None:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Raises:
-        ValueError: a flag makes no sense, or the directory does not fit.
+        ValueError: a flag is not valid, or the directory holds something else.
         SystemExit: no cell could run.
     """
     if not command_line.parse_flags(argv, __doc__):
@@ -74,7 +74,7 @@ def sweep(argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code of a command line; None stands for the process's own."""
+    """Runs a command line, None for the process's arguments; returns the exit code."""
     define_flags()
     return command_line.exit_code(lambda: sweep(argv or sys.argv))
 

@@ -1,4 +1,4 @@
-"""The sweep's last line: which setting is fastest, and from which batch on more GPUs pay."""
+"""Writes the sweep's last line: the fastest setting, and from which batch on more GPUs pay."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -8,11 +8,11 @@ from towers.machine.words import counted
 
 
 def advice(rows: Sequence[Row], on_gpus: bool) -> str:
-    """One sentence.
+    """Returns one sentence of advice.
 
     Args:
         rows: all cells, with speed-ups.
-        on_gpus: whether their devices were GPUs.
+        on_gpus: whether the cells ran on GPUs.
     """
     done = [row for row in rows if not row.error]
     if not done:
@@ -32,7 +32,7 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
 
 
 def _verdict(rows: Sequence[Row], num_gpus: int, on_gpus: bool) -> str:
-    """From which batch on a GPU count pays, or why it does not."""
+    """Says from which batch on a GPU count pays, or why it does not."""
     smallest, with_speedup = break_even(rows, num_gpus), compared(rows, num_gpus)
     if smallest is not None:
         return f"pay from a global batch of {smallest:,} on"
@@ -45,13 +45,13 @@ def _verdict(rows: Sequence[Row], num_gpus: int, on_gpus: bool) -> str:
 
 
 def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:
-    """The smallest global batch from which on `num_gpus` are faster than 1; None if there is none.
+    """Returns the smallest global batch from which on `num_gpus` are faster than 1, or None.
 
     At this batch and at every larger one that has a speed-up, the speed-up is above 1.
 
     Args:
-        rows: of one model, with speed-ups.
-        num_gpus: above 1.
+        rows: the rows of one model, with speed-ups.
+        num_gpus: the GPU count, above 1.
     """
     found = reversed(compared(rows, num_gpus))
     pay = list(takewhile(lambda row: (row.speedup or 0.0) > 1, found))
@@ -59,6 +59,6 @@ def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:
 
 
 def compared(rows: Sequence[Row], num_gpus: int) -> list[Row]:
-    """The rows of that GPU count that have a speed-up, by increasing global batch."""
+    """Returns the rows with this GPU count that have a speed-up, by increasing global batch."""
     found = [row for row in rows if row.num_gpus == num_gpus and row.speedup is not None]
     return sorted(found, key=lambda row: row.batch_size)

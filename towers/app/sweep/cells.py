@@ -1,4 +1,4 @@
-"""The cells of a sweep: model x dropout x global batch x GPU count; each is a run of train.py."""
+"""Makes a sweep's cells: model x dropout x global batch x GPU count; a cell is one training run."""
 
 import dataclasses
 import itertools
@@ -13,15 +13,15 @@ def make_cells(
     models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
     gpu_counts: Sequence[str], shared: TrainConfig,
 ) -> dict[Row, TrainConfig]:
-    """All cells in the order in which they run: the row without figures -> the run.
+    """Returns all cells in running order: the row without figures -> the run's configuration.
 
     Args:
-        models, dropouts, batch_sizes, gpu_counts: as the flags give them; without `dropouts` the
-            models have their own rates.
-        shared: what all cells have in common.
+        models, dropouts, batch_sizes, gpu_counts: the texts of the flags; without `dropouts`, each
+            model keeps its dropout rates.
+        shared: the settings of all cells.
 
     Raises:
-        ValueError: a list is empty, names something twice, or holds what train.py would refuse.
+        ValueError: a list is empty, has a value twice, or has a value that train.py rejects.
     """
     whole = "whole numbers from 1 on"
     axes = [

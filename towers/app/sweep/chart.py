@@ -1,4 +1,4 @@
-"""sweep.png: time and accuracy against the global batch, a line for each GPU count."""
+"""Draws sweep.png: time and accuracy against the global batch, a line for each GPU count."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +12,16 @@ from towers.machine.words import counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_EXAMPLES = 10_000  # whose training time is drawn: an epoch's order of size, for any --max_steps
+_EXAMPLES = 10_000  # the chart shows their training time, whatever --max_steps is
 
 
 def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
-    """Draws two panels for each model that has a cell done.
+    """Draws two panels for each model with a finished cell.
 
     Args:
-        path: of the PNG.
-        rows: the cells that are done, with speed-ups.
-        title, note: lines at the top and at the bottom.
+        path: the PNG file to write.
+        rows: the finished cells, with speed-ups.
+        title, note: the lines of text at the top and at the bottom.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -50,7 +50,7 @@ def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row]) -> None:
             smallest = break_even(rows, count)
             label += f", faster than 1 from {smallest:,} on" if smallest else ", not faster than 1"
         time.plot(batches, seconds, "o-", color=color, label=label)
-        # The accuracy hardly depends on the GPU count: of two lines the lower one is the wider.
+        # Accuracy hardly depends on the GPU count; wider lines below keep all lines visible.
         wider = len(counts) - 1 - index
         accuracy.plot(batches, [row.val_accuracy or 0.0 for row in own], "o-", color=color,
                       linewidth=1.5 + 1.2 * wider, markersize=5 + 2 * wider,

@@ -1,8 +1,8 @@
-"""run_sweep: every cell in a fresh process of train.py, a row for each, a picture and advice.
+"""Runs every cell in a fresh process of train.py; writes a row for each, a picture and advice.
 
     OUT_DIR/
-        sweep.json   what all cells share; models, dropouts, batches and GPU counts may be added
-        sweep.csv    a row for each cell; a cell that has one is not run again
+        sweep.json   the cells' settings; models, dropouts, batches and GPU counts may be added
+        sweep.csv    a row for each cell; a cell with a row is not run again
         sweep.png    the picture
         cells/       a run directory for each cell, such as cells/cnn-batch128-gpus2/
 """
@@ -45,21 +45,21 @@ def run_sweep(
     train: Sequence[str] = (sys.executable, "-m", "towers"),
     retry_failed: bool = False,
 ) -> list[Row]:
-    """Runs the cells that `out_dir` has no row for.
+    """Runs the cells that have no row in `out_dir` yet.
 
     Args:
-        cells: from `make_cells`.
-        shared: what all cells have in common.
-        out_dir: new, empty, or of the same sweep.
-        train: the command of train.py.
-        retry_failed: run also the cells whose row is an error.
+        cells: each cell's row without figures -> its run's configuration, from `make_cells`.
+        shared: the settings of all cells.
+        out_dir: a directory that is new, empty, or holds the same sweep.
+        train: the command that runs train.py.
+        retry_failed: whether to run the failed cells again.
 
     Returns:
         The rows of sweep.csv.
 
     Raises:
-        ValueError: `out_dir` is not this sweep's, in use by another one, or cannot be written.
-        KeyboardInterrupt: with the cells that are done in sweep.csv; the one that ran is killed.
+        ValueError: `out_dir` holds another sweep, is in use, or cannot be written.
+        KeyboardInterrupt: sweep.csv has the finished cells; the running cell is killed.
     """
     with _opened(out_dir, shared):
         again = {cell.key for cell in cells if retry_failed}
@@ -88,7 +88,7 @@ def run_sweep(
 
 @contextmanager
 def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
-    """Makes the directory of a new sweep, or continues in that of the same; holds its lock."""
+    """Makes a new sweep's directory, or opens the directory of the same sweep; holds its lock."""
     path = out_dir / SETTINGS
     now = {**dataclasses.asdict(shared), "machine": _machine()}
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
                 f"out_dir ({out_dir}) cannot be used: {one_line(error)}. Name a new directory, or "
                 "one of a sweep, that you can write to."
             ) from error
-        # A field that is younger than the sweep had its default there.
+        # A field that did not exist when the sweep began had its default.
         then = {**{name: getattr(TrainConfig, name, now[name]) for name in now}, **then}
         differ = [f"{n} ({then[n]} there, {now[n]} now)" for n in now if then[n] != now[n]]
         if differ:
@@ -121,10 +121,10 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
 
 
 def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
-    """The cell's row, from a run of train.py in its own process; a failure is a row, too."""
+    """Runs train.py for one cell in a separate process; returns the row, also of a failure."""
     label, batch_size, num_gpus = row.key
     path = out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
-    shutil.rmtree(path, ignore_errors=True)  # what an earlier try left there
+    shutil.rmtree(path, ignore_errors=True)  # left by an earlier attempt
     given = {**config.given(), "run_dir": path}
     process = child_process.start(
         [*train, *(f"--{name}={value}" for name, value in given.items())],
@@ -142,7 +142,7 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         what = f"the run {child_process.outcome(process.returncode)}"
         return row._replace(error=(errors or lines or [what])[-1])
-    shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # nothing goes on from here
+    shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # no run continues from here
     try:
         return table.filled_row(row, path / run_dir.RESULTS)
     except (OSError, ValueError, LookupError) as error:
@@ -150,7 +150,7 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
 
 
 def _line(row: Row) -> str:
-    """"cnn  batch   128 on 2,    64 a tower     3,912 examples/s  val_accuracy 0.953"."""
+    """Returns "cnn  batch   128 on 2,    64 a tower     3,912 examples/s  val_accuracy 0.953"."""
     where = f"batch {row.batch_size:>5,} on {row.num_gpus}, {row.per_tower_batch:>5,} a tower"
     if row.error:
         return f"{row.model}  {where}  failed: {row.error}"
@@ -159,7 +159,7 @@ def _line(row: Row) -> str:
 
 
 def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
-    """Draws the picture and prints the last lines; returns the rows."""
+    """Draws the picture, prints the last lines, and returns the rows."""
     logs = [path.read_text(errors="replace") for path in out_dir.glob(f"cells/*/{run_dir.LOG}")]
     on_gpus = any(re.search(r"^Devices .*/gpu:", log, re.MULTILINE) for log in logs)
     done = [row for row in rows if not row.error]
@@ -173,7 +173,7 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
             title = f"towers: {models} on {shared.dataset}, {_machine()}"
             draw_sweep(out_dir / CHART, done, title, note)
             written.append(CHART)
-        except Exception as error:  # a picture is not worth a sweep
+        except Exception as error:  # a failed picture must not end the sweep
             show(f"Warning   {CHART} cannot be drawn: {one_line(error)}.")
     show(f"Wrote     {', '.join(str(out_dir / name) for name in written)}")
     show(f"Advice    {advice(rows, on_gpus)}")
@@ -181,6 +181,6 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
 
 
 def _machine() -> str:
-    """"16 CPUs, 2 x NVIDIA H100"; found without TensorFlow, which the cells alone start."""
+    """Returns "16 CPUs, 2 x NVIDIA H100", without TensorFlow, which only the cells start."""
     gpus = Counter(gpu.name for gpu in nvidia.driver_gpus() or [])
     return ", ".join([f"{os.cpu_count()} CPUs", *(f"{n} x {name}" for name, n in gpus.items())])

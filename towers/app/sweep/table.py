@@ -1,4 +1,4 @@
-"""sweep.csv: a row for each cell, with its speed-up and its efficiency."""
+"""Reads and writes sweep.csv: a row for each cell, with its speed-up and its efficiency."""
 
 import csv
 import io
@@ -12,21 +12,21 @@ from towers.resume.run_dir import write_text
 
 
 class Row(NamedTuple):
-    """One cell. None is an empty field; a failed cell has only the first five and its error.
+    """Holds one cell. None is an empty field; a failed cell has only the first five and its error.
 
-    model: with the dropout rate if the sweep gives one: "cnn dropout=0.25".
+    model: the model, with the dropout rate if the sweep gives one: "cnn dropout=0.25".
     batch_size: the global batch.
-    per_tower_batch: the largest shard of it.
-    num_gpus: devices that ran towers, logical CPU devices without GPUs.
-    num_towers: towers over all of them.
-    epochs: the rows of the run's results.csv; --max_steps may end the last epoch early.
-    accuracy, val_accuracy: of the last epoch.
-    seconds: of all epochs, validation and the first step's tracing included.
-    examples_per_second: of the training steps alone, the harmonic mean over the epochs.
-    speedup: examples_per_second, divided by that of 1 GPU at the same model and global batch; None
-        if that cell is missing or failed.
+    per_tower_batch: the largest shard of the global batch.
+    num_gpus: the number of devices that ran towers; logical CPU devices if there is no GPU.
+    num_towers: the number of towers on all devices.
+    epochs: the number of epochs in results.csv; --max_steps may end the last epoch early.
+    accuracy, val_accuracy: the last epoch's training and validation accuracy.
+    seconds: the time of all epochs, including validation and the tracing of the first step.
+    examples_per_second: the harmonic mean over the epochs, for training steps only.
+    speedup: examples_per_second, divided by the 1-GPU cell's value at the same model and global
+        batch; None if the 1-GPU cell is missing or failed.
     efficiency: speedup / num_gpus.
-    host_memory_mb, device_memory_mb: empty; earlier versions measured them.
+    host_memory_mb, device_memory_mb: always empty; earlier versions measured them.
     error: one line; empty if the cell is done.
     """
 
@@ -48,15 +48,15 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """The columns that no two rows share."""
+        """Returns the values that identify a row: model, global batch and GPU count."""
         return self.model, self.batch_size, self.num_gpus
 
 
 def filled_row(row: Row, results: Path) -> Row:
-    """The row of a cell that is done, with the figures of its run's results.csv.
+    """Returns a finished cell's row, with the figures from its run's results.csv.
 
     Raises:
-        OSError, ValueError, LookupError: it has no such figures.
+        OSError, ValueError, LookupError: the file has no such figures.
     """
     with results.open(newline="", encoding="utf-8") as file:
         epochs = list(csv.DictReader(file))
@@ -65,13 +65,13 @@ def filled_row(row: Row, results: Path) -> Row:
         accuracy=float(epochs[-1]["accuracy"]),
         val_accuracy=float(epochs[-1]["val_accuracy"]),
         seconds=sum(float(epoch["seconds"]) for epoch in epochs),
-        # All examples by all seconds, as every epoch has as many examples.
+        # Equals all examples / all seconds, because every epoch has as many examples.
         examples_per_second=harmonic_mean(float(e["examples_per_second"]) for e in epochs),
     )
 
 
 def with_speedups(rows: Iterable[Row]) -> list[Row]:
-    """The rows, speed-up and efficiency computed anew, sorted by model, batch and GPU count."""
+    """Returns the rows with their speed-up and efficiency, sorted by model, batch, GPU count."""
     found = []
     rows = list(rows)
     speeds = {row.key: row.examples_per_second for row in rows}
@@ -85,7 +85,7 @@ def with_speedups(rows: Iterable[Row]) -> list[Row]:
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
-    """Replaces sweep.csv."""
+    """Replaces sweep.csv by a file with these rows."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
@@ -101,10 +101,10 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows that `write_table` wrote; none if there is no file.
+    """Returns the rows that `write_table` wrote; none if there is no file.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file holds something else.
     """
     if not path.exists():
         return []
