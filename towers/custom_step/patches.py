@@ -259,7 +259,7 @@ class Patches:
         self, original: Callable, model: keras.Model, x: Any, y: Any, y_pred: Any,
         sample_weight: Any = None,
     ) -> dict[str, Any]:
-        """Gives compiled metrics the rows of all towers, because not every metric is a mean."""
+        """Passes the rows of all towers to compiled metrics, because not every metric is a mean."""
         given = [y, y_pred, sample_weight]
         has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
         if has_metrics and self._can_gather(given):
@@ -272,7 +272,7 @@ class Patches:
         self, original: Callable, loss: keras.losses.Loss, y_true: Any, y_pred: Any,
         sample_weight: Any = None,
     ) -> Any:
-        """Gives a loss that is neither a mean nor a sum over examples the rows of all towers."""
+        """Passes the rows of all towers to a loss that is neither mean nor sum over examples."""
         given = [y_true, y_pred, sample_weight]
         if not self._scope.is_unready and self._needs_all_rows(original, loss, given):
             if self._can_gather(given):

@@ -19,7 +19,7 @@ _SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # depend on shapes 
 
 
 class Dependence:
-    """Derives what the tensors of a graph that is being traced depend on from the tensors fed."""
+    """Tells what the tensors of a graph that is being traced depend on, given the tensors fed."""
 
     def __init__(self) -> None:
         # (local, level): whether a value depends on a tower's shard or noise; the number of

@@ -22,7 +22,7 @@ from towers.machine.tensorflow_internals import left_out, read_instead
 _READ = "ReadVariableOp"
 _KEPT = ("Placeholder", "Identity")  # an Identity deliberately separates its readers
 _NOISE_KEY = "StatelessRandomGetKeyCounter"
-# TensorFlow scrambles a seed by Philox with this key (stateless_random_ops.cc); Philox's number.
+# The Philox key by which TensorFlow scrambles a seed (stateless_random_ops.cc); Philox's number.
 _SCRAMBLE_KEY, _PHILOX = 0x02461E293EC8F720, 1
 
 
