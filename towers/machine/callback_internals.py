@@ -78,7 +78,7 @@ def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
 
 
 def finalize_averages(callbacks: Sequence[Any]) -> None:
-    """Copies the averages over the weights if they are swapped, as Keras does after a fit.
+    """Copies the averages over the weights if they are swapped, as after the last epoch.
 
     Keras' optimizer takes the final weights from there, so it must find the averages.
     """

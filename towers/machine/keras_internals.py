@@ -123,7 +123,7 @@ def noise_left_out() -> Iterator[None]:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
 
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, **rest: Any) -> tf.Tensor:
-        return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps it
+        return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps 0.9
 
     def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
         return filled(shape, mean + stddev, **rest)
@@ -188,8 +188,7 @@ def surroundings() -> Callable[[], AbstractContextManager[None]]:
     return around
 
 
-# The base class of layers that change images, and their labels, at random. It has no public
-# name.
+# The base class of layers that change images, and labels, at random. It has no public name.
 ImageAugmentation = keras.layers.MixUp.__base__
 
 

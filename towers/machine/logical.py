@@ -20,7 +20,7 @@ from towers.machine.words import plural
 # TensorFlow leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory in its
 # gpu_device.cc), but none of a divided GPU. The streams of each logical GPU need memory, too.
 _RESERVED_MIB = 2048
-# The workspaces of cuBLAS and cuDNN for one tower need almost as much; below, small models fail.
+# The workspaces of cuBLAS and cuDNN for one tower need almost as much; with less, models fail.
 _LEAST_MIB = 512
 
 _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus` set last

@@ -10,7 +10,7 @@ ONE_AT_A_TIME = threading.RLock()  # two threads would restore each other's repl
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside the context, replaces a class's, module's or object's attribute by `make(it)`."""
+    """Inside the context, an attribute of a class, module or object is `make(original)`."""
     original, is_own = getattr(owner, name), name in vars(owner)
     _put(owner, name, make(original))
     try:
@@ -25,7 +25,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 
 def replaced_by(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
-    """Inside the context, replaces a class's, module's or object's attribute by `value`."""
+    """Inside the context, an attribute of a class, module or object is `value`."""
     return replaced(owner, name, lambda _: value)
 
 

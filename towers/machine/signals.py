@@ -1,4 +1,4 @@
-"""Makes Ctrl-C, SIGTERM and SIGHUP end a run between two steps, and SIGUSR1 show its stacks.
+"""Makes Ctrl-C, SIGTERM and SIGHUP end a run between two steps; SIGUSR1 shows the stacks.
 
 A second signal ends the process at once. A notebook's kernel holds more than the run, so a second
 Ctrl-C there ends only the cell at once.
@@ -82,7 +82,7 @@ class StopRequested(BaseException):
 def deferred() -> Iterator[Pending]:
     """Inside the context, signals wait for `Pending.obey`; at its end, they are sent again.
 
-    Only the main thread receives signals; in other threads, this does nothing.
+    Only the main thread receives signals; elsewhere, this does nothing. SIGUSR1 shows the stacks.
     """
     pending = Pending()
     if threading.current_thread() is not threading.main_thread():

@@ -18,7 +18,7 @@ from tensorflow.python.ops import resource_variable_ops
 from towers.machine.replaced import replaced
 
 # The class of the objects that `tf.Variable(...)` makes, whose methods are replaced. It has no
-# public name, and TensorFlow makes no variable, to take its class, while a graph is traced.
+# public name, and while a graph is traced, no variable can be made whose class could be taken.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
 # The spec of a None in a tf.data element, such as an optional input that is not given. It has no

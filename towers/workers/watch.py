@@ -1,11 +1,11 @@
 """Ends a process that waits for a lost worker, and names this worker.
 
-    a worker is killed             TensorFlow's operations fail in the others: LostWorkerError
-    stopped, or never started      it does not answer; after the timeout, the others end and name it
-    hangs between two steps        after the timeout, workers compare how long they have waited; the
-                                   one that has not says where it hangs, and all end and name it
-    hangs before the first step,   it answers, but does not arrive; after 10 times the timeout, or
-    in a step, or completely       10 times the longest phase so far, the others end
+    it is killed                   TensorFlow's operations fail in the others: LostWorkerError.
+    is stopped, or never started   It is silent. After the timeout, the others end and name it.
+    hangs between two steps        After the timeout, workers compare how long they have waited. The
+                                   one that has not says where it hangs; all end and name it.
+    hangs before the first step,   It answers, but does not arrive. After 10 times the timeout, or
+    in a step, or completely       10 times the longest phase so far, the others end.
 """
 
 import functools

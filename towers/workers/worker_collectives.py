@@ -1,8 +1,8 @@
 """Runs TensorFlow's collective operations between workers, on the CPU and over gRPC.
 
-    all_gather     worker w gives a row         ->  every worker has all rows, in order
-    all_to_all     worker w gives W rows        ->  worker w has row w of every worker
-    broadcast      the chief gives a value      ->  every worker has it
+    all_gather     worker w gives a row         ->  every worker has all rows, in order.
+    all_to_all     worker w gives W rows        ->  worker w has row w of every worker.
+    broadcast      the chief gives a value      ->  every worker has it.
 
 TensorFlow matches operations by key, so every worker must make the same operations in the same
 order. Operations with different shapes both fail; if a shape varies, `varies` changes the key. An

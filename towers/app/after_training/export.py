@@ -88,7 +88,7 @@ def export_model(
         model: a model, or its .keras file.
         path: the new file or directory.
         class_names: the classes' names by label, written to classes.json in the directory, or to
-            NAME.classes.json beside the file NAME.onnx.
+            NAME.classes.json beside the file NAME.onnx or NAME.tflite.
         divided: for each part of x, whether it holds images that the model gets divided by 255.
         takes_pixels: whether the exported model takes uint8 images and divides them by 255 itself.
 

@@ -22,7 +22,7 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
     Args:
         words: a script and its arguments.
         shares: each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is.
-        max_restarts: how often the run continues after a worker was lost; then OTHER_FAILURE.
+        max_restarts: how often the run continues after a lost worker; then returns OTHER_FAILURE.
 
     Raises:
         ValueError: there is no such script.
@@ -77,8 +77,8 @@ def _check(words: Sequence[str]) -> None:
 def cause(ends: Sequence[End]) -> End | None:
     """Returns the end that explains the others; None if all ended well, or as they were asked to.
 
-    It prefers a user's mistake (in the first worker that found it), then a signal, then another
-    failure, then a stop. A worker that ended because another one was lost comes last.
+    It prefers a user's mistake (of the lowest worker index), then a signal, then another failure,
+    then a stop. A worker that ended because another one was lost comes last.
 
     Args:
         ends: the ends of all workers, in the order in which they came.
