@@ -1,4 +1,4 @@
-"""One synchronous update, the diagram: one file an arrow, and what these need."""
+"""Makes one synchronous update: each arrow of the diagram in step.py has a file here."""
 
 from towers.step.tower_step import TowerStep
 

@@ -1,23 +1,24 @@
-"""Values that a tower assigns to variables, and how the towers' become one: in plain steps and in
-custom ones, whose variables.py says what is different there.
+"""Merges the values that towers assign to variables into one value for each variable. Custom steps
+have a few rules more, which variables.py describes.
 
-| the value                                     | after the step                            |
+| assigned value                                | value after the step                      |
 | --------------------------------------------- | ----------------------------------------- |
-| depends on no shard: a count of steps,        | tower 0's, which all towers have          |
-|     SpectralNormalization's kernel            |                                           |
-| a random seed                                 | tower 0's: advanced once                  |
+| a value that depends on no shard: a count of  | tower 0's value, which all towers have    |
+|     steps, SpectralNormalization's kernel     |                                           |
+| a random seed                                 | tower 0's seed, advanced once             |
 | BatchNormalization's statistics               | their weighted mean, or tower 0's         |
-| aggregation="only_first_replica"              | tower 0's                                 |
-| a + b + ...: a depends on no shard (the old   | a, once, and the sum over the towers of b |
-|     value, its decay), b is a sum over rows   |     as it is, or weighted, if it is a     |
-|     (a metric's, rows that were seen) or a    |     mean                                  |
+| a value with aggregation="only_first_replica" | tower 0's value                           |
+| a + b + ...: a depends on no shard (the old   | a once, plus the sum of b over all        |
+|     value, its decay), b is a sum over rows   |     towers; b is weighted first if it is  |
+|     (a metric's total, a count of rows) or a  |     a mean                                |
 |     mean over them                            |                                           |
-| any other, aggregation="mean"                 | their weighted mean, with a warning       |
-| any other, aggregation="sum": old + x         | old + the sum of all x, with a warning    |
-| anything else                                 | tower 0's, with a warning; of a parameter |
-|                                               |     or a metric refused                   |
+| any other value, aggregation="mean"           | the weighted mean, with a warning         |
+| any other value, aggregation="sum": old + x   | old + the sum of all x, with a warning    |
+| any other value                               | tower 0's value, with a warning; with     |
+|                                               |     aggregation="sum" a ValueError        |
 
-Weighted: by the towers' examples, n_t / N. What depends on what stands in the traced graph.
+Weights are n_t / N, by the towers' examples. A parameter's value must not depend on a shard. The
+traced graph shows which values do.
 """
 
 import functools
@@ -37,10 +38,10 @@ _PASSED_ON = ("Identity", "StopGradient", "IdentityN")
 
 
 class Assigned(NamedTuple):
-    """A tower's new values of variables, by their index.
+    """Holds the values that one tower assigns; both dicts are keyed by variable index.
 
-    same: values that all towers have, or that tower 0 gives.
-    parts: each tower's part of a value; the sum over the towers is added to `same`.
+    same: values that all towers agree on, or that are taken from tower 0.
+    parts: this tower's summand of a value; the sum over all towers is added to `same`.
     """
 
     same: dict[int, tf.Tensor]
@@ -52,21 +53,21 @@ NOTHING = Assigned({}, {})
 
 @tf.custom_gradient
 def _in_place_of(parameter: tf.Tensor, value: tf.Tensor) -> Any:
-    """The value, with the gradient of the parameter that it was assigned to."""
+    """Returns `value`; its gradient flows to the parameter that it was assigned to."""
     return tf.identity(value), lambda gradient: (gradient, None)
 
 
 class TowerScope(keras.StatelessScope):
-    """Within, variables take their values from here, and leave them here.
+    """Redirects reads and assignments of variables to values in the trace.
 
-    unknown: variables that were read and have no value in the scope, by id.
+    unknown: by id, variables that were read without being listed in `known`.
     """
 
     def __init__(self, known: Iterable[tuple[Any, tf.Tensor]], num_parameters: int) -> None:
         """
         Args:
-            known: (variable, value in the trace): the parameters, then the state.
-            num_parameters: the number of parameters.
+            known: pairs of a variable and its value in the trace: parameters, then state.
+            num_parameters: the number of pairs that are parameters.
         """
         super().__init__(collect_losses=True)
         self._graph = tf.compat.v1.get_default_graph()
@@ -80,7 +81,7 @@ class TowerScope(keras.StatelessScope):
         self.unknown: dict[int, Any] = {}
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """The value that the tower reads; None of a variable that is made in the trace."""
+        """Returns the value that the tower reads; None for a variable that the trace creates."""
         if id(variable) not in self.state_mapping:
             stored = variable_behind(variable)
             if stored is None:
@@ -93,12 +94,16 @@ class TowerScope(keras.StatelessScope):
         return self.state_mapping[id(variable)]
 
     def as_now(self) -> "TowerScope":
-        """Another scope, whose variables begin with the values that they have now in this one."""
+        """Returns a new scope that starts from the current values of this one."""
         values = [(v, self.state_mapping[id(v)]) for v in self._variables]
         return TowerScope(values, len(self._parameters))
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
-        """Notes a value that the tower assigns: read again, it has no gradient, as in Keras."""
+        """Records a (variable, value) pair; gradients flow through parameters' values only.
+
+        Raises:
+            ValueError: the assignment is in a tf.function, a tf.cond or a loop.
+        """
         variable, value = update
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(
@@ -115,10 +120,10 @@ class TowerScope(keras.StatelessScope):
         super().add_update((variable, value))
 
     def changed(self) -> list[tuple[int, Any, tf.Tensor, tf.Tensor]]:
-        """(index, variable, value before, value after) of what was assigned so far.
+        """Returns (index, variable, value before, value after) of each variable assigned so far.
 
         Raises:
-            ValueError: variables were made.
+            ValueError: the trace has created variables.
         """
         self.check_none_made(trainable=False)
         pairs = [(self._before[id(v)], self.state_mapping[id(v)]) for v in self._variables]
@@ -129,10 +134,10 @@ class TowerScope(keras.StatelessScope):
         ]
 
     def check_none_made(self, *, trainable: bool) -> None:
-        """Raises ValueError where variables were made: their values would be the graph's constants.
+        """Raises ValueError if the trace has created variables: they would become constants.
 
         Args:
-            trainable: allow variables that are not, such as the means that a `compute_loss` tracks.
+            trainable: check trainable variables only, so that a `compute_loss` may create metrics.
         """
         for variable, line in self._made:
             if variable.trainable or not trainable:
@@ -142,11 +147,11 @@ class TowerScope(keras.StatelessScope):
                 )
 
     def is_parameter(self, variable: Any) -> bool:
-        """Whether a variable is trained."""
+        """Whether a variable is one of the trained parameters."""
         return id(variable) in self._parameters
 
     def line(self, variable: Any) -> str:
-        """The user's line that assigned a variable last."""
+        """Returns the user's line that assigned a variable last, such as "model.py:12"."""
         return self._lines[id(variable)]
 
 
@@ -155,12 +160,12 @@ def assign_merged(
     same: Mapping[int, tf.Tensor],
     sums: Mapping[int, tf.Tensor],
 ) -> None:
-    """Assigns to variables the values that towers have given them.
+    """Assigns the merged values of all towers to the model's variables.
 
     Args:
-        variables: the variables that the indices count.
-        same: tower 0's values, see `Assigned`.
-        sums: the sums of `parts` over all towers.
+        variables: the variables that the keys of `same` and `sums` index.
+        same: tower 0's `Assigned.same`.
+        sums: the sums of `Assigned.parts` over all towers; each is added to `same`, if both exist.
     """
     for i in {**same, **sums}:
         values = [values[i] for values in (same, sums) if i in values]
@@ -174,21 +179,21 @@ def what_becomes_of(
     statistics: Collection[int],
     takes_first: bool,
 ) -> Assigned:
-    """Sorts the values that a forward pass assigns by how the towers' values become one.
+    """Sorts the values that a forward pass assigns by how they are merged over the towers.
 
     Args:
-        changed: what `scope.changed()` returned.
+        changed: (index, variable, value before, value after) tuples from `scope.changed()`.
         scope: the scope of the forward pass.
-        shard: the facts of the trace.
+        shard: the facts about the traced tensors.
         statistics: the ids of BatchNormalization's statistics, which are averaged.
         takes_first: take tower 0's statistics instead.
 
     Raises:
-        ValueError: each tower would assign another value to a parameter, or to a metric's variable.
+        ValueError: a parameter's value depends on the shard, or a variable with aggregation="sum",
+            such as a metric's, gets a value that cannot be added up.
 
     Warns:
-        UserWarning: each tower would assign another value to a variable of another kind, whose
-            aggregation does not say how they become one.
+        UserWarning: another variable's value depends on the shard, and no rule merges it.
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
@@ -209,12 +214,12 @@ def what_becomes_of(
 def without_rows(
     predictions: Sequence[tf.Tensor], facts: ShardFacts, *, is_alone: bool
 ) -> Assigned:
-    """Finds the outputs that have no batch axis: tower 0's values, or each tower's parts.
+    """Finds the outputs without a batch axis, by index, and how the towers' values are merged.
 
     Args:
         predictions: the flattened outputs.
-        facts: the facts of the trace.
-        is_alone: whether there is one tower.
+        facts: the facts about the traced tensors.
+        is_alone: whether there is only one tower.
 
     Raises:
         ValueError: an output is neither a mean nor a sum over the batch's rows.
@@ -246,14 +251,14 @@ def terms_of_new(
     variable: Any, value: tf.Tensor, facts: ShardFacts, statistics: Collection[int],
     takes_first: bool, line: str, before: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Splits a new value into terms that enter once, and the tower's parts of all other terms.
+    """Splits an assigned value into (terms that count once, this tower's summands of the rest).
 
-    Of a term that enters once, and that towers have values of their own of, tower 0's is meant.
+    If towers disagree about a term that counts once, tower 0's is used.
 
     Args:
-        variable: that the value is assigned to; `line`: of the user's, that does it.
-        facts, statistics, takes_first: as for `what_becomes_of`.
-        before: the variable's value before, to which aggregation="sum" adds; None: it does not.
+        variable, line: the variable that gets the value, and the user's line that assigns it.
+        facts, statistics, takes_first: `shard` and the arguments after it of `what_becomes_of`.
+        before: the old value, to which aggregation="sum" adds; None to ignore that aggregation.
     """
     is_statistic = id(variable) in statistics
     is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"
@@ -287,7 +292,7 @@ def terms_of_new(
 def terms_of(
     value: tf.Tensor, facts: ShardFacts
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """(terms that depend on no shard, terms that do) of a sum, or of a multiple of one."""
+    """Splits a sum, or a multiple of one, into (terms that depend on no shard, terms that do)."""
     operation, is_local = value.op, facts.dependence.local
     if operation.type in _PASSED_ON:
         return terms_of(operation.inputs[value.value_index], facts)
@@ -306,7 +311,7 @@ def terms_of(
 
 
 def _warn_of_first(variable: Any, line: str) -> None:
-    """Warns that tower 0's value is kept of what the line assigns to a variable."""
+    """Warns that only tower 0's value of this variable is kept."""
     warnings.warn(
         f"{line} assigns variable {variable.path!r} a value that it computes from a "
         "shard, so each tower has another value. Tower 0's value is kept. Make the variable with "

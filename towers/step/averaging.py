@@ -1,16 +1,16 @@
-"""T towers' values -> their weighted average: one fixed tree of additions.
+"""Averages the values of T towers with one fixed tree of additions.
 
     tower:   0   1   2   3   4   5   6   7
               \\ /     \\ /     \\ /     \\ /
-               +       +       +       +        each addition on the parameters' device; of GPUs
-                \\     /         \\     /         on that of its left child, and one sum leaves for
-                   +               +            the parameters' device
+               +       +       +       +        With CPUs, the parameter device adds.
+                \\     /         \\     /         With GPUs, the left child's GPU adds, and the
+                   +               +            total moves to the parameter device.
                       \\         /
                            +
 
-The shape of the tree depends on the number of towers alone, so the sum has the same bits whichever
-device each tower ran on. Towers multiply their losses by w_i / sum(w_i) before the gradient, which
-makes the weighted average, sum(w_i * g_i) / sum(w_i), a plain sum.
+The shape of the tree depends on the number of towers alone. The sum therefore has the same bits
+whichever device each tower ran on. Towers multiply their losses by w_i / sum(w_i) before the
+gradient. The weighted average sum(w_i * g_i) / sum(w_i) is then a plain sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ import tensorflow as tf
 from towers.step.lookups import add_slices
 from towers.step.transfers import transfer
 
-Values: TypeAlias = list[Any]  # V of one tower or a sum: tensors, slices as of `lookups`, or None
+Values: TypeAlias = list[Any]  # V tensors, slices (see `lookups`) or None: one tower's, or sums
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -33,14 +33,14 @@ def partial_sums(
     home: str | None = None,
     packed: bool = False,
 ) -> Tree:
-    """Makes the additions that devices make; returns the tree of all that is still to be added.
+    """Adds on the towers' devices, if told to; returns the tree of the remaining additions.
 
     Args:
         values: T towers x V values.
         devices: the device of each tower.
-        add_on_devices: make all of them, each on the device of its left child; else none.
-        home: the device that what is left of the tree is sent to; None: it stays where it is.
-        packed: whether small values travel as one vector a dtype.
+        add_on_devices: make all additions, each on its left child's device; else make none.
+        home: the device that receives the rest of the tree; None leaves it where it is.
+        packed: whether small values travel as one vector for each dtype.
     """
     if add_on_devices or len(values) == 1:
         sums = _sum_on_devices(values, devices, packed)
@@ -54,7 +54,7 @@ def partial_sums(
 
 
 def add_tree(tree: Tree) -> Values:
-    """Makes all additions that are left in a tree: V sums."""
+    """Makes the remaining additions of a tree; returns V sums."""
     if isinstance(tree, list):
         return tree
     left, right = tree
@@ -62,7 +62,8 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """left + right; `lookups.add_slices` adds slices (gradients of embeddings), None stays None."""
+    """Returns left + right. Embedding gradients are added by `lookups.add_slices`; None stays None.
+    """
     if left is None:
         return None
     if isinstance(left, tf.IndexedSlices | tuple):
@@ -71,7 +72,7 @@ def add(left: Any, right: Any) -> Any:
 
 
 def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], packed: bool) -> Values:
-    """V sums, on the first tower's device."""
+    """Returns V sums, on the first tower's device."""
     if len(values) == 1:
         return values[0]
     half_way = _middle(len(values))
@@ -83,14 +84,14 @@ def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], packed: bo
 
 
 def _middle(num_towers: int) -> int:
-    """The number of a tree's towers in its left half."""
+    """Returns the number of towers in the left half of a tree."""
     return (num_towers + 1) // 2
 
 
 class Subtree(NamedTuple):
-    """A largest subtree of the tree of additions whose towers all have one owner.
+    """Names a maximal subtree of the additions whose towers all belong to one owner.
 
-    owner: a worker's or device's index. slot: the subtree's among its owner's. towers: the indices.
+    owner: a worker's or device's index. slot: counts the owner's subtrees. towers: their indices.
     """
 
     owner: int
@@ -99,7 +100,8 @@ class Subtree(NamedTuple):
 
 
 def subtrees(owners: Sequence[int]) -> list[Subtree]:
-    """The subtrees of one owner, in the order of their towers; `owners`: of T towers, ascending."""
+    """Splits the tree by owner, in tower order; `owners`: each of the T towers' owner, ascending.
+    """
     found: list[Subtree] = []
     waiting = [range(len(owners))]
     while waiting:
@@ -115,7 +117,7 @@ def subtrees(owners: Sequence[int]) -> list[Subtree]:
 
 
 def add_subtrees(sums: Mapping[range, tf.Tensor], towers: range) -> tf.Tensor:
-    """The sum over these towers, by the sums of subtrees."""
+    """Returns the sum over `towers`, given the sum of each subtree."""
     if towers in sums:
         return sums[towers]
     half_way = _middle(len(towers))

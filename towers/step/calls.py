@@ -1,4 +1,4 @@
-"""Calls what was traced once for each tower, on the tower's device: side by side, or in turn."""
+"""Calls the traced segments for each tower, on the tower's device: concurrently, or in turn."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -8,7 +8,7 @@ import tensorflow as tf
 from towers.graph.cut import Segment
 from towers.step import scopes
 
-Values: TypeAlias = dict[str, tf.Tensor]  # of one tower, by their names in the trace
+Values: TypeAlias = dict[str, tf.Tensor]  # one tower's tensors, keyed by their name in the trace
 
 
 def call_in_order(
@@ -18,13 +18,13 @@ def call_in_order(
     """Calls segments for towers; adds the results to the towers' values.
 
     Args:
-        calls: (tower, segment, device), each after those whose results it needs.
+        calls: (tower, segment, device) tuples; a call follows the calls whose results it needs.
         towers: the values of T towers so far.
-        take_turns: let a call wait for the one before it on the same device. Never for one on
-            another device: their towers would wait for each other in a row.
-        first: the index of the first tower among the towers of all workers.
+        take_turns: let a call wait for the previous call on the same device. Waiting for other
+            devices, too, would run all towers one after another.
+        first: the global index of this worker's first tower.
     """
-    ends: dict[str, tf.Operation] = {}  # by device: of its last call
+    ends: dict[str, tf.Operation] = {}  # by device: the end of its latest call
     for t, segment, device in calls:
         with tf.name_scope(scopes.tower(t)), tf.device(device):
             values = [towers[t][name] for name in segment.inputs]
@@ -32,7 +32,7 @@ def call_in_order(
                 values = _held_back(ends[device], values)
             results = segment.call(values, first + t)
             if take_turns:
-                # An operation: inlining forgets who waits for a call.
+                # Wait for an operation: inlining drops control edges from a call.
                 floats = [tf.identity(v) for v in results if v.dtype.is_floating]
                 ends[device] = tf.group(floats)
         towers[t].update(zip(segment.outputs, results, strict=True))
@@ -48,13 +48,13 @@ def run_levels(
     take_turns: bool,
     first: int = 0,
 ) -> None:
-    """Runs a function that is cut into levels, each on every tower before the next one.
+    """Runs a function that is cut into levels; all towers finish a level before the next begins.
 
     Args:
-        segments: of the levels that towers have a part in.
+        segments: the segment of each level, by level; a level may have none.
         num_levels: L, levels without a segment included.
-        towers, take_turns, first: as for `call_in_order`.
-        devices: of each of the T towers, in contiguous ranges.
+        towers, take_turns, first: the arguments of `call_in_order`.
+        devices: the device of each of the T towers; a device's towers are contiguous.
         between: called with 0 ... L - 1 at the end of each level, to run its collectives.
     """
     for level in range(num_levels):
@@ -65,9 +65,10 @@ def run_levels(
 
 
 def _held_back(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values, held back until another tower has ended.
+    """Returns the values, delayed until another tower has ended.
 
-    The call itself could wait, too: but where TensorFlow inlines it, only what has no input waits.
+    A control edge to the call is not enough: once TensorFlow inlines the call, only its operations
+    without inputs would wait.
     """
     with tf.control_dependencies([end]):
         return [tf.identity(value) for value in values]

@@ -1,4 +1,4 @@
-"""Refuses, in one line, what towers cannot compute, before anything is traced."""
+"""Checks models and arguments before tracing, and raises one-line errors."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def check_layers(model: keras.Model) -> None:
 
 
 def check_shared(model: keras.Model, num_towers: int) -> None:
-    """Raises ValueError for a layer that one tower can compute, and several cannot share."""
+    """Raises ValueError for variables that one tower can train, but several towers cannot."""
     overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
     if num_towers > 1 and overwritten:
         raise ValueError(
@@ -46,13 +46,13 @@ def check_batch_norm(batch_norm: str | None) -> None:
 
 
 def check_strategy(strategy: str) -> None:
-    """Raises ValueError for an unknown place of the parameters, and for asynchronous updates."""
+    """Raises ValueError for an unknown strategy and for asynchronous updates."""
     if strategy == choices.ASYNC:
         raise ValueError(choices.ASYNC_REFUSED)
     check_choice("strategy", strategy, choices.STRATEGIES)
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises ValueError where an argument is none of those allowed."""
+    """Raises ValueError if an argument is not one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} ({value!r}) must be one of {', '.join(allowed)}.")

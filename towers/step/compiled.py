@@ -1,4 +1,4 @@
-"""What a compiled model hands to towers: its optimizer, its loss and its metrics."""
+"""Reads the optimizer, loss and metrics of a compiled model."""
 
 import functools
 from typing import Any
@@ -10,19 +10,19 @@ from towers.machine import loss_internals
 from towers.step.metrics import BatchMetrics, make_metrics, overrides, own_loss
 from towers.step.outputs import ModelLoss
 
-COMPILED = "compiled"  # an argument of TowerStep that comes from the model's `compile`
+COMPILED = "compiled"  # stands for the value that the model's `compile` got
 
 
 def recipe_of(
     model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, home: str
 ) -> tuple[keras.optimizers.Optimizer, Any, Any, BatchMetrics]:
-    """The built optimizer, the loss, its weights and the metrics, of arguments of `TowerStep`.
+    """Returns the built optimizer, the loss, its weights and the metrics, given `TowerStep`'s.
 
-    An optimizer or a loss that is `COMPILED` is the one that the model was compiled with. With that
-    loss come its weights and the metrics, unless they are given.
+    `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
+    loss brings its weights and the metrics, unless they are given.
 
     Args:
-        home: the device that the optimizer's and the metrics' variables are made on.
+        home: the device on which the optimizer's and the metrics' variables are created.
 
     Raises:
         ValueError: the model is not compiled, or its class has a custom `train_step`.
@@ -50,7 +50,7 @@ def recipe_of(
 
 
 def check_steps(model: keras.Model) -> None:
-    """Raises ValueError for a model whose class has steps of its own: `make_parallel` runs them."""
+    """Raises ValueError for a model with a custom train_step or test_step."""
     for name in ("train_step", "test_step"):
         if overrides(model, name):
             raise ValueError(
@@ -60,27 +60,27 @@ def check_steps(model: keras.Model) -> None:
 
 
 def losses(model: keras.Model) -> tuple[Any, Any]:
-    """(loss, loss_weights), as `TowerStep` takes them; (None, None) where layers add all losses."""
+    """Returns a compiled model's (loss, loss_weights); (None, None) if layers add all losses."""
     if overrides(model, "compute_loss"):
         return ModelLoss(functools.partial(own_loss, model)), None
     return loss_internals.compiled_loss(model)
 
 
 def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Compiles a compiled model with another optimizer, and all else as it was."""
+    """Compiles a compiled model again with another optimizer; keeps its losses and metrics."""
     loss, loss_weights = loss_internals.compiled_loss(model)
     metrics, weighted_metrics = loss_internals.given_metrics(model)
-    keras.Model.compile(  # not the class's own, which may take other arguments
+    keras.Model.compile(  # a custom `compile` may take other arguments
         model, optimizer, loss, loss_weights, metrics, weighted_metrics
     )
 
 
 def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
-    """Which values are better, as `metric_direction` has it, of the loss and each metric.
+    """Returns whether the loss and each metric improve "up" or "down"; None if unknown.
 
     Args:
-        model: compiled; its metrics are built.
-        names: `BatchMetrics.names`.
+        model: a compiled model whose metrics are built.
+        names: the names of the loss and the metrics, from `BatchMetrics.names`.
     """
     metrics = {metric.name: metric for metric in model.metrics}
     compiled = loss_internals.compiled_metrics(model)

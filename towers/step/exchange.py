@@ -1,19 +1,19 @@
-"""The exchange between workers in a step; a process that is alone needs none of it.
+"""Exchanges values between workers in a step; a single process exchanges nothing.
 
     tower:     0   1   2   3   4   5            6 towers on 3 workers
                worker 0  worker 1  worker 2
                 \\ /      |   |     |   |
-                 +        |   |     |   |      a subtree that lies on one worker is added there
+                 +        |   |     |   |      A worker first adds its towers' subtrees.
                   \\      /     \\   /    |
-                     +           +    /        the rest by all of them: each adds one slice of all
-                       \\          \\ /          values (all-to-all), and hands the sum of its slice
-                        \\          +           to the others (gather)
+                     +           +    /        Each worker adds one slice of all values
+                       \\          \\ /          (all-to-all).
+                        \\          +           All workers gather the summed slices.
                          \\        /
                              +
 
-The tree is the one of `averaging`: its shape follows from the number of towers alone, so that the
-sum has the same bits on any number of workers. Every worker knows the global batch; of the others'
-shards it needs nothing but their sizes.
+The tree is the one in `averaging`. Its shape depends on the number of towers alone, so the sum has
+the same bits on any number of workers. Every worker has the global batch, and needs only the sizes
+of the other workers' shards.
 """
 
 import functools
@@ -40,16 +40,16 @@ from towers.step.tensor_rows import join_rows, sparse_rows
 
 
 def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
-    """The towers of worker w: w * T // W ... (w + 1) * T // W - 1."""
+    """Returns the towers of worker w: w * T // W ... (w + 1) * T // W - 1."""
     begin, end = (index * num_towers // num_workers for index in (worker, worker + 1))
     return range(begin, end)
 
 
 def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
-    """The exchange of one step.
+    """Returns the exchange of one step.
 
     Raises:
-        ValueError: a worker would have no tower.
+        ValueError: `num_towers`, T, is less than the number of workers.
     """
     if cluster.num_workers == 1:
         return Exchange(num_towers)
@@ -62,9 +62,9 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
 
 
 class Exchange:
-    """The exchange of a process that is alone: it hands on what it has.
+    """Exchanges values where there is one worker: returns the values of its towers.
 
-    local_towers: the towers of this worker.
+    local_towers: the indices of this worker's towers.
     is_alone: whether there is no other worker.
     """
 
@@ -75,32 +75,33 @@ class Exchange:
         self.local_towers = range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """The place of each of the T towers, given the devices of this worker's towers."""
+        """Returns the place of each of the T towers, given the devices of this worker's towers."""
         return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
-        """The tree of the additions over T towers that are left; `options`: of `partial_sums`.
+        """Returns the tree of the remaining additions over T towers.
 
         Args:
             values: this worker's towers x V values.
             devices: the device of each of these towers.
+            options: `add_on_devices`, `home` and `packed` for `partial_sums`.
         """
         return partial_sums(values, devices, **options)
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-        """The rows of all towers' shards, in order, without those of empty shards.
+        """Joins the rows of all towers' shards, in order; empty shards give no rows.
 
         Args:
-            values: of each tower of this worker, [max(n, 1), ...].
-            shards: of all T towers.
+            values: one tensor [max(n, 1), ...] for each tower of this worker.
+            shards: the shards of all T towers.
         """
         return concat_shards(values, shards)
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The values of all T towers, of one shape.
+        """Returns the values of all T towers.
 
         Args:
-            values: of each tower of this worker.
+            values: one tensor for each tower of this worker; all T have one shape.
         """
         return list(values)
 
@@ -109,11 +110,11 @@ class Exchange:
         return values
 
     def check_same_batch(self, batch: BatchValues) -> None:
-        """Lets the step fail, in every worker, where one has another global batch than another."""
+        """Makes the step fail in every worker if the workers' global batches differ."""
 
 
 class WorkersExchange(Exchange):
-    """The exchange between several workers, in the step's graph."""
+    """Exchanges values between several workers, in the step's graph."""
 
     is_alone = False
 
@@ -135,7 +136,7 @@ class WorkersExchange(Exchange):
         return found
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
-        """The V sums over all T towers: no additions are left."""
+        """Returns the V sums over all T towers; no additions remain."""
         begin = self.local_towers.start
         own = [slice(t.start - begin, t.stop - begin) for t in self._own]
         added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in own]
@@ -179,12 +180,12 @@ class WorkersExchange(Exchange):
         )
 
     def _add(self, received: tf.Tensor) -> tf.Tensor:
-        """[W, K, ...], what each worker's subtrees have added up -> the sum over all towers."""
+        """Returns the sum over all towers of K subtree sums of each worker, [W, K, ...]."""
         sums = {subtree.towers: received[subtree.owner, subtree.slot] for subtree in self._subtrees}
         return add_subtrees(sums, range(self._num_towers))
 
     def _add_slices(self, values: Sequence[Any]) -> Any:
-        """The sum, by `averaging.add`, of all workers' gradients of an embedding; `values`: K."""
+        """Adds all workers' gradients of an embedding; `values`: one for each own subtree."""
         if isinstance(values[0], tuple):
             return tuple(map(self._add_slices, zip(*values, strict=True)))
         if values[0].dense_shape is None:  # [k, ...] each; k is known only when the step runs
@@ -199,7 +200,8 @@ class WorkersExchange(Exchange):
         )
 
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """[n_w, ...] of each worker -> [sum(n_w), ...] in the workers' order; sizes: n_w, int32."""
+        """Joins [n_w, ...] of each worker to [sum(n_w), ...], in worker order; sizes: n_w, int32.
+        """
         if isinstance(value, tf.RaggedTensor):
             counts = self._collectives.all_gather(batch_size(value.values))
             lengths = self._join(value.row_lengths(), sizes)
@@ -210,7 +212,7 @@ class WorkersExchange(Exchange):
             begins = tf.repeat(tf.cumsum(tf.cast(sizes, tf.int64), exclusive=True), counts)
             num_rows = tf.reduce_sum(tf.cast(sizes, tf.int64), keepdims=True)
             return sparse_rows(value, indices[:, 0] + begins, indices, values, num_rows)
-        most = tf.maximum(tf.reduce_max(sizes), 1)  # TensorFlow dies of gathering nothing
+        most = tf.maximum(tf.reduce_max(sizes), 1)  # gathering 0 rows crashes TensorFlow
         missing = most - tf.shape(value)[0]
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
         gathered = self._collectives.all_gather(padded, varies=most)
@@ -218,10 +220,9 @@ class WorkersExchange(Exchange):
 
 
 def fingerprint(batch: BatchValues) -> tf.Tensor:
-    """int64 [1 + number of tensors]: N, and a sum over some of each tensor's values.
+    """Returns N and a checksum of each tensor: int64 [1 + number of tensors].
 
-    At most 64 of each row, times the row's number: other rows, or another order of them, give
-    another sum.
+    A checksum adds at most 127 values of each row, times the row's number: the order counts.
     """
     parts = [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
     return tf.stack([tf.cast(batch_size(batch), tf.int64), *map(_row_sum, parts)])

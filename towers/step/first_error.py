@@ -1,7 +1,7 @@
-"""Finds the error of a tower where TensorFlow tells only that the others were cancelled.
+"""Finds the tower's error behind a CancelledError.
 
     /gpu:0  tower 0: a label is out of range --> cancels the step --> InvalidArgumentError
-    /gpu:1  tower 1: cancelled --> CancelledError          the one that comes first is raised
+    /gpu:1  tower 1: cancelled --> CancelledError       TensorFlow raises the error it sees first
 """
 
 import re
@@ -20,10 +20,10 @@ _AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+F
 
 @contextmanager
 def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
-    """Within, a CancelledError becomes the error that `towers_in_turn` raises, if it raises one.
+    """Replaces a CancelledError in its body by the error that `towers_in_turn` raises, if any.
 
     Args:
-        towers_in_turn: runs the step's towers again, one after the other; changes nothing.
+        towers_in_turn: runs the step's towers again, one after the other; changes no variable.
     """
     try:
         yield
@@ -34,31 +34,31 @@ def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
         except tf.errors.OpError as found:
             error = found
         except Exception:
-            pass  # what cannot run outside of the graph tells nothing
+            pass  # a tower that cannot run outside of the graph: keep the CancelledError
         raise error from None
 
 
 def run_in_turn(
     step: Any, name: str, x: Structure, y: Structure = None, sample_weight: Structure = None
 ) -> None:
-    """Runs the towers of a step outside of a graph, one after the other; changes nothing.
+    """Runs the towers of a step outside of a graph, one after the other; changes no variable.
 
     Args:
         step: a TowerStep.
         name: "train", "test" or "predict".
-        x, y, sample_weight: a global batch.
+        x, y, sample_weight: the global batch on which the step failed.
 
     Raises:
         tf.errors.OpError: the error of the first tower that fails.
     """
-    if step.cluster.num_workers == 1:  # else the others would have to run, too
+    if step.cluster.num_workers == 1:  # collectives would wait for the other workers
         options = [tf.ones([])] if name == "train" else []
         step.run_towers(name, step.split((x, y, sample_weight)), *options)
 
 
 @contextmanager
 def values_explained(where: str) -> Iterator[None]:
-    """Within, values that an operation refuses are a ValueError of one line; `where`: "step 3"."""
+    """Turns an InvalidArgumentError in its body into a one-line ValueError; `where`: "step 3"."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -72,14 +72,14 @@ def values_explained(where: str) -> Iterator[None]:
 
 
 class NewestBatch:
-    """The newest batch of a graph that takes its batches from an iterator, unseen by Python."""
+    """Keeps the newest batch of a graph that reads its batches from an iterator itself."""
 
     def __init__(self) -> None:
         self._specs: Any = None
         self._kept: list[tf.Variable] = []
 
     def prepare(self, *specs: Structure) -> None:
-        """Makes variables for batches of these specs, before a graph of them is traced."""
+        """Creates variables for batches of these specs, before a graph is traced for them."""
         self._specs = batch_specs(specs)
         with tf.device(HOST):
             self._kept = [
@@ -91,10 +91,10 @@ class NewestBatch:
             ]
 
     def keep(self, *batch: Structure) -> list[tf.Operation]:
-        """Keeps a batch of the graph that is being traced, if it has the specs prepared for.
+        """Keeps a batch of the graph that is being traced, if its specs were prepared.
 
         Returns:
-            Operations that a step has to wait for.
+            The operations that the step must wait for.
         """
         if batch_specs(batch) != self._specs:
             return []
@@ -103,7 +103,7 @@ class NewestBatch:
             return [variable.assign(value).op for variable, value in values]
 
     def read(self) -> Any:
-        """The batch, as it was given to `keep`; None before that."""
+        """Returns the batch that `keep` stored; None before `prepare`."""
         if self._specs is None:
             return None
         return packed(self._specs, iter([v.read_value() for v in self._kept]))

@@ -1,4 +1,4 @@
-"""Refuses a batch size that is written into the code: towers have smaller batches of their own."""
+"""Finds batch sizes that are written into a model's code; a tower's shard is smaller."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from towers.graph.dependence import Dependence
 from towers.machine.user_lines import line_of
 from towers.step.tensor_rows import is_composite
 
-_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # whose labels have an axis less
-# What pairs the rows of two tensors.
+_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # its labels have one axis less than its logits
+# Operations that pair the rows of two tensors.
 _ROW_BY_ROW = (
     "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference", "Maximum", "Minimum", "Equal",
     "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "SelectV2",
@@ -19,14 +19,14 @@ _ROW_BY_ROW = (
 
 
 class BatchInCode(ValueError):
-    """A number of rows that is written into the code."""
+    """Says that a model or a loss has a fixed batch size in its code."""
 
 
 def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
-    """Raises BatchInCode where a model computes a fixed number of rows, of whatever batch.
+    """Raises BatchInCode if a model returns a fixed number of rows for any batch.
 
     Args:
-        outputs: the model's, flattened symbolic tensors [n, ...].
+        outputs: the model's flattened outputs, symbolic tensors [n, ...].
         facts: the ShardFacts of their graph.
     """
     dense = [output for output in outputs if not is_composite(output)]
@@ -42,7 +42,7 @@ def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
 
 
 def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
-    """The operation that fixed the number of a shard's rows; None where the number is open."""
+    """Returns the operation that fixed the number of a shard's rows; None if none did."""
     while tensor.shape.rank and (tensor.shape[0] or 0) > 1:
         shards = [v for v in tensor.op.inputs if dependence.local(v, but_sizes=True)]
         if not shards:
@@ -54,11 +54,11 @@ def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
 
 
 def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
-    """Raises BatchInCode where the rows of a shard are paired with a fixed number of others.
+    """Raises BatchInCode if a shard's rows are paired with a fixed number of other rows.
 
     Args:
-        graph: of the traced step.
-        dependence: of its tensors.
+        graph: the graph of a traced tower or loss.
+        dependence: which of the graph's tensors depend on the shard.
     """
     for operation in graph.get_operations():
         if operation.type not in _ROW_BY_ROW:

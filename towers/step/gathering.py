@@ -1,4 +1,4 @@
-"""`towers.gather`: the rows of all towers, by whoever is tracing them."""
+"""Provides `towers.gather`, which returns the rows of all towers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gathe
 
 
 class NeedsOtherTowers(ValueError):
-    """A tower that is computed in one piece needs other towers' rows, or sums over all towers."""
+    """Says that a tower needs other towers' rows or sums, but is computed without them."""
 
 
 @tf.autograph.experimental.do_not_convert
@@ -39,7 +39,7 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
 
 @contextmanager
 def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterator[None]:
-    """Within, in this thread, `gather` calls `gather_rows`; None: it returns its argument."""
+    """Makes `gather` call `gather_rows` in its body, in this thread; None: return the argument."""
     token = _GATHER.set(gather_rows)
     try:
         yield
@@ -48,12 +48,12 @@ def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterato
 
 
 def gatherer() -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns what `gather` calls in this thread; None: it returns its argument."""
+    """Returns the function that `gather` calls in this thread; None if it returns its argument."""
     return _GATHER.get()
 
 
 def refuse(rows: tf.Tensor) -> tf.Tensor:
-    """Raises NeedsOtherTowers."""
+    """Raises NeedsOtherTowers; it stands in for `gather` where towers are computed separately."""
     raise NeedsOtherTowers(
         f"towers.gather of rows of shape {rows.shape}: a TowerStep computes each tower by itself. "
         "Use towers.make_parallel(model, gpus), then compile and fit."

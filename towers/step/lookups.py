@@ -1,11 +1,11 @@
-"""Gradients of a table, one slice a lookup: lookups by a shard's rows, and lookups of all towers.
+"""Merges the towers' gradients of embedding tables, which have one slice for each lookup.
 
-    embedding(tokens)        rows of the batch: the towers' slices are joined
-    embedding(tf.range(k))   the same k in every tower: the towers' slices are added, one by one
-    dense(sparse rows)       each index once in a shard: slices are joined, and added by their index
+    embedding(tokens)        Indices come from the batch: the towers' slices are joined.
+    embedding(tf.range(k))   All towers have equal indices: slice i of each tower is added.
+    dense(sparse rows)       A shard has each index once: slices are joined, then added by index.
 
-Keras' optimizers square each slice by itself: what is one slice of the large batch has to be one.
-The dense_shape tells the three kinds apart: it crosses a function's boundary. It is None for the
+Keras' optimizers square each slice separately, so the slices must be the ones of the global batch.
+The dense_shape marks the three kinds, because it survives a function call. It is None for the
 second kind. For the third kind its dtype is `_BY_INDEX`, which TensorFlow itself never uses.
 """
 
@@ -19,13 +19,13 @@ from towers.step.shard_facts import ShardFacts
 
 
 def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:
-    """Tells the kinds of slices apart by their dense_shape, for `add_slices` and `join_lookups`.
+    """Marks the kinds of slices by their dense_shape, for `add_slices` and `join_lookups`.
 
-    A table that is looked up in both ways gives a tuple of two; what is no IndexedSlices stays.
+    Several lookups give a tuple, unless all are of the first kind. Dense gradients do not change.
 
     Args:
         gradient: a tower's gradient of one variable.
-        facts: of the trace.
+        facts: the facts about the traced tensors.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -43,7 +43,7 @@ def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:
 
 
 def _are_distinct(indices: tf.Tensor) -> bool:
-    """Whether a shard has each index once, as in gradients of `tf.nn.embedding_lookup_sparse`."""
+    """Whether each index occurs once, as in gradients of `tf.nn.embedding_lookup_sparse`."""
     while indices.op.type in _MOVES:
         indices = indices.op.inputs[0]
     return indices.op.type in _DISTINCT
@@ -58,7 +58,7 @@ _MOVES = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
 
 
 def add_slices(left: Any, right: Any) -> Any:
-    """The sum of two towers' slices: values are added where both share the indices, else joined."""
+    """Merges two towers' slices: adds the values if the indices are equal, else joins both."""
     if isinstance(left, tuple):
         return tuple(map(add_slices, left, right))
     if left.dense_shape is None:
@@ -71,10 +71,10 @@ def add_slices(left: Any, right: Any) -> Any:
 
 
 def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
-    """Joins what `separate_lookups` returned, and towers have added up, to one IndexedSlices again.
+    """Converts the sum of marked slices back to one IndexedSlices.
 
     Args:
-        gradient: any gradient.
+        gradient: a sum of `separate_lookups` results; dense gradients and None are returned as is.
         shape: the shape of the table.
     """
     if not isinstance(gradient, (tf.IndexedSlices, tuple)):
@@ -96,22 +96,21 @@ def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
 
 
 def _added_by_index(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Values and indices, each index once, in the order of the rows; a GPU would add in any order.
-    """
+    """Adds slices with equal indices; returns (values, indices). A GPU would add in any order."""
     with tf.device(HOST):
         indices, places = tf.unique(slices.indices)
         return tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices
 
 
 def _are_shared(indices: tf.Tensor, facts: ShardFacts) -> bool:
-    """Whether all towers look up equal indices: no row of the batch has a part in them."""
+    """Whether all towers look up equal indices, which depend on no row of the batch."""
     fact = facts.rows.fact(indices)
     counts_rows = fact.has_rows or fact.degree != 0
     return not counts_rows and not facts.dependence.local(indices, but_sizes=True)
 
 
 def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """(values, indices) of each lookup, of slices that a tape may have joined from several."""
+    """Returns (values, indices) of each lookup; a tape may have joined several lookups."""
     if values.op.type == indices.op.type == "ConcatV2":
         of_values, of_indices = list(values.op.inputs)[:-1], list(indices.op.inputs)[:-1]
         if len(of_values) == len(of_indices):

@@ -1,13 +1,13 @@
-"""Tells whether the towers' values of a loss make the global batch's, by a walk over its graph.
+"""Decides from a loss's graph whether the towers' losses add up to the global batch's loss.
 
-    one value for each row         any reduction: see `losses.shard_weight`
-    a mean over the rows           weighs n_t / N
-    a sum over the rows            with reduction="sum" the towers' values add up
-    neither, such as Dice, the     needs the rows of all towers
+    one value for each row         works with any reduction (`losses.shard_weight`).
+    a mean over the rows           is weighted by n_t / N.
+    a sum over the rows            works with reduction="sum": the towers' values add up.
+    neither, such as Dice, the     needs the rows of all towers.
     root of a mean, or a mean
     over a mask
 
-The loss is traced once on symbolic rows, and `towers.graph` walks its graph: no value is made up.
+The loss is traced once on symbolic rows, and `towers.graph` walks its graph; nothing is computed.
 """
 
 from pathlib import Path
@@ -29,11 +29,11 @@ from towers.step.structures import batch_specs
 
 
 class NeitherMeanNorSum(NeedsOtherTowers):
-    """The towers' values of a loss do not make the value of the global batch."""
+    """Says that the towers' losses do not add up to the loss of the global batch."""
 
 
 class WeightShapeError(ValueError):
-    """The sample weights do not fit the values of a loss."""
+    """Says that sample weights have an axis that the values of the loss do not have."""
 
 
 def check_loss(
@@ -41,15 +41,15 @@ def check_loss(
 ) -> None:
     """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced.
 
-    Raises WeightShapeError for sample weights that do not fit the loss, and BatchInCode for a batch
-    size in its code.
+    Raises WeightShapeError for sample weights that do not fit the loss, and BatchInCode if its code
+    fixes the batch size.
     """
     try:
         fault = loss_fault(loss, y, y_pred, sample_weight)
         why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
     except (WeightShapeError, BatchInCode):
         raise
-    except Exception as error:  # whatever a loss of the user's raises
+    except Exception as error:  # a custom loss may raise anything
         first_line = f"{error}".strip().partition("\n")[0]
         why = f"it cannot be traced alone ({type(error).__name__}: {first_line})"
     if why:
@@ -70,7 +70,7 @@ def loss_fault(
 
     Args:
         loss: a Keras loss.
-        y, y_pred, sample_weight: its arguments, symbolic tensors [n, ...] or their specs;
+        y, y_pred, sample_weight: the loss's arguments, symbolic tensors [n, ...] or their specs;
             sample_weight may be None, and y_pred may carry a mask.
     """
     found: list[Fault | None] = []
@@ -104,9 +104,9 @@ def loss_fault(
 
 
 def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any) -> None:
-    """Raises WeightShapeError where weights have axes that the values of a loss do not have.
+    """Raises WeightShapeError if weights have axes that the values of a loss do not have.
 
-    TensorFlow would align the last axes, and pair the weights of one example with all examples.
+    TensorFlow would align the last axes, and apply one example's weights to all examples.
     """
     shape, given = (tf.TensorShape(getattr(v, "shape", None)) for v in (values, sample_weight))
     if shape.rank is None or given.rank is None or given.rank <= shape.rank:
@@ -129,7 +129,7 @@ def _fault(value: tf.Tensor, fact: Fact, reduction: str) -> Fault | None:
 
 
 def _name(loss: keras.losses.Loss) -> str:
-    """A loss by its name, for messages; a function with the line where it is defined."""
+    """Returns a loss's name for messages; a function's name comes with the line that defines it."""
     code = getattr(getattr(loss, "fn", None), "__code__", None)
     if code is None or type(loss) is not type(function_loss(len)):
         return f"loss {loss.name!r}"

@@ -1,12 +1,12 @@
-"""Losses of a model's outputs, and the weight that a shard's loss has in the global batch's.
+"""Computes a shard's losses, and their share of the global batch's loss.
 
 Keras reduces a batch's per-example losses to one number, `L_i` for shard i. The global batch's loss
 is then exactly
 
     sum(w_i * L_i) / sum(w_i)        w_i: the denominator of Keras' reduction on shard i
 
-so that a tower that multiplies its loss by its share, w_i / sum(w_i), before its gradient makes the
-averaging of losses and gradients a plain sum.
+A tower multiplies its loss by its share, w_i / sum(w_i), before its gradient. The averages of
+losses and gradients are then plain sums.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ from towers.step.structures import Structure, map_tensors
 
 
 class Shares(NamedTuple):
-    """A tower's share of the global batch.
+    """Holds a tower's shares of the global batch.
 
     terms: [K] float64, w_t / sum(w) for each of the K terms of the loss.
-    examples: scalar float64, n_t / N, for the batch means that layers add. Weight
-        regularization, which every tower adds in full, enters once, because these sum to 1.
+    examples: scalar float64, n_t / N, for batch means that layers add. Every tower adds weight
+        regularization in full; it counts once in total, because these shares sum to 1.
     """
 
     terms: tf.Tensor
@@ -46,7 +46,7 @@ SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.flo
 
 
 class Losses:
-    """The losses of the model's outputs, or the model's own `compute_loss` in place of them.
+    """Computes the losses of the model's outputs, or calls a custom `compute_loss` instead.
 
     outputs: the structure of the model's outputs, with dtypes as leaves; None until `bind`.
     """
@@ -56,10 +56,10 @@ class Losses:
     ) -> None:
         """
         Args:
-            loss: as `keras.Model.compile` takes it, or a ModelLoss.
-            loss_weights: as `compile` takes them.
+            loss: a loss in any form that `keras.Model.compile` takes, a ModelLoss, or None.
+            loss_weights: a factor for each loss, in any form that `compile` takes.
             names: the names of the model's outputs, if they have names.
-            is_alone: whether there is one tower, whose shard is the batch: any loss is exact.
+            is_alone: whether there is only one tower; then any loss is exact.
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
@@ -68,18 +68,18 @@ class Losses:
         self._names, self._is_alone = names, is_alone
 
     def bind(self, outputs: Structure) -> None:
-        """Learns the model's outputs, which are not known before a subclassed model is traced."""
+        """Stores the outputs' structure and dtypes, known once a subclassed model is traced."""
         if self.outputs is None:
             self.outputs = map_tensors(lambda v: v.dtype, outputs)
 
     def terms(
         self, y: Structure, sample_weight: Structure, predictions: Sequence[Any] | None = None
     ) -> list[LossTerm]:
-        """The terms of the loss, as Keras matches losses, labels, outputs and weights.
+        """Returns the K terms of the loss; Keras matches losses, labels, outputs and weights.
 
         Args:
             y, sample_weight: structures of tensors [n, ...] or None.
-            predictions: the flattened outputs; None where no prediction of a term is needed.
+            predictions: the flattened outputs; None if the terms' predictions are not needed.
 
         Raises:
             ValueError, KeyError: the structures do not match. NoNumber: a loss has no reduction.
@@ -107,16 +107,16 @@ class Losses:
         shares: Shares,
         facts: ShardFacts,
     ) -> tf.Tensor:
-        """A shard's part of the global batch's loss: the sum of share * factor * loss.
+        """Returns a shard's part of the global batch's loss: the sum of share * factor * loss.
 
-        The loss of an output without a batch axis counts like a loss that a layer adds.
+        The loss of an output without a batch axis is treated like a loss that a layer adds.
 
         Args:
-            y, sample_weight: of the shard, structures of tensors [n, ...] or None.
+            y, sample_weight: the shard's labels and weights, structures of [n, ...] or None.
             predictions: the flattened outputs.
             added: the shard's parts of losses that layers, or a `compute_loss`, have added.
             shares: the tower's share of each term.
-            facts: of the trace.
+            facts: the facts about the traced tensors.
 
         Raises:
             ValueError: there is no loss at all.
@@ -145,12 +145,12 @@ class Losses:
         size: tf.Tensor,
         predictions: Sequence[tf.Tensor] | None = None,
     ) -> tf.Tensor:
-        """w_t of each term of the loss on a shard: [K] float64.
+        """Returns w_t of each term of the loss on a shard: [K] float64.
 
         Args:
-            y, sample_weight: the shard's.
-            size: scalar int32, its examples that count.
-            predictions: the flattened outputs, where masks take part.
+            y, sample_weight: the shard's labels and weights.
+            size: scalar int32, the shard's number of examples; 0 for an empty shard.
+            predictions: the flattened outputs, to apply masks; None ignores masks.
         """
         weights = []
         for term in self.terms(y, sample_weight, predictions):
@@ -165,7 +165,8 @@ class Losses:
 
         Args:
             y: a shard's labels.
-            predictions, masks: a traced tower's; only dtypes, shapes and absent masks matter.
+            predictions, masks: a traced tower's flattened outputs and their masks, or None; only
+                their dtypes and shapes matter.
         """
         of_outputs = [term.y_pred for term in self.terms(y, None, masks)]
         return any(
@@ -178,16 +179,16 @@ class Losses:
 def tower_shares(
     terms: Sequence[LossTerm], weights: Sequence[tf.Tensor], shards: Sequence[Shard]
 ) -> list[Shares]:
-    """The shares of each tower.
+    """Returns the shares of each tower.
 
-    A plain sum counts w_t itself. A sum over sample weights counts 1 / sum(w): weights of both
-    signs may add up to 0 in a shard, but not in all shards. If all weights of a term are 0, its
-    shares are 0, as Keras' own division gives.
+    With reduction="sum" a share is w_t itself. If Keras divides by sample weights, a share is
+    1 / sum(w): weights of both signs may sum to 0 in one shard, but not in all. If all weights of a
+    term are 0, its shares are 0, the result of Keras' own division.
 
     Args:
         terms: the K terms of the loss.
         weights: w_t of T shards, each [K] float64.
-        shards: the towers' shards.
+        shards: the T shards.
     """
     stacked = tf.stack(list(weights))
     sums = tf.constant([loss_reduction(term.loss) == "sum" for term in terms], tf.bool)
@@ -209,11 +210,11 @@ def shard_weight(
     size: tf.Tensor,
     mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """w_i: the denominator of Keras' reduction of this loss on this shard.
+    """Returns w_i, the denominator of Keras' reduction of this loss on this shard.
 
     | reduction               | w_i                                                          |
     | ----------------------- | ------------------------------------------------------------ |
-    | sum_over_batch_size     | examples; the count of valid steps where there is a mask     |
+    | sum_over_batch_size     | the count of examples; of valid steps if there is a mask     |
     | mean_with_sample_weight | the sum of the sample weights, over the valid steps          |
     | sum                     | 1, and the caller does not divide                            |
 
@@ -222,7 +223,7 @@ def shard_weight(
     Args:
         loss: the Keras loss.
         sample_weight: [n, ...], or None for 1 everywhere.
-        size: scalar int32, the examples of the shard that count.
+        size: scalar int32, the shard's number of examples; 0 for an empty shard.
         mask: [n, ...] of bool, or None.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Running means of the loss and of any Keras metrics over the global batch."""
+"""Keeps running means of the loss and of any Keras metrics over global batches."""
 
 import inspect
 import math
@@ -15,17 +15,17 @@ from towers.step.structures import one_row
 
 
 class BatchMetrics:
-    """The metrics that a model was compiled with, kept in the model: callbacks find them there.
+    """Updates the metrics that a model was compiled with; callbacks find them in the model.
 
-    A metric over the whole global batch cannot in general be averaged from shards (AUC, top-k over
-    masked steps): it sees the predictions of all towers at once, as on one device.
+    Many metrics cannot be averaged over shards, such as AUC or top-k over masked steps. They
+    therefore see the predictions of the whole global batch, as on one device.
 
-    names: of what `update` returns, in order; known once `build` was called.
-    need_predictions: whether anything beside the loss is computed; known then, too.
+    names: the keys of the dict that `update` returns, in order; known after `build`.
+    need_predictions: whether anything beside the loss is computed; known after `build`.
     """
 
     def __init__(self, model: keras.Model, device: str) -> None:
-        """Args: model: compiled. device: where its metrics' variables live."""
+        """Args: model: a compiled model. device: the device of its metrics' variables."""
         self._model, self._device = model, device
         self.need_predictions, self._is_built = True, False
         self.names = ["loss"]
@@ -33,31 +33,30 @@ class BatchMetrics:
     def track_losses(
         self, x: Any, y: Any, predictions: Any, sample_weight: Any = None, training: bool = False
     ) -> None:
-        """Updates what the model tracks while it computes its loss; arguments as for `update`."""
+        """Updates the metrics that the model's loss tracks; takes the arguments of `update`."""
         with tf.device(self._device):
             track_losses(self._model, x, y, predictions, sample_weight, training)
 
     def update(
         self, loss: tf.Tensor, x: Any, y: Any, predictions: Any, sample_weight: Any = None
     ) -> dict[str, tf.Tensor]:
-        """Adds one global batch; returns {"loss": ..., metric: ...} over all since `reset`.
+        """Adds one global batch; returns {"loss": ..., metric: ...} over all batches since `reset`.
 
         Args:
             loss: the global batch's loss, a scalar.
-            x: its inputs.
-            y: its labels.
-            predictions: the model's outputs for it, with their marks; None where nothing needs
-                them.
-            sample_weight: of the batch, for metrics that ask for it.
+            x, y: the global batch's inputs and labels.
+            predictions: the model's outputs for `x`, with masks and logits attached; None if
+                `need_predictions` is false.
+            sample_weight: the global batch's weights, for weighted metrics; or None.
         """
         with tf.device(self._device):
             logs = update_metrics(self._model, loss, x, y, predictions, sample_weight)
             return {"loss": loss_tracker(self._model).result(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:
-        """The values over all batches since `reset`.
+        """Returns the values over all batches since `reset`.
 
-        The value of what only a custom `compute_metrics` knows is NaN.
+        Values that only a custom `compute_metrics` knows are NaN.
         """
         with tf.device(self._device):
             logs = self._model.get_metrics_result()
@@ -65,12 +64,12 @@ class BatchMetrics:
             return {name: logs.get(name, tf.constant(math.nan)) for name in self.names}
 
     def build(self, y: Any, predictions: Any, x: Any = None, sample_weight: Any = None) -> None:
-        """Makes the metrics' variables, which depend on the outputs' shapes.
+        """Creates the metrics' variables, which depend on the outputs' shapes.
 
-        A tf.function in which variables are made is traced a second time: do this before.
+        Call it before tracing: a tf.function that creates variables is traced twice.
 
         Args:
-            y, predictions, x, sample_weight: what `update` will be given, or specs of it.
+            y, predictions, x, sample_weight: the arguments of a later `update`, or their specs.
 
         Raises:
             ValueError: a metric does not fit the labels.
@@ -92,28 +91,28 @@ class BatchMetrics:
         )
 
     def reset(self) -> None:
-        """Forgets all batches."""
+        """Resets the loss and all metrics."""
         loss_tracker(self._model).reset_state()
         self._model.reset_metrics()
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The running sums, each once."""
+        """Returns the variables of the loss and the metrics, each once."""
         found = [*loss_tracker(self._model).variables, *self._model.metrics_variables]
         return list({id(v): v for v in found}.values())
 
 
 class _MetricsHolder(keras.Model):
-    """A model without layers: it only lends us Keras' handling of `compile(metrics=...)`."""
+    """Provides Keras' handling of `compile(metrics=...)`; this model has no layers."""
 
 
 def make_metrics(metrics: Any, output_names: Sequence[str] | None, device: str) -> BatchMetrics:
-    """Metrics that no model was compiled with.
+    """Returns the BatchMetrics of metrics that no model was compiled with.
 
     Args:
-        metrics: as `keras.Model.compile` takes them.
+        metrics: Keras metrics in any form that `keras.Model.compile` takes, or None.
         output_names: the names of the model's outputs, if it has any.
-        device: where the metrics' variables live.
+        device: the device of the metrics' variables.
     """
     holder = _MetricsHolder()
     if output_names:
@@ -126,9 +125,9 @@ def make_metrics(metrics: Any, output_names: Sequence[str] | None, device: str) 
 def track_losses(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> None:
-    """Feeds what a model tracks while it computes the loss of a global batch.
+    """Updates the metrics that a model tracks while it computes the loss of a global batch.
 
-    The loss itself is known. As in Keras' own steps, the parameters have not changed yet.
+    Call it before the update, because Keras computes the loss with the old parameters.
     """
     if overrides(model, "compute_loss"):
         own_loss(model, x, y, y_pred, sample_weight, training)
@@ -139,13 +138,13 @@ def track_losses(
 def update_metrics(
     model: keras.Model, loss: tf.Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any
 ) -> dict[str, tf.Tensor]:
-    """Updates metrics with a global batch, as Keras' own steps do after the update."""
+    """Updates metrics with a global batch; Keras' own steps do so after the update."""
     loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
-    """Whether Keras shows the value of each loss beside the total."""
+    """Whether Keras reports the value of each loss beside the total."""
     loss, _ = loss_internals.compiled_loss(model)
     if loss is None or overrides(model, "compute_loss"):
         return False
@@ -155,14 +154,14 @@ def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Whether the model's own class replaces one of Keras' methods."""
+    """Whether the model's class overrides this method of `keras.Model`."""
     return getattr(model.__class__, name) is not getattr(keras.Model, name)
 
 
 def own_loss(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> Any:
-    """The class's own `compute_loss`, which may be older than the argument `training`."""
+    """Calls a custom `compute_loss`; older ones have no argument `training`."""
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
     options = {"training": training} if takes_training else {}
     return model.compute_loss(x, y, y_pred, sample_weight, **options)

@@ -1,7 +1,7 @@
-"""NaN and infinity: found in each tower before the update, and named by tower and variable.
+"""Finds NaN and infinity in each tower before the update, and names tower and variable.
 
-    tower 0 ... tower T-1  ->  [T, 1 + V] bool: its loss, and each gradient, is finite
-                               all of them: update          else: change nothing
+    tower 0 ... tower T-1  ->  [T, 1 + V] bool: the tower's loss, and each gradient, is finite
+                               if all are true: update          otherwise: change nothing
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from towers.step.averaging import Values
 
 
 class NonFiniteError(ValueError):
-    """A tower's loss or a gradient is NaN or infinite; the message says whose."""
+    """Says that a tower's loss or gradient is NaN or infinite, and names the tower."""
 
 
 def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:
-    """The parts of a tower that must be finite; float16's overflow is left to the loss scale."""
+    """Returns which results must be finite; a LossScaleOptimizer checks gradients itself."""
     if nonfinite == "apply":
         return ()
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -25,14 +25,14 @@ def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str,
 
 
 def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
-    """[1 + V] bool: whether a loss, and each of V gradients, is finite.
+    """Returns [1 + V] bool: whether a loss, and each of V gradients, is finite.
 
-    A gradient is measured by the sum of its squares, in one pass: values of about 1e19 overflow
-    there in float32, as they would in Adam's second moment, or in a norm to clip by.
+    The test is one pass: is the sum of a gradient's squares finite? Values of about 1e19 overflow
+    it in float32, but also overflow Adam's second moment and the norm for clipping.
 
     Args:
-        loss: scalar.
-        gradients: tensors, IndexedSlices, or None where a variable has no part in the loss.
+        loss: a scalar.
+        gradients: V tensors, IndexedSlices, or None for a variable that the loss does not use.
     """
     dtype = _at_least_float32(loss.dtype)
     squares = []
@@ -53,10 +53,10 @@ def _at_least_float32(dtype: tf.DType) -> tf.DType:
 def nonfinite_error(
     finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> NonFiniteError:
-    """The error of a step, such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
+    """Returns an error such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
 
     Args:
-        finite: [T, 1 + V], not all true: see `are_finite`.
+        finite: `are_finite` of each tower, [T, 1 + V], not all true.
         places: the device, or the worker, of each tower.
         variables: the V trainable variables.
     """

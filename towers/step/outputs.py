@@ -1,4 +1,4 @@
-"""Tells the reduction of a loss and the mask that it applies; holds a model's own loss."""
+"""Finds a loss's reduction and the mask that it applies; wraps a custom `compute_loss`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
 
 class NoNumber(NeedsOtherTowers):
-    """A loss without a reduction, which is a value for each example."""
+    """Says that a loss has no reduction, so it is not one number."""
 
 
 def check_reduction(loss: keras.losses.Loss) -> None:
-    """Raises NoNumber where a loss has no reduction."""
+    """Raises NoNumber if a loss has no reduction."""
     if loss_reduction(loss) not in _REDUCTIONS:
         raise NoNumber(
             f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
@@ -34,12 +34,12 @@ def overrides_call(loss: keras.losses.Loss) -> bool:
 
 
 def loss_reduction(loss: keras.losses.Loss) -> str:
-    """A loss's reduction: "mean" where a `__call__` of its own replaces Keras' reduction."""
+    """Returns a loss's reduction; "mean" if a custom `__call__` replaces Keras' reduction."""
     return "mean" if overrides_call(loss) else loss.reduction
 
 
 def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss:
-    """A shallow copy of a loss with another reduction; `copy.copy` would serialize the loss."""
+    """Returns a shallow copy of a loss with another reduction; `copy.copy` would serialize it."""
     copied = object.__new__(type(loss))
     vars(copied).update(vars(loss))
     copied.reduction = reduction
@@ -47,15 +47,15 @@ def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss
 
 
 def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor | None:
-    """The mask that Keras applies: the output's own, and the loss's (such as `ignore_class`).
+    """Returns the mask that Keras applies: the output's mask & the loss's (such as `ignore_class`).
 
     Args:
         loss: the Keras loss.
-        y: [n, ...] labels, or a structure of these.
-        y_pred: the predictions alike, carrying the output's mask where it has one.
+        y: labels [n, ...], or a structure of these.
+        y_pred: predictions of the same form, which carry the output's mask if it has one.
 
     Returns:
-        [n, ...] of bool, or None.
+        A bool tensor [n, ...], or None.
     """
     mask = keras_mask(y_pred)
     if not makes_mask(loss, y, y_pred):
@@ -65,14 +65,14 @@ def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Te
 
 
 def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
-    """Whether a loss masks by itself (such as by `ignore_class`).
+    """Whether a loss makes a mask, such as for `ignore_class`.
 
-    Asks a graph that is thrown away: the loss may hold assertions, which would keep alive all that
-    they look at in the graph of the caller.
+    The loss is traced in a scratch graph: its assertions would keep all that they read alive in the
+    caller's graph.
 
     Args:
         loss: the Keras loss.
-        y, y_pred: labels and predictions; only their dtypes and shapes count.
+        y, y_pred: labels and predictions, or their specs; only dtypes and shapes matter.
     """
     if overrides_call(loss):
         return False
@@ -89,9 +89,9 @@ def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tens
 
 @dataclass(frozen=True)
 class ModelLoss:
-    """A model's own `compute_loss`, a batch mean, in place of one loss for each output.
+    """Wraps a custom `compute_loss`, which replaces the losses of the outputs.
 
-    compute: (x, y, y_pred, sample_weight, training) -> scalar.
+    compute: (x, y, y_pred, sample_weight, training) -> scalar, a mean over the batch.
     """
 
     compute: Callable
@@ -99,12 +99,12 @@ class ModelLoss:
 
 @contextmanager
 def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
-    """Within, metrics that a `compute_loss` updates start at zero and are not kept: Keras' loop
-    calls it again, on all predictions.
+    """Discards the metric updates of a `compute_loss` in its body; metrics start at zero there.
+
+    The metrics are updated later, on the predictions of all towers.
 
     Raises:
-        NeedsOtherTowers: layers add losses, too: these exist in the towers alone, where the metric
-            is updated in its place in the user's step.
+        NeedsOtherTowers: layers add losses, too, which that later update would not see.
     """
     trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     scope.state_mapping.update({id(v): zero for v, zero in trackers})
