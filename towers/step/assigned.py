@@ -1,5 +1,5 @@
 """Merges the values that towers assign to variables into one value for each variable. Custom steps
-have a few rules more, which variables.py describes.
+differ in two rows, which variables.py describes.
 
 | assigned value                                | value after the step                      |
 | --------------------------------------------- | ----------------------------------------- |
@@ -151,7 +151,7 @@ class TowerScope(keras.StatelessScope):
         return id(variable) in self._parameters
 
     def line(self, variable: Any) -> str:
-        """Returns the user's line that assigned a variable last, such as "model.py:12"."""
+        """Returns the user's line that assigned a variable last."""
         return self._lines[id(variable)]
 
 

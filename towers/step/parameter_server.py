@@ -1,4 +1,4 @@
-"""The parameters on their device alone: one set of them, sent to all towers once a step."""
+"""Keeps one set of parameters, on the parameter device, and sends it to all towers each step."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +19,11 @@ from towers.step.update import update
 
 
 class ParameterServer:
-    """The parameters and the optimizer on their device alone, the home.
+    """Keeps the parameters and the optimizer on the parameter device.
 
-    home, optimizer, parameters, exchange: as they were given.
-    packed: whether small values travel as one vector a dtype.
-    num_bytes, num_copies: what a refresh sends to each copy, and to how many.
+    home, optimizer, parameters, exchange: the arguments of `__init__`.
+    packed: whether small values travel as one vector for each dtype.
+    num_bytes, num_copies: the bytes that a refresh sends to each copy; the number of copies.
     """
 
     num_bytes, num_copies = 0, 0
@@ -34,30 +34,31 @@ class ParameterServer:
     ) -> None:
         """
         Args:
-            optimizer: built for the parameters. parameters: the V that it updates.
-            home: their device.
-            policy: how the devices are used.
-            exchange: with the other workers.
+            optimizer: an optimizer built for `parameters`, the V variables that it updates.
+            home: the parameter device.
+            policy: whether to add on the towers' devices, and to pack transfers.
+            exchange: adds values over the towers of all workers.
         """
         self.home, self.packed = home, policy.pack_transfers
         self.optimizer, self.parameters, self.exchange = optimizer, list(parameters), exchange
         self._add_on_devices = policy.add_on_devices
-        self._borrowed: dict[int, tf.Variable] = {}  # by id: what is traced keeps none alive
+        self._borrowed: dict[int, tf.Variable] = {}  # by id; held here, as no trace keeps them
 
     def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """The values of the V parameters and of further variables, on each device.
+        """Reads the V parameters and the variables in `state` once; returns them on each device.
 
-        Every variable is read once, here.
+        Returns:
+            Lists of V + len(state) tensors, by device.
         """
         values = [tf.convert_to_tensor(v.value) for v in [*self.parameters, *state]]
         return spread(values, self.home, devices, packed=self.packed)
 
     def reduce(self, values: list[Values], devices: Sequence[str]) -> Tree:
-        """What is left of the tree of additions over all towers.
+        """Returns the tree of the remaining additions over all towers.
 
         Args:
-            values: this worker's towers x V.
-            devices: of each of these.
+            values: this worker's towers x V values.
+            devices: the device of each of these towers.
         """
         with tf.device(self.home):
             return self.exchange.reduce(
@@ -66,34 +67,33 @@ class ParameterServer:
             )
 
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Tree:
-        """Prepares what `update` takes; values: towers x [loss, V gradients ..., S statistics ...].
-        """
+        """Returns the argument of `update`; values: towers x [loss, V gradients, S statistics]."""
         return self.reduce(values, devices)
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
-        """Calls the optimizer on what `add_up` has returned; returns (loss, S statistics)."""
+        """Calls the optimizer on the result of `add_up`; returns (loss, S statistics)."""
         with self.optimizer_at_home():
             return update(tree, self.optimizer, self.parameters)
 
     def refresh(self) -> None:
-        """Lets every device know what others than `update` have assigned."""
+        """Copies parameters and optimizer variables to devices that keep copies; here none does."""
 
     def trust(self, is_trusted: bool) -> None:
-        """Whether, until told otherwise, only `update` assigns to parameters and optimizer."""
+        """Sets whether copies stay valid because only `update` assigns parameters and optimizer."""
 
     @contextmanager
     def optimizer_at_home(self) -> Iterator[None]:
-        """Within, the optimizer's variables that lie elsewhere are read and assigned at home.
+        """Uses copies of the optimizer's variables, on the parameter device, in its body.
 
-            before    copy <- variable          the variable may lie on any device
-            within    reads and assigns the copy
+            before    copy <- variable          the variable may be on any device
+            within    the optimizer reads and assigns the copy
             after     copy -> variable
 
-        What is made outside of `tf.device` lies on a GPU where there is one: the iterations and the
-        learning rate, which an XLA program on /cpu:0 cannot reach. Slots lie beside their
-        parameters, wherever they were made: Keras sees to it. The variables stay where they are, as
-        callbacks, checkpoints and functions that were traced before know them there. If a parameter
-        lies elsewhere too, nothing is copied: no program of one device can update both.
+        TensorFlow puts variables that were created outside of `tf.device` on a GPU, if there is
+        one. These are the iterations and the learning rate; an XLA program on /cpu:0 cannot read
+        them. Keras puts slots beside their parameters. The variables are not moved, because
+        callbacks, checkpoints and traced functions refer to them. If a parameter is on another
+        device, too, nothing is copied: no program of one device can update both.
         """
         are_at_home = not self._away(self.parameters)
         away = self._away(self.optimizer.variables) if are_at_home else []
@@ -116,23 +116,24 @@ class ParameterServer:
 
 
 class StageServer(ParameterServer):
-    """The parameters on the home, for towers whose layers are in stages.
+    """Keeps the parameters on the parameter device, for towers whose layers are in stages.
 
-    A device receives, and adds up, what its own stage has.
+    A device receives and adds only the values of its stage.
     """
 
     def __init__(self, *args: Any, stages: Stages) -> None:
         """
         Args:
-            args: as of `ParameterServer`.
-            stages: of the model.
+            args: the arguments of `ParameterServer`.
+            stages: the stages of the model's layers.
         """
         super().__init__(*args)
         self._stages, self._groups = stages, stages.groups
         self._packs_parameters, self.packed = self.packed, False  # sums lie on several devices
 
     def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """The values by the first device of each group, each on its stage's device; and at home."""
+        """Returns the values, each on its stage's device, by each group's first device; and `home`.
+        """
         variables = [*self.parameters, *state]
         values = [tf.convert_to_tensor(v.value) for v in variables]
         arrived = {first: list(values) for first in [*self._groups, self.home]}
@@ -160,14 +161,14 @@ class StageServer(ParameterServer):
 
 
 def _device_of(value: Any) -> str:
-    """The device of a tensor, or of the values of slices as of `lookups`."""
+    """Returns the device of a tensor, or of a gradient's slices (see `lookups`)."""
     while isinstance(value, tf.IndexedSlices | tuple):
         value = value.values if isinstance(value, tf.IndexedSlices) else value[0]
     return short_name(value.device)
 
 
 def _joined(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
-    """One tree of trees of one shape; `places`: of their values, one tree's after the other's."""
+    """Joins trees of one shape; `places`: the index of each value in the result, tree by tree."""
     if isinstance(trees[0], tuple):
         left, right = (_joined(halves, places) for halves in zip(*trees, strict=True))
         return left, right

@@ -1,13 +1,13 @@
-"""The pipeline of a device group's towers through the stages of their layers.
+"""Orders the work of a device group's towers in the stages of their layers, as a pipeline.
 
-    gpus_per_tower=3; F: forward pass, B: backward pass of a tower, both of them in the last stage
+    gpus_per_tower=3. F: a tower's forward pass. B: its backward pass. The last stage joins both.
 
     stage 0   F0  F1  F2           B0  F3  B1      B2      B3
     stage 1       F0  F1      B0  F2  B1  F3  B2      B3
     stage 2           F0B0    F1B1    F2B2    F3B3
 
-Stage s begins with S - s - 1 forward passes; then forward and backward passes take turns (1F1B of
-PipeDream, Narayanan et al. 2019), so that it holds what S - s towers have computed at most.
+Stage s begins with S - s - 1 forward passes. Then forward and backward passes take turns (1F1B of
+PipeDream, Narayanan et al. 2019). It keeps the activations of at most S - s towers.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 def in_order(
     groups: Mapping[str, Sequence[str]], devices: Sequence[str], levels: Sequence[int]
 ) -> list[tuple[int, int, str]]:
-    """(tower, level, device) of all that is computed: each after those that it waits for.
+    """Returns all (tower, level, device) calls; a call follows the calls that it waits for.
 
     Args:
-        groups: by its first device, the S devices of each device group.
+        groups: the S devices of each device group, by the group's first device.
         devices: the first device of each tower's group.
-        levels: those with something to compute, ascending.
+        levels: the levels that have operations, ascending.
     """
     queues: dict[str, list[tuple[int, int]]] = {}
     for leader, group in groups.items():
@@ -44,7 +44,7 @@ def in_order(
 def one_forward_one_backward(
     stage: int, num_stages: int, num_towers: int
 ) -> list[tuple[int, int]]:
-    """(tower, level) of all that a stage computes, in order; the last stage has one level."""
+    """Returns a stage's (tower, level) calls, in order; the last stage has one level."""
     last = 2 * (num_stages - 1)
     ahead = num_stages - 1 - stage
     forward = [(t, stage) for t in range(num_towers)]

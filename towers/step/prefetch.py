@@ -1,7 +1,7 @@
-"""Global batches -> global batches with every shard already on its tower's device.
+"""Copies the shards of the next global batch to their devices while the current step runs.
 
     main thread:    [ step 1 ................... ] [ step 2 ................... ] ...
-    one more:       [ batch 2: split, to all devices at once ] [ batch 3: ... ] ...
+    second thread:  [ batch 2: split, to all devices at once ] [ batch 3: ... ] ...
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +21,10 @@ from towers.step.tensor_rows import as_tensor
 
 
 class Batch(NamedTuple):
-    """One global batch of N examples, as TowerStep takes it.
+    """Holds one global batch of N examples; the fields are arguments of `TowerStep.train_batch`.
 
-    x: inputs [N, ...], y: labels [N], in the CPU's memory.
-    placed: its shards, see `place`; None: the step splits it itself.
+    x, y: inputs [N, ...] and labels [N, ...], or structures of these.
+    placed: the shards on their devices, from `place`; None lets the step split the batch.
     """
 
     x: tf.Tensor
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class WeightedBatch(NamedTuple):
-    """A Batch with sample weights; sample_weight: [N], or as `TowerStep` takes it."""
+    """Holds a Batch with sample weights, [N] or [N, ...], or a structure of these."""
 
     x: tf.Tensor
     y: tf.Tensor
@@ -42,14 +42,14 @@ class WeightedBatch(NamedTuple):
 
 
 def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
-    """The shard of each of this worker's towers, on the tower's device, sent to all at once.
+    """Copies the shards of this worker's towers to their devices, concurrently; returns them.
 
     Args:
-        step: the towers.
-        batch: (x, y, sample_weight), structures of tensors [N, ...] in the CPU's memory; or None.
+        step: the `TowerStep` whose towers get the shards.
+        batch: (x, y, sample_weight), structures of tensors or arrays [N, ...]; or None.
 
     Raises:
-        ValueError: its parts differ in N.
+        ValueError: the parts of the batch have different numbers of rows.
     """
     with tf.device(HOST):
         tensors = map_tensors(as_tensor, batch)
@@ -63,14 +63,14 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     return [packed(specs, placed) for _ in step.local_towers]
 
 
-_placing: dict[str, Callable] = {}  # by structure and devices: no step needs one of its own
+_placing: dict[str, Callable] = {}  # by structure and devices, shared by all steps
 
 
 def _traced_placing(step: TowerStep, specs: BatchValues) -> Callable[..., list[tf.Tensor]]:
-    """The function of a batch's tensors that returns those of all shards, each on its device.
+    """Traces a function from a batch's tensors to all shards' tensors, on their devices.
 
-    Outside of a graph TensorFlow's copies block, one after another. A `tf.function` would bring
-    what it returns back to the CPU first: it adds an operation without a device to each result.
+    Outside of a graph TensorFlow's copies block, one after another. A `tf.function` would copy its
+    results back to the CPU first, because it adds an operation without a device to each result.
     """
     num_towers, towers, devices = step.num_towers, step.local_towers, list(step.tower_devices)
     last = {first: group[-1] for first, group in step.stages.groups.items()} if step.stages else {}
@@ -129,7 +129,7 @@ def prefetched(
 
 
 def _reading(batches: Iterator[Any]) -> Iterator[Any]:
-    """Each batch, waited for in a phase that may hang."""
+    """Yields each batch; marks the wait for it as reading, for the check for hanging runs."""
     while True:
         with hang.within(hang.READING):
             batch = next(batches, None)

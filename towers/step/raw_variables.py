@@ -1,13 +1,13 @@
-"""TensorFlow's own variables in a traced tower or step: read and assigned as Keras' are.
+"""Redirects reads and assignments of tf.Variables in a traced tower, as Keras does for its own.
 
-A tf.Variable that a layer keeps is no variable to Keras: no list has it, and no StatelessScope
-knows of it. While a tower is traced, its reads and its assignments go to the scope, too:
+Keras does not list a tf.Variable that a layer holds, and a StatelessScope ignores it. While a tower
+is traced, reads and assignments of these variables go to the scope, too:
 
     counter.assign_add(1.0)    -->  scope.add_update((RawVariable(counter), old + 1.0))
     x * codebook               -->  x * scope.get_current_value(RawVariable(codebook))
 
-The calls are replaced in the process, and act in the thread that traces alone. What has no value of
-its own to assign (`scatter_update`, a slice) is left to whoever checks the graph.
+The methods are replaced for the whole process, but act only in the thread that traces. Partial
+assignments (`scatter_update`, a slice) are not replaced; `check_closed` raises an error for them.
 """
 
 import functools
@@ -27,7 +27,7 @@ from towers.machine.tensorflow_internals import VARIABLE_CLASS
 from towers.machine.user_lines import line_of
 
 _SCOPE: ContextVar[keras.StatelessScope | None] = ContextVar("scope", default=None)
-# By the id of the variable, which it keeps alive: one for each, as long as anybody has it.
+# By the variable's id: one RawVariable for each, which keeps the variable (and so the id) alive.
 _RAW: WeakValueDictionary[int, "RawVariable"] = WeakValueDictionary()
 _AGGREGATIONS = {
     tf.VariableAggregation.MEAN: "mean",
@@ -37,13 +37,13 @@ _AGGREGATIONS = {
 
 
 class RawVariable:
-    """A tf.Variable with the attributes by which towers know a variable of Keras'.
+    """Gives a tf.Variable the attributes of a Keras variable that towers use.
 
-    value: the variable.
+    value: the tf.Variable.
     """
 
     def __init__(self, variable: tf.Variable) -> None:
-        """Args: variable: the tf.Variable."""
+        """Args: variable: the tf.Variable to wrap."""
         self.value = variable
         self.path = self.name = variable.name.split(":")[0]
         self.shape, self.dtype = variable.shape, variable.dtype.name
@@ -51,25 +51,25 @@ class RawVariable:
         self.aggregation = _AGGREGATIONS.get(variable.aggregation, "none")
 
     def assign(self, value: tf.Tensor) -> None:
-        """Gives the variable a value."""
+        """Assigns a value to the variable."""
         self.value.assign(value)
 
     def numpy(self) -> Any:
-        """The value as an array."""
+        """Returns the value as an array."""
         return self.value.numpy()
 
 
 def variable_behind(variable: Any) -> tf.Variable | None:
-    """TensorFlow's variable behind a RawVariable or one of Keras'; None: it is still to be made."""
+    """Returns the tf.Variable of a RawVariable or a Keras variable; None if it is not built."""
     return variable.value if isinstance(variable, RawVariable) else stored_value(variable)
 
 
 @contextmanager
 def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
-    """Within, in this thread, the scope says what tf.Variables are read and assigned.
+    """Redirects reads and assignments of tf.Variables to a scope in its body, in this thread.
 
     Args:
-        scope: its `get_current_value` and `add_update` take a RawVariable, too.
+        scope: a scope whose `get_current_value` and `add_update` take a RawVariable, too.
     """
     with ONE_AT_A_TIME, ExitStack() as stack:
         for name, function in _REPLACEMENTS.items():
@@ -82,7 +82,7 @@ def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
 
 @contextmanager
 def read_as_they_are() -> Iterator[None]:
-    """Within, in this thread, tf.Variables are TensorFlow's own again."""
+    """Suspends `raw_variables_in` in its body, in this thread."""
     with _current(None):
         yield
 
@@ -97,11 +97,11 @@ def _current(scope: keras.StatelessScope | None) -> Iterator[None]:
 
 
 def check_closed(function: Any, reads: Collection[str] = ()) -> None:
-    """Raises ValueError where a traced tower still uses a variable: all towers would share it.
+    """Raises ValueError if a traced tower still uses a variable, which all towers would share.
 
     Args:
-        function: the concrete function.
-        reads: the names of tensors that are known to be a variable's value.
+        function: the concrete function of the tower.
+        reads: the names of tensors that are allowed reads of a variable.
     """
     for handle, inside in captures(function):
         names = [variable.name for variable in function.variables if variable.handle is handle]
@@ -116,11 +116,11 @@ def check_closed(function: Any, reads: Collection[str] = ()) -> None:
 
 
 def reads_none(operation: tf.Operation, reads: Collection[str]) -> bool:
-    """Whether none of an operation's results is one of these reads."""
+    """Whether no result of an operation is one of these reads."""
     return not any(output.name in reads for output in operation.outputs)
 
 
-# What the calls become.
+# The replacements of the methods.
 
 
 def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
@@ -128,7 +128,7 @@ def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
 
 
 def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable:
-    """An assignment in a scope; `new_value`: (function that reads the old, argument) -> the new."""
+    """Returns a replacement; `new_value`: (function that reads the old, argument) -> new value."""
 
     def assign(
         scope: keras.StatelessScope, variable: tf.Variable, value: Any, *args: Any, **options: Any
@@ -161,7 +161,7 @@ def _raw(variable: tf.Variable) -> RawVariable:
 
 
 def _in_a_scope(original: Callable, function: Callable) -> Callable:
-    """A call of function(scope, variable, ...) where a scope is current."""
+    """Returns a method that calls function(scope, variable, ...) if a scope is set."""
 
     def call(variable: tf.Variable, *args: Any, **options: Any) -> Any:
         scope = _SCOPE.get()

@@ -1,11 +1,11 @@
-"""keras.remat in a traced tower: activations that the backward pass computes again.
+"""Replaces keras.remat in a traced tower, so that the backward pass can compute activations again.
 
-    forward:    x, parameters --> f --> y                   of all this only x, y stay
-    backward:   x, parameters --> f again --> gradients     once the gradient of y is there
+    forward:    x, parameters --> f --> y                   memory keeps only x and y
+    backward:   x, parameters --> f again --> gradients     starts once y's gradient is computed
 
-TensorFlow's own would read the parameters from their variables then, outside of the tower, and draw
-its noise anew. Here `f` is called again with all that it had: the values of the scope, parameters
-and seeds among them, the dtype and the `training` of its layer, the towers that it meets.
+TensorFlow's version would read the parameters from their variables, outside of the tower, and draw
+other noise. Here `f` is called again in the first call's context: the scope's values (parameters
+and seeds), the layer's dtype and `training`, and the sums over towers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from towers.step.raw_variables import raw_variables_in
 def called_in(
     scope: TowerScope, meeting: Callable[[], AbstractContextManager]
 ) -> Iterator[None]:
-    """Within, layers have the scope's values, and what keras.remat wraps is computed again.
+    """Gives layers the scope's values in its body, and recomputes what keras.remat wraps.
 
     Args:
-        scope: of the tower's variables.
-        meeting: makes the context in which the tower meets others.
+        scope: the values of the tower's variables.
+        meeting: makes the context in which synchronized layers sum over all towers.
     """
 
     def call(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -55,7 +55,7 @@ def called_in(
             return [tf.identity(output) for output in outputs.tensors], gradient
 
         if not outputs.tensors or any(tensor.dtype == tf.variant for tensor in read):
-            return outputs.structure  # with the gradient, and the memory, of what was not wrapped
+            return outputs.structure  # has its usual gradient, and keeps its activations
         return outputs.replaced(attached(*inputs.tensors, *floats))
 
     with meeting(), scope, raw_variables_in(scope), recomputed_by(call):
@@ -63,7 +63,7 @@ def called_in(
 
 
 def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
-    """What operations made since then read of the others': parameters, and tensors in closures."""
+    """Returns the tensors that new operations read from `earlier` ones, such as parameters."""
     made = [op for op in graph.get_operations() if op.name not in earlier]
     new = set(made)
     read = [tensor for op in made for tensor in op.inputs if tensor.op not in new]
@@ -72,7 +72,7 @@ def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
 
 
 class _Floats:
-    """The tensors of a structure that have a gradient."""
+    """Finds the tensors of a structure that can have a gradient."""
 
     def __init__(self, structure: Any) -> None:
         self.structure = structure
@@ -84,7 +84,7 @@ class _Floats:
         self.tensors = [self._flat[i] for i in self._places]
 
     def replaced(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """The structure with others in the place of these tensors."""
+        """Returns the structure with these tensors replaced by the arguments."""
         flat = list(self._flat)
         for i, tensor in zip(self._places, tensors, strict=True):
             flat[i] = tensor
@@ -92,12 +92,12 @@ class _Floats:
 
 
 def _after(upstream: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, but not before the first of `upstream` is there, nor merged with the originals.
+    """Returns copies of the tensors that exist only once the first of `upstream` is computed.
 
-    XLA knows no control edges: what is added is -0, the only number that changes none, as no
-    compiler can tell.
+    XLA ignores control edges, so -0 is added, the only number that changes no value. No compiler
+    can prove that it is -0, and merge the copies with the originals.
     """
     first = tf.math.real(tf.reshape(upstream[0], [-1])[:1])
-    first = tf.reduce_max(first)  # -inf where there is no row
+    first = tf.reduce_max(first)  # -inf if there is no row
     zero = tf.where(first == first, -tf.zeros_like(first), first)  # NaN stays NaN
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]

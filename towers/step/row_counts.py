@@ -1,7 +1,7 @@
-"""One row for each example in every part of a batch: inputs, labels, weights.
+"""Checks that inputs, labels and weights of a batch have one row for each example.
 
-Where the numbers are known, a batch whose parts differ is a ValueError. Where only the graph knows
-them, as of what a tf.data iterator yields, they are compared there, and the step waits for it.
+If Python knows the numbers of rows and they differ, a ValueError is raised. If only the graph knows
+them (batches of a tf.data iterator), the graph compares them before the step.
 """
 
 import re
@@ -31,10 +31,10 @@ _SCALAR = -1
 
 
 def check_rows(*batch: Any) -> None:
-    """Raises ValueError where parts of a batch are known to differ in their number of rows.
+    """Raises ValueError if parts of a batch are known to have different numbers of rows.
 
     Args:
-        batch: up to three structures of tensors or arrays, x, y and sample_weight; None is absent.
+        batch: x, y and sample_weight, structures of tensors or arrays; None for an absent part.
     """
     known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
     if len(known) > 1 or _SCALAR in known:
@@ -62,14 +62,14 @@ def check_arrays(*batch: Any) -> None:
 
 @contextmanager
 def checked_rows(*batch: Any) -> Iterator[None]:
-    """Within, a graph's operations wait until the numbers of rows were compared.
+    """Makes the operations of its body wait until the graph has compared the numbers of rows.
 
     Args:
-        batch: as for `check_rows`; tensors of the graph.
+        batch: x, y and sample_weight, structures of the graph's tensors; or None.
 
     Raises:
-        ValueError: parts are known to differ while the graph is traced. Where they differ later,
-            the graph fails: see `readable`.
+        ValueError: the numbers differ already in the trace. If they differ only when the graph
+            runs, it fails with an InvalidArgumentError, which `readable` converts.
     """
     check_rows(*batch)
     named, assertions = _named_parts(batch), []
@@ -87,32 +87,33 @@ def checked_rows(*batch: Any) -> Iterator[None]:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Makes one line, a ValueError, of a graph that has failed because rows differ in number."""
+    """Converts the InvalidArgumentError of a row check in the graph to a one-line ValueError."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         found = _SAID.search(error.message)
         if not found:
             raise
-        # As TensorFlow shows what an assertion has: "[text] [16] [text] [20] [text]", escaped.
+        # TensorFlow prints an assertion's data as "[text] [16] [text] [20] [text]", escaped.
         raise ValueError(found[0].replace("] [", "").replace("\\", "")) from None
 
 
 def gathered_rows_text(line: str) -> str:
-    """The text of an assertion that compares the rows to be gathered with the shard's.
+    """Returns the assertion text for rows to gather that differ in number from the shard's.
 
     Args:
-        line: of the user's, "file.py:12".
+        line: the user's line that calls `gather`, such as "file.py:12".
     """
     return f"towers.gather, {line}:{_GATHERED}"
 
 
 def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: range) -> None:
-    """Raises ValueError where shards cannot be those of a batch, by their number of rows.
+    """Raises ValueError if the shards' numbers of rows do not fit the batch.
 
     Args:
-        placed: the shards of this worker's towers; None where the step splits the batch.
+        placed: the shards of this worker's towers; None if the step splits the batch.
         batch: a structure of tensors or arrays [N, ...].
+        num_towers, local_towers: T, and the indices of this worker's towers.
     """
     if placed is None:
         return
@@ -130,16 +131,16 @@ def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: rang
 
 
 def _rows(part: Any) -> int | None:
-    """The number of rows of a tensor or array; None where only the graph knows it."""
+    """Returns the number of rows of a tensor or array; None if only the graph knows it."""
     try:
-        return len(part)  # of an array or an eager tensor, in a tenth of the time of its shape
+        return len(part)  # 10 times as fast as reading the shape of an array or an eager tensor
     except TypeError:
         shape = tf.TensorShape(getattr(part, "shape", ()))
         return _SCALAR if shape.rank == 0 else shape[0]
 
 
 def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The parts of a batch that are present, with their names: ("x", ...), ("y['a']", ...)."""
+    """Returns the present parts of a batch, with names: ("x", tensor), ("y['a']", tensor)."""
     return [
         (_PARTS[first] + "".join(f"[{key!r}]" for key in path), part)
         for (first, *path), part in keras.tree.flatten_with_path(batch)

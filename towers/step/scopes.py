@@ -1,4 +1,4 @@
-"""The name scopes that a step writes into its graph; TensorBoard's graphs and traces show them.
+"""Names the scopes of a step's graph, which TensorBoard's graphs and traces show.
 
     split, parameters, weights, tower_0 ... tower_7, sum, update
 """
@@ -7,5 +7,5 @@ SPLIT, PARAMETERS, WEIGHTS, SUM, UPDATE = "split", "parameters", "weights", "sum
 
 
 def tower(index: int) -> str:
-    """The name of a tower's scope."""
+    """Returns the name of a tower's scope."""
     return f"tower_{index}"

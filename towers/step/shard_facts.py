@@ -1,4 +1,4 @@
-"""Facts on the tensors of a tower's trace: which depend on its shard, and how."""
+"""Finds out which tensors of a traced tower depend on its shard, and how."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from towers.step.tensor_rows import is_composite
 
 
 class ShardFacts(NamedTuple):
-    """The facts of a tower's trace, found in its graph as they are asked for.
+    """Looks up facts about the tensors of a traced tower in its graph.
 
-    dependence: which tensors depend on the shard. rows: what they are of its rows.
-    weight: scalar float64, n_t / N; 0 where one row stands for an empty shard.
+    dependence: which tensors depend on the shard. rows: which are means or sums over its rows.
+    weight: scalar float64, n_t / N; 0 for an empty shard.
     """
 
     dependence: Dependence
@@ -23,31 +23,31 @@ class ShardFacts(NamedTuple):
     weight: tf.Tensor
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
-        """value * n_t / N."""
+        """Returns value * n_t / N."""
         return value * tf.cast(self.weight, value.dtype)
 
     def masked(self, value: tf.Tensor) -> tf.Tensor:
-        """The value; zeros in place of an empty shard's."""
+        """Returns the value; zeros for an empty shard."""
         return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
     def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
-        """A shard's part of the batch's value, to which the towers' parts add up.
+        """Returns a shard's part of a value; the towers' parts add up to the global batch's value.
 
-        A sum over the rows counts by its rows; a mean over them, or a constant, weighs n_t / N.
-        What is neither is warned of by `rows.warn()`, and weighs that, too.
+        A sum over the rows is its own part. Any other value is weighted by n_t / N; `rows.warn()`
+        warns if it is neither a sum nor a mean over the rows nor a constant.
 
         Args:
-            value: of a shard, without a batch axis.
-            what: it is, for the warning.
+            value: the shard's value, without a batch axis.
+            what: describes the value in the warning.
         """
         is_sum = self.rows.check(value, what).name == "sum"
         return self.masked(value) if is_sum else self.weighted(value)
 
     def known_part(self, value: tf.Tensor) -> tf.Tensor | None:
-        """A tower's part of a sum or a mean over the batch's rows; None for any other value.
+        """Returns a tower's part of a sum or a mean over the rows; None for any other value.
 
         Args:
-            value: without a batch axis.
+            value: the tower's value, without a batch axis.
         """
         kind = self.rows.kind(value).name
         if kind == "sum":
@@ -55,7 +55,7 @@ class ShardFacts(NamedTuple):
         return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
 
     def added_loss(self, value: tf.Tensor) -> tf.Tensor:
-        """The shard's part of a loss that a layer, or a `compute_loss`, has added: scalar."""
+        """Returns the shard's part of a loss that a layer, or a `compute_loss`, adds: scalar."""
         return self.part(value, "a loss that a layer, compute_loss or an output adds")
 
     def has_rows(self, value: Any) -> bool:
@@ -67,7 +67,7 @@ class ShardFacts(NamedTuple):
         return value.shape[0] is None or self.rows.fact(value).has_rows
 
     def declared(self, sum_towers: Sum) -> Sum:
-        """A `sum_towers` that records that its sums are equal in all towers."""
+        """Wraps `sum_towers` to record that its sums are equal in all towers."""
 
         def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = sum_towers(values)

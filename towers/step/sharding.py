@@ -1,4 +1,4 @@
-"""Global batch -> shards: split in order, sizes differ by at most 1.
+"""Splits a global batch into shards, in order; their sizes differ by at most 1.
 
     global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
@@ -17,13 +17,12 @@ Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if the
 
 
 class Shard(NamedTuple):
-    """One tower's part of the global batch.
+    """Holds one tower's part of the global batch.
 
-    values: the batch's structure, each tensor [max(size, 1), ...].
-    size: scalar int32, the examples that count. An empty shard (size 0) carries one row of the
-        batch all the same, because a mean over nothing is NaN and some layers refuse an empty
-        batch; its share is 0.
-    share: scalar float64, n_t / N.
+    values: the batch's structure, with tensors [max(size, 1), ...].
+    size: scalar int32, n_t, the number of examples. An empty shard (size 0) still carries one row,
+        because a mean over no rows is NaN and some layers fail on an empty batch.
+    share: scalar float64, n_t / N; 0 for an empty shard.
     """
 
     values: BatchValues
@@ -32,7 +31,8 @@ class Shard(NamedTuple):
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
-    """The number of examples of each tower: the first `num_examples % num_towers` get one more."""
+    """Returns each tower's number of examples; the first `num_examples % num_towers` get one more.
+    """
     quotient, remainder = divmod(num_examples, num_towers)
     return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
 
@@ -41,14 +41,14 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     """Splits a batch along its first axis.
 
     Args:
-        batch: a structure of tensors [N, ...] with a common N >= 1, static or not; None stays.
+        batch: a structure of tensors [N, ...] with one N >= 1, static or not; None is kept.
         num_towers: T.
 
     Returns:
         T shards, in order.
     """
     num_examples, tower = batch_size(batch), tf.range(num_towers)
-    # The bounds of all shards in few operations: each takes a millisecond to be traced.
+    # Compute all bounds in few operations, because tracing an operation takes a millisecond.
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
     sizes = quotient + tf.cast(tower < remainder, tf.int32)
     begins = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
@@ -62,24 +62,24 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-    """Joins what the towers return for their shards, without the rows of empty shards.
+    """Joins the towers' results for their shards; empty shards give no rows.
 
     Args:
-        values: T tensors [max(size, 1), ...]; or with another number of rows for each example.
+        values: T tensors [max(size, 1), ...], or with several rows for each example.
         shards: the T shards that they come from.
 
     Returns:
-        [N, ...], the rows in the order of the global batch.
+        A tensor [N, ...] with the rows in the order of the global batch.
     """
     return join_rows([rows_of(v, shard) for v, shard in zip(values, shards, strict=True)])
 
 
 def rows_of(value: Any, shard: Shard) -> Any:
-    """The rows that a tower returns for its shard; no row for an empty shard."""
+    """Returns the rows of a tower's result; no row for an empty shard."""
     return take_rows(value, [0], [tf.where(shard.size > 0, batch_size(value), 0)])
 
 
 def batch_size(batch: Structure) -> tf.Tensor:
-    """The number of a batch's examples N, a scalar int32."""
+    """Returns N, a batch's number of examples: scalar int32."""
     first = next(v for v in tf.nest.flatten(batch) if v is not None)
-    return tf.cast(tf.shape(first)[0], tf.int32)  # of a composite one int64
+    return tf.cast(tf.shape(first)[0], tf.int32)  # ragged and sparse tensors give int64

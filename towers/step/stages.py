@@ -1,11 +1,11 @@
-"""The layers of a tower in stages: each GPU of a device group computes some of them.
+"""Splits the layers of a tower into stages; each GPU of a device group computes one stage.
 
     gpus_per_tower=2      /gpu:0             /gpu:1               /gpu:2             /gpu:3
                           [tower 0, 2: stage 0]-->[stage 1]       [tower 1, 3: stage 0]-->[stage 1]
                            conv ... pool      flatten ... loss     a second device group
 
-The stages are contiguous in the order of the layers' calls. A stage says where an operation runs,
-never what is computed.
+The stages are contiguous in the order of the layers' calls. They change where an operation runs,
+never its result.
 """
 
 import bisect
@@ -24,14 +24,14 @@ from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 from towers.machine.tensorflow_internals import custom_gradients_in_scope
 
-_ROWS = 32  # that an axis of unknown size counts as
+_ROWS = 32  # the size that is assumed for an axis of unknown size
 
 
 class Stages:
-    """The stage of each call, and of each variable, of a model.
+    """Knows the stage of each layer call, and of each variable, of a model.
 
-    num_stages: S. names: of the layers that each stage calls, in order.
-    groups: the device groups: by its first, the S devices of each.
+    num_stages: S. names: for each stage, the names of the layers that it calls, in order.
+    groups: the S devices of each device group, by the group's first device.
     """
 
     def __init__(
@@ -40,14 +40,15 @@ class Stages:
     ) -> None:
         """
         Args:
-            model: built, Sequential or functional.
-            devices: S for each group.
+            model: a built Sequential or functional model.
+            devices: the S devices of each group, group after group.
             num_stages: S.
-            begun_at: the names of the layers that begin the stages 1 ... S - 1; None: the largest
-                stage is as small as can be, by the bytes of its parameters and outputs.
+            begun_at: the names of the layers that begin the stages 1 ... S - 1. None balances the
+                stages by the bytes of their parameters and outputs.
 
         Raises:
-            ValueError: the model has no graph, or fewer layers, or not these.
+            ValueError: the model has a custom `call` or fewer than S layers, or `begun_at` names
+                layers that are missing or out of order.
         """
         calls = calls_in_order(model)
         if calls is None:
@@ -80,12 +81,12 @@ class Stages:
                     self._of_variables.setdefault(id(variable), stage)
 
     def of(self, variables: Iterable[Any]) -> list[int]:
-        """The stage of each variable: the first that uses it; the last for one of no layer."""
+        """Returns each variable's stage: the first that uses it, or the last if no layer does."""
         return [self._of_variables.get(id(v), self.num_stages - 1) for v in variables]
 
     @contextmanager
     def scopes(self) -> Iterator[None]:
-        """Within, what a layer traces is in the scope of its stage, and so are its gradients."""
+        """Puts each layer's operations and gradients into the name scope of its stage."""
 
         def scope(operation: Any, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
@@ -99,14 +100,14 @@ def make_stages(
     model: keras.Model, devices: Sequence[str], gpus_per_tower: int, stages: Sequence[str] | None,
     **others: Any,
 ) -> Stages | None:
-    """The stages of a step, None for one; Args and Raises as of `check_stages` and `Stages`."""
+    """Returns a step's stages, or None for one; takes `check_stages`' and `Stages`' arguments."""
     check_stages(gpus_per_tower, stages, **others)
     check_groups(len(devices), gpus_per_tower)
     return None if gpus_per_tower == 1 else Stages(model, devices, gpus_per_tower, stages)
 
 
 def check_groups(num_devices: int, gpus_per_tower: int) -> None:
-    """Raises ValueError where a worker's devices are no whole groups."""
+    """Raises ValueError if `gpus_per_tower` does not divide the number of a worker's devices."""
     if num_devices % gpus_per_tower:
         whole = num_devices - num_devices % gpus_per_tower
         raise ValueError(
@@ -116,12 +117,12 @@ def check_groups(num_devices: int, gpus_per_tower: int) -> None:
 
 
 def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: Any) -> None:
-    """Raises ValueError where stages make no sense, whatever the model and devices.
+    """Raises ValueError for stages that no model and no devices allow.
 
     Args:
         gpus_per_tower: S.
-        stages: the names of layers that begin stages, or None.
-        others: strategy, batch_norm, jit_compile, as of `TowerStep`.
+        stages: the names of the layers that begin the stages 1 ... S - 1, or None.
+        others: `TowerStep`'s arguments strategy, batch_norm and jit_compile.
     """
     if (as_integer(gpus_per_tower) or 0) < 1:
         raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
@@ -146,7 +147,7 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
 def check_unsynchronized(
     stages: Stages | None, synchronized_layers: Sequence[keras.layers.Layer]
 ) -> None:
-    """Raises ValueError where towers would meet within a stage."""
+    """Raises ValueError if stages are combined with synchronized BatchNormalization."""
     if stages is not None and synchronized_layers:
         raise ValueError(
             f"gpus_per_tower ({stages.num_stages}) does not go with layer "
@@ -166,7 +167,7 @@ _REFUSED: dict[str, dict[Any, str]] = {
 
 
 def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
-    """The calls that begin stages, the first one included."""
+    """Returns the indices of the calls that begin stages, the first stage included."""
     begins = [0]
     for name in names:
         if name not in of_calls:
@@ -185,7 +186,7 @@ def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
 
 
 def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
-    """Where contiguous parts begin whose largest sum is as small as can be; none is empty."""
+    """Returns where nonempty contiguous parts begin, such that the largest sum is minimal."""
 
     def begins(limit: int) -> list[int]:
         found, total = [0], 0
@@ -204,7 +205,7 @@ def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
 
 
 def _sizes(calls: Sequence[Call]) -> list[int]:
-    """The bytes of each call's outputs, and, where it is its layer's first, parameters."""
+    """Returns the bytes of each call's outputs; a layer's first call counts its parameters, too."""
     known: set[int] = set()
     sizes = []
     for call in calls:

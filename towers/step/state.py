@@ -1,10 +1,10 @@
-"""A model's state: what goes into each tower, and how the towers' new states become one.
+"""Reads a model's state: the values that each tower gets, and where the variables are.
 
-| state                 | into tower t                           | after the step              |
+| state                 | value that tower t gets                | value after the step        |
 | --------------------- | -------------------------------------- | --------------------------- |
-| BatchNorm statistics  | as they are                            | weighted mean, or tower 0's |
-| random seeds          | tower 0: as they are; t: folded with t | tower 0's: advanced once    |
-| the rest              | as it is                               | see `assigned`              |
+| BatchNorm statistics  | the current statistics                 | weighted mean, or tower 0's |
+| random seeds          | the seed; folded with t, unless t is 0 | tower 0's, advanced once    |
+| other variables       | the current value                      | see the table in `assigned` |
 """
 
 import hashlib
@@ -21,17 +21,18 @@ _SEED = "seed_generator_state"  # the name that Keras gives the state of every S
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a `keras.random.SeedGenerator`, in a layer or not."""
+    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == _SEED
 
 
 def statistics(
     model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
 ) -> list[keras.Variable]:
-    """The statistics of a model's BatchNormalization layers, in the order of its state.
+    """Returns the statistics of BatchNormalization layers, in the order of the model's variables.
 
     Args:
-        synchronized: layers whose statistics are equal in all towers, and left out.
+        model: the model whose layers are searched.
+        synchronized: layers to leave out, because their statistics are equal in all towers.
     """
     found = {
         id(variable)
@@ -44,12 +45,12 @@ def statistics(
 
 
 def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]:
-    """The random seeds that tower `tower_index` starts from.
+    """Returns the random seeds that tower `tower_index` starts from.
 
-    Tower 0 keeps them as they are, so that one tower computes what Keras does.
+    Tower 0 uses the model's seeds, so that a single tower computes the same as Keras.
 
     Args:
-        seeds: int64 vectors [seed, counter], of the model.
+        seeds: the model's seeds, int64 vectors [seed, counter].
         tower_index: 0 ... T - 1.
     """
     if tower_index == 0:
@@ -59,16 +60,16 @@ def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]
 
 
 def variables_device(model: keras.Model) -> str:
-    """The device of the model's parameters, such as "/cpu:0"; "/cpu:0" where it has none.
+    """Returns the device of the model's first trainable variable; "/cpu:0" without variables.
 
-    Of several devices, that of the first that is trained; the states of random seeds come last, as
-    a layer makes its own before it is built.
+    Without trainable variables, other weights come first. Random seeds come last, because a layer
+    creates them before it is built, maybe on another device.
     """
     variables = [*model.trainable_variables, *model.weights, *model.variables]
     return short_name(variables[0].value.device) if variables else HOST
 
 
 def digest(variable: keras.Variable) -> str:
-    """A digest of a variable's bits and shape: 16 hexadecimal digits of their SHA-256."""
+    """Returns 16 hexadecimal digits of the SHA-256 of a variable's dtype, shape and bits."""
     value = variable.value.numpy()
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]
