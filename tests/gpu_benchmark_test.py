@@ -15,6 +15,7 @@ import pytest
 from benchmarks import clocks, gpu, gpu_run, gpu_table, machine, process
 from benchmarks.gpu_plan import TRIP, Case, Setup, plan
 from benchmarks.gpu_table import FAILED, MEASURED, NOT_REACHED
+from tests.processes import children, has_ended
 
 pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
@@ -106,15 +107,14 @@ def test_sigterm_leaves_no_process_running_and_the_csv_whole(tmp_path):
     run = start(tmp_path, "--workloads=mlp41m")
     try:
         assert "cases on 1 CPU device rehearsing GPUs" in run.stdout.readline()
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
-        while not (started := children.read_text().split()):
+        while not (started := children(run.pid)):
             pass
         run.send_signal(signal.SIGTERM)
         out, error = run.communicate(timeout=60)
     finally:
         run.kill()
     assert run.returncode == 128 + signal.SIGTERM and "ended by SIGTERM" in error
-    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert all(map(has_ended, started))
     assert "not reached: mlp41m, 8 on 2 devices: mirrored" in out
     rows = gpu_table.read(tmp_path / gpu_run.CSV).values()
     assert {row["status"] for row in rows} == {NOT_REACHED}

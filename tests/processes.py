@@ -16,6 +16,11 @@ SMALL_DISK = """
 """
 
 
+def children(pid):
+    """The processes that another's main thread has started, in order, and not yet waited for."""
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
 def has_ended(pid, seconds=10.0):
     """Whether a process, no child of this one, ends in this time."""
     until = time.monotonic() + seconds

@@ -2,17 +2,15 @@
 
 import hashlib
 import os
-import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from tests import real_workers as workers
 from tests import resuming
 from tests.processes import (
-    NAMESPACE, SMALL_DISK, has_ended, skip_where_nothing_can_be_mounted,
+    NAMESPACE, SMALL_DISK, children, has_ended, skip_where_nothing_can_be_mounted,
 )
 from towers.workers.cluster import LOST_WORKER
 
@@ -188,35 +186,22 @@ def test_a_worker_that_would_train_something_else_is_refused(command, flags, dif
 
 
 def launch(run_dir, hold, *flags):
-    """The launcher of three workers, who stand where they are to be held."""
+    """The launcher of three workers, who stand where they are to be held; and their processes."""
     launcher = workers.start(
         [""], 0, "-m", "towers.app.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
         *FLAGS, *flags, TF_CONFIG="", **hold.fault,
     )
     hold.wait_for(3)
-    return launcher
-
-
-def worker_processes(run_dir):
-    """{index: process} of a launcher's workers."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_text().split("\0")
-            environment = (path / "environ").read_text()
-        except OSError:  # has ended meanwhile
-            continue
-        index = re.search(r'"task": \{[^}]*"index": (\d+)', environment)
-        if index and any(part.endswith(str(run_dir)) for part in command):
-            found[int(index[1])] = int(path.name)
-    return found
+    started = children(launcher.pid)
+    assert len(started) == 3
+    return launcher, started
 
 
 @pytest.mark.matrix
 def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_path):
     hold = Hold(3, tmp_path)
-    launcher = launch(tmp_path / "run", hold)
-    os.kill(worker_processes(tmp_path / "run")[1], signal.SIGKILL)
+    launcher, started = launch(tmp_path / "run", hold)
+    os.kill(started[1], signal.SIGKILL)
     hold.end()
     ((code, said, _),) = workers.finish([launcher])
     assert code == 0
@@ -227,11 +212,11 @@ def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_p
 @pytest.mark.matrix
 def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
     hold = Hold(3, tmp_path)
-    launcher = launch(tmp_path / "run", hold)
+    launcher, started = launch(tmp_path / "run", hold)
     launcher.send_signal(signal.SIGTERM)
     hold.end()
     ((code, _, _),) = workers.finish([launcher])
-    assert (code, worker_processes(tmp_path / "run")) == (143, {})
+    assert code == 143 and all(map(has_ended, started))
     resume(2, tmp_path / "run")
     assert bits(tmp_path / "run") == alone
 
@@ -239,8 +224,7 @@ def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
 @pytest.mark.matrix
 def test_the_workers_end_with_a_launcher_that_is_killed(tmp_path):
     hold = Hold(3, tmp_path)
-    launcher = launch(tmp_path / "run", hold, "--epochs=1000")
+    launcher, started = launch(tmp_path / "run", hold, "--epochs=1000")
     hold.end()
-    processes = worker_processes(tmp_path / "run").values()
     launcher.kill()
-    assert len(processes) == 3 and all(has_ended(process) for process in processes)
+    assert all(map(has_ended, started))
