@@ -1,6 +1,7 @@
 """The house: folders that build on each other in one direction, tests in the same places."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -67,20 +68,7 @@ def test_the_trunk_imports_no_circle():
         name: {".".join(target[:n]) for target in imported(path) for n in (1, 2, 3)} & set(modules)
         for name, path in modules.items() if not name.endswith("__init__")
     }
-    done, under_way = set(), []
-
-    def visit(name):
-        assert name not in under_way, " -> ".join([*under_way, name])
-        if name in done:
-            return
-        under_way.append(name)
-        for other in sorted(edges.get(name, ())):
-            visit(other)
-        under_way.pop()
-        done.add(name)
-
-    for name in sorted(edges):
-        visit(name)
+    graphlib.TopologicalSorter(edges).prepare()  # else it raises CycleError, which names them
 
 
 # Test files without a module of that name, each with the reason.

@@ -119,15 +119,10 @@ def train(*flags, cwd, fault="", inside=(), anew=False):
     if inside or anew:
         process = start(*flags, cwd=cwd, fault=fault, inside=inside)
     else:
-        process = fork(*flags, cwd=cwd, fault=fault)
+        process = Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
     stdout, stderr = process.communicate(timeout=500)
     lines = [line for line in stderr.splitlines(True) if not _TENSORFLOWS.match(line)]
     return process.returncode, stdout, "".join(lines)
-
-
-def fork(*flags, cwd, fault=""):
-    """`start`, of a process that is forked: it begins sooner."""
-    return Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
 
 
 @functools.cache
