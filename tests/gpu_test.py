@@ -128,7 +128,7 @@ def trained(cwd, *flags, fault=""):
     pytest.param("--variable_device=gpu", marks=on_gpus_alone),
 ])
 def test_a_run_with_each_switch_has_the_large_batchs_gradient(switch, tmp_path):
-    assert "the averaged gradient is the large-batch gradient" in trained(
+    assert "the averaged gradient is the full-batch gradient" in trained(
         tmp_path, *EIGHT, switch, "--num_gpus=8", "--model=tests.gpu_test:plain",
         "--dataset=tests.resuming:data", "--batch_size=48", "--max_steps=2", "--verify_gradients",
         "--run_dir=run",

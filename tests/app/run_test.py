@@ -148,7 +148,7 @@ def test_a_plan_trains_nothing_and_makes_no_directory(capsys):
 def test_verifying_the_gradients_does_not_change_the_run(capsys):
     plain = towers.train(config(run_dir="plain"))
     verified = towers.train(config(run_dir="verified", verify_gradients=True))
-    assert "the averaged gradient is the large-batch gradient" in capsys.readouterr().out
+    assert "the averaged gradient is the full-batch gradient" in capsys.readouterr().out
     assert verified == plain
 
 

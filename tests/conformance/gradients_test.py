@@ -1,4 +1,4 @@
-"""For every model, shard split and batch: the averaged gradient is the large-batch gradient."""
+"""For every model, shard split and batch: the averaged gradient is the full-batch gradient."""
 
 import functools
 

@@ -129,7 +129,7 @@ def test_a_fit_that_hangs_ends_with_the_stacks_on_stderr():
     assert done.returncode == hang.HUNG
     line, _, stacks = done.stderr.partition("error: it hangs: ")[2].partition("\n")
     assert "in the work between two steps, in wait (" in line
-    assert "with towers.Resume among its callbacks it goes on from its last checkpoint" in line
+    assert "with towers.Resume among its callbacks it continues from its last checkpoint" in line
     assert " in <lambda>\n" in stacks
 
 

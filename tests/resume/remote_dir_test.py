@@ -206,7 +206,7 @@ def test_what_is_not_uploaded_is_uploaded_later_or_else_in_the_copy(memory, tmp_
         towers.train(config(run_dir=f"{MEMORY}2", epochs=1), [at_epoch_end(cut)])
     (copy,) = tmp_path.glob("towers-*/run2")
     assert str(lost.value) == (
-        f"{MEMORY}2 cannot be written: cut. All that it lacks is in {copy}: go on with "
+        f"{MEMORY}2 cannot be written: cut. All that it lacks is in {copy}: continue with "
         f"resume={copy}."
     )
     assert command_line.exit_code(lambda: (_ for _ in ()).throw(lost.value)) == 5

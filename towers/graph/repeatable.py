@@ -84,7 +84,7 @@ def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
 
 UNSAVED_NOISE = (
     "the model draws noise by tf.random, which has no state to save: after a resume its noise "
-    "begins anew. Draw it by keras.random with a keras.random.SeedGenerator of a layer's own."
+    "differs. Draw it with keras.random and a keras.random.SeedGenerator of the layer."
 )
 
 

@@ -53,7 +53,7 @@ class HangTimeout(FitOption):
         is_alone = join_workers().num_workers == 1
         return hang.Watch(
             placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
-            "Start the script again: with towers.Resume among its callbacks it goes on from its "
+            "Start the script again: with towers.Resume among its callbacks it continues from its "
             "last checkpoint. If it was at work, give towers.HangTimeout more seconds.",
             0.0 if not is_alone else None if self.seconds == _AUTO else float(self.seconds),
         )

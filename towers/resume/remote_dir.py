@@ -109,7 +109,7 @@ class Mirror:
             name = "resume" if self._argument == "run_dir" else self._argument
             raise LostDirectoryError(
                 f"{self.url} cannot be written: {run_dir.reason(error)}. All that it lacks is in "
-                f"{self.copy}: go on with {name}={self.copy}."
+                f"{self.copy}: continue with {name}={self.copy}."
             ) from error
         self.is_behind = False
 

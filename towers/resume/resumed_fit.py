@@ -121,8 +121,8 @@ def resumed_fit(
         if state.epoch_step % execution and state.epoch_step != data.most_steps:
             raise ValueError(
                 f"steps_per_execution ({execution}): the newest checkpoint was written after step "
-                f"{state.epoch_step} of its epoch, in the middle of an execution. Go on with one "
-                "that divides it."
+                f"{state.epoch_step} of its epoch, in the middle of an execution. Give a "
+                "value that divides it."
             )
         variables = _variables(model, prepare(data.spec))
         now = {
@@ -361,7 +361,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         step = self._checkpointer.newest_step()
         if step is not None:
             print(
-                f"\nsaved at step {step}: the same script goes on from {self._directory}",
+                f"\nsaved at step {step}: the same script continues from {self._directory}",
                 flush=True,
             )
         self._workers.barrier()

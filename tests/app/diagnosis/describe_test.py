@@ -96,6 +96,6 @@ def test_verifying_says_how_close_the_gradients_are_and_changes_nothing():
     found = describe.verified(run)
     (line,) = lines_of(lambda _, out: describe.show_verified(found, out), run)
     assert line.startswith("Verify    largest relative difference ")
-    assert line.endswith(": the averaged gradient is the large-batch gradient")
+    assert line.endswith(": the averaged gradient is the full-batch gradient")
     for variable, value in zip(run.step.model.variables, before, strict=True):
         assert (variable.numpy() == value).all()

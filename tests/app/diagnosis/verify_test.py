@@ -1,4 +1,4 @@
-"""The comparison of the averaged with the large-batch gradient, and what it leaves alone."""
+"""The comparison of the averaged with the full-batch gradient, and what it leaves alone."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def test_without_random_layers_the_difference_is_float_rounding():
     before = [v.numpy().copy() for v in variables]
     found = verify_gradients(step, LOSS, *make_batch())
     assert found.difference < 1e-5 and found.by_design == []
-    assert str(found).endswith("the averaged gradient is the large-batch gradient")
+    assert str(found).endswith("the averaged gradient is the full-batch gradient")
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.path)
 
@@ -70,7 +70,7 @@ def test_the_bound_is_that_of_the_dtype_of_the_parameters(
     found = verify_gradients(step, LOSS, *make_batch())
     assert (found.multiplied_in, found.cause) == (multiplied, "")
     assert found.difference <= within
-    assert "the averaged gradient is the large-batch gradient" in str(found)
+    assert "the averaged gradient is the full-batch gradient" in str(found)
     assert ("within float rounding of" in str(found)) == (multiplied != "float32")
     assert layer.dtype_policy.name == policy
     loss, gradients = step.gradients(*make_batch())  # a sum in place of a mean

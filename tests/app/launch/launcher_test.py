@@ -48,8 +48,8 @@ def test_a_script_starts_again_with_the_same_arguments_and_one_worker_less(tmp_p
     code, lines, stderr = launch(tmp_path, text, "--workers=3", words=["--x=1"])
     assert (code, stderr) == (0, "")
     assert lines == [
-        f"Restart   worker 2 {KILLED}: script.py --x=1 goes on with 2 workers (1 of 3)",
-        f"Restart   worker 1 {KILLED}: script.py --x=1 goes on with 1 worker (2 of 3)",
+        f"Restart   worker 2 {KILLED}: script.py --x=1 continues with 2 workers (1 of 3)",
+        f"Restart   worker 1 {KILLED}: script.py --x=1 continues with 1 worker (2 of 3)",
     ]
     assert attempts(tmp_path) == {n: [["None", "--x=1"]] * n for n in (3, 2, 1)}
 
@@ -62,7 +62,7 @@ def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tm
         tmp_path, text, "--workers=3", "--gpus_per_worker=2", words=["train.py", "--epochs=3"],
         environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
     )
-    restart = f"worker {lost} {KILLED}: train.py --resume={RUN} goes on with 2 workers (1 of 3)"
+    restart = f"worker {lost} {KILLED}: train.py --resume={RUN} continues with 2 workers (1 of 3)"
     assert (code, stderr) == (0, "")
     assert lines == [TITLE, f"Restart   {restart}", TITLE]
     left = [gpus for i, gpus in enumerate(("0,1", "2,3", "4,5")) if i != lost]
@@ -86,7 +86,7 @@ if count == 3:
     assert (code, stderr) == (0, "")
     assert lines == [
         "Restart   not all of them came to the end of a step; worker 1 did not end and was killed: "
-        "script.py goes on with 2 workers (1 of 3)"
+        "script.py continues with 2 workers (1 of 3)"
     ]
     assert [gpus for gpus, in attempts(tmp_path)[2]] == ["4", "6"]
 
@@ -95,11 +95,11 @@ def test_a_worker_alone_starts_again_as_often_as_it_may(tmp_path):
     text = "import faulthandler\nfaulthandler.enable()\n" \
         "print('begins', flush=True)\nkill_self(signal.SIGABRT)"
     code, lines, stderr = launch(tmp_path, text, "--workers=1", "--max_restarts=2")
-    restart = "Restart   worker 0 was killed by SIGABRT: script.py goes on with 1 worker "
+    restart = "Restart   worker 0 was killed by SIGABRT: script.py continues with 1 worker "
     assert lines == ["begins", restart + "(1 of 2)", "begins", restart + "(2 of 2)", "begins"]
     assert code == 1 and stderr.startswith("Fatal Python error: Aborted")
     assert stderr.splitlines()[-1] == (
-        "error: worker 0 was killed by SIGABRT, after 2 restarts. To go on, give the launcher "
+        "error: worker 0 was killed by SIGABRT, after 2 restarts. To continue, give the launcher "
         "behind --: script.py"
     )
 

@@ -157,7 +157,7 @@ def test_dicts_of_inputs_and_two_outputs_have_a_column_each_and_the_large_batch_
     ))
     assert header().split(",")[1:5] == ["loss", "kind_accuracy", "size_loss", "kind_loss"]
     said = capsys.readouterr().out
-    assert "the averaged gradient is the large-batch gradient" in said
+    assert "the averaged gradient is the full-batch gradient" in said
     assert "the best by val_kind_accuracy" in said and "best val_kind_accuracy 0." in said
 
 

@@ -60,7 +60,7 @@ class Verification(NamedTuple):
         if not self.cause:
             return None
         return (
-            "`verify_gradients` has found that the averaged gradient is not the large-batch "
+            "`verify_gradients` has found that the averaged gradient is not the full-batch "
             f"gradient: {self}; or num_towers=1, whose shard is the batch. verify_gradients=warn "
             "trains all the same."
         )
@@ -74,7 +74,7 @@ class Verification(NamedTuple):
         if self.difference > self.tolerance:
             return f"{found}: by design, {' and '.join(self.by_design)}"
         within = f", within {rounding}" if name else ""
-        return f"{found}: the averaged gradient is the large-batch gradient{within}"
+        return f"{found}: the averaged gradient is the full-batch gradient{within}"
 
 
 def verify_gradients(

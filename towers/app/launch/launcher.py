@@ -51,13 +51,13 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
             if restarts == max_restarts:
                 for line in why.errors if why.code < 0 else ():
                     show(line, is_error=True)
-                show(f"error: {what}, after {counted(restarts, 'restart')}. To go on, give the "
+                show(f"error: {what}, after {counted(restarts, 'restart')}. To continue, give the "
                      f"launcher behind --: {shlex.join(words)}", is_error=True)
                 return OTHER_FAILURE
             if len(left) > 1:
                 del left[lost]
             show(
-                f"Restart   {what}: {shlex.join(words)} goes on with "
+                f"Restart   {what}: {shlex.join(words)} continues with "
                 f"{counted(len(left), 'worker')} ({restarts + 1} of {max_restarts})"
             )
     raise AssertionError("restarts are counted")

@@ -15,7 +15,7 @@ import numpy as np
 from towers.app import named
 from towers.app.named import one_line
 
-MEND = "Mend it; `resume` then goes on from there."
+MEND = "Fix it, then continue with `resume`."
 
 
 class Leaf(NamedTuple):

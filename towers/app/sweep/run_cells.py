@@ -76,7 +76,7 @@ def run_sweep(
                 row = _run(cell, cells[cell], out_dir, train)
             except KeyboardInterrupt:
                 num_done = len(cells) - len(left) + number - 1
-                show(f"{num_done} of {len(cells)} cells are done. The same command goes on with "
+                show(f"{num_done} of {len(cells)} cells are done. The same command continues with "
                      "the rest.")
                 raise
             rows[row.key] = row
@@ -115,7 +115,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
         if differ:
             raise ValueError(
                 f"out_dir ({out_dir}) holds a sweep with other settings: {', '.join(differ)}. Give "
-                "the same ones to go on with it, or name another directory."
+                "the same ones to continue it, or name another directory."
             )
         yield
 
