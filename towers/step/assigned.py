@@ -17,8 +17,7 @@ differ in two rows, which variables.py describes.
 | any other value                               | tower 0's value, with a warning; with     |
 |                                               |     aggregation="sum" a ValueError        |
 
-Weights are n_t / N, by the towers' examples. A parameter's value must not depend on a shard. The
-traced graph shows which values do.
+Weights are n_t / N. A parameter's value must not depend on a shard; the graph shows which do.
 """
 
 import functools
@@ -99,10 +98,9 @@ class TowerScope(keras.StatelessScope):
         return TowerScope(values, len(self._parameters))
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
-        """Records a (variable, value) pair; gradients flow through parameters' values only.
+        """Records a (variable, value) pair; only parameters' values keep a gradient, as in Keras.
 
-        Raises:
-            ValueError: the assignment is in a tf.function, a tf.cond or a loop.
+        Raises ValueError for an assignment in a tf.function, a tf.cond or a loop.
         """
         variable, value = update
         if tf.compat.v1.get_default_graph() is not self._graph:

@@ -62,8 +62,7 @@ def add_tree(tree: Tree) -> Values:
 
 
 def add(left: Any, right: Any) -> Any:
-    """Returns left + right. Embedding gradients are added by `lookups.add_slices`; None stays None.
-    """
+    """Returns left + right; `lookups.add_slices` adds embedding gradients, and None stays None."""
     if left is None:
         return None
     if isinstance(left, tf.IndexedSlices | tuple):
@@ -100,8 +99,7 @@ class Subtree(NamedTuple):
 
 
 def subtrees(owners: Sequence[int]) -> list[Subtree]:
-    """Splits the tree by owner, in tower order; `owners`: each of the T towers' owner, ascending.
-    """
+    """Splits the tree by owner, in tower order; `owners`: the T towers' owners, ascending."""
     found: list[Subtree] = []
     waiting = [range(len(owners))]
     while waiting:

@@ -67,8 +67,7 @@ def run_levels(
 def _held_back(end: tf.Operation, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the values, delayed until another tower has ended.
 
-    A control edge to the call is not enough: once TensorFlow inlines the call, only its operations
-    without inputs would wait.
+    A control edge to the call is not enough: once it is inlined, only ops without inputs wait.
     """
     with tf.control_dependencies([end]):
         return [tf.identity(value) for value in values]

@@ -200,8 +200,7 @@ class WorkersExchange(Exchange):
         )
 
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """Joins [n_w, ...] of each worker to [sum(n_w), ...], in worker order; sizes: n_w, int32.
-        """
+        """Joins [n_w, ...] of all workers to [sum(n_w), ...], in their order; sizes: n_w, int32."""
         if isinstance(value, tf.RaggedTensor):
             counts = self._collectives.all_gather(batch_size(value.values))
             lengths = self._join(value.row_lengths(), sizes)

@@ -132,8 +132,7 @@ class StageServer(ParameterServer):
         self._packs_parameters, self.packed = self.packed, False  # sums lie on several devices
 
     def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """Returns the values, each on its stage's device, by each group's first device; and `home`.
-        """
+        """Returns the values by a group's first device, on their stages' devices; and at `home`."""
         variables = [*self.parameters, *state]
         values = [tf.convert_to_tensor(v.value) for v in variables]
         arrived = {first: list(values) for first in [*self._groups, self.home]}

@@ -111,9 +111,8 @@ def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: rang
     """Raises ValueError if the shards' numbers of rows do not fit the batch.
 
     Args:
-        placed: the shards of this worker's towers; None if the step splits the batch.
-        batch: a structure of tensors or arrays [N, ...].
-        num_towers, local_towers: T, and the indices of this worker's towers.
+        placed, local_towers: the shards and indices of this worker's towers; None: no shards yet.
+        batch: a structure of tensors or arrays [N, ...], for `num_towers` towers.
     """
     if placed is None:
         return

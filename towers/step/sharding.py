@@ -31,8 +31,7 @@ class Shard(NamedTuple):
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
-    """Returns each tower's number of examples; the first `num_examples % num_towers` get one more.
-    """
+    """Returns each tower's number of examples; the first N % T towers get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
     return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
 

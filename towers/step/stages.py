@@ -47,8 +47,7 @@ class Stages:
                 stages by the bytes of their parameters and outputs.
 
         Raises:
-            ValueError: the model has a custom `call` or fewer than S layers, or `begun_at` names
-                layers that are missing or out of order.
+            ValueError: the model has a custom `call`, or its layers do not fit S or `begun_at`.
         """
         calls = calls_in_order(model)
         if calls is None:

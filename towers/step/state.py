@@ -31,7 +31,6 @@ def statistics(
     """Returns the statistics of BatchNormalization layers, in the order of the model's variables.
 
     Args:
-        model: the model whose layers are searched.
         synchronized: layers to leave out, because their statistics are equal in all towers.
     """
     found = {

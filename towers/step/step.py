@@ -48,13 +48,13 @@ from towers.step.xla import compiles
 
 
 class Computed(NamedTuple):
-    """What towers have computed of a global batch, before the update.
+    """Holds the towers' results for a global batch, before the update.
 
-    tree: what is left of the additions over the towers, of [loss, gradients ..., parts ...].
-    added: the indices of the variables that the sums of these parts are assigned to.
-    same: values of `Assigned.same` in tower 0, by the variable's index.
-    predictions: the model's outputs for all rows, before the update; None where nobody asks.
-    finite: [T, 1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
+    tree: the remaining additions over the towers of [loss, V gradients, parts].
+    added: the index of the variable that the sum of each part is assigned to.
+    same: values that all towers agree on, taken from tower 0; keyed by variable index.
+    predictions: the model's outputs for all rows, before the update; None if not requested.
+    finite: [T, 1 + V] bool: whether each tower's loss and gradients are finite; None if unchecked.
     """
 
     tree: Tree
@@ -92,7 +92,7 @@ class Step:
             optimizer: a Keras optimizer or its name. It is called once for each update, with the
                 averaged gradients.
             loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
-                every loss. Optimizer, loss, loss weights and metrics default to those of `compile`.
+                every loss. Optimizer, loss, loss weights and metrics default to `compile`'s.
             loss_weights: a factor, or a list or dict with a factor for each output.
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this worker's devices. Default: `tower_devices()`.
@@ -105,8 +105,9 @@ class Step:
                 does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
                 and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
                 gradients itself.
-            jit_compile: whether XLA compiles each tower. "auto" compiles where it is faster.
-                "compiled" does what the model's `compile` was told, or else the same as "auto".
+            jit_compile: whether XLA compiles each tower. "auto" follows `model.jit_compile`, and
+                compiles small recurrent layers on machines without GPUs. "compiled" only follows
+                `model.jit_compile`; for a model that is not compiled, it equals "auto".
             strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
                 copy on every tower device. Both give the same bits.
             gpus_per_tower: the number of devices that share the layers of one tower, in as many
@@ -170,12 +171,12 @@ class Step:
     def compute(
         self, batch: BatchValues, placed: Placed = None, *, with_predictions: bool = True
     ) -> Computed:
-        """1 to 4. The towers' results for x, y and sample_weight of a global batch.
+        """Computes the towers' results for a global batch: arrows 1 to 4.
 
         Args:
-            batch: tensors [N, ...].
-            placed: its shards, where they lie on their devices already.
-            with_predictions: else they are None.
+            batch: x, y and sample_weight, structures of tensors [N, ...] or None.
+            placed: the shards, already on their devices; None splits the batch.
+            with_predictions: whether to return the model's outputs for all rows.
         """
         with checked_rows(*batch):
             shards = self.split(batch, placed)                                  # 1
@@ -185,11 +186,11 @@ class Step:
             return self._add_up(outputs, shards if with_predictions else None)  # 4
 
     def update(self, computed: Computed) -> tf.Tensor:
-        """5. Updates parameters, optimizer and state with the towers' results; returns the loss."""
+        """Updates parameters, optimizer and state (arrow 5); returns the loss."""
         variables = self.trainable_variables
         with tf.name_scope(scopes.UPDATE), tf.device(self.parameter_device):
             parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
-            assign_merged(variables, parameters, {})  # the update is of what was assigned
+            assign_merged(variables, parameters, {})  # the update starts from assigned values
             if parameters:
                 self.strategy.refresh()
             loss, added = self.strategy.update(computed.tree)
@@ -197,7 +198,7 @@ class Step:
         return loss
 
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
-        """1. The shards of the global batch."""
+        """Splits the global batch into T shards (arrow 1)."""
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
             self.exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
@@ -206,7 +207,7 @@ class Step:
         return shards
 
     def run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
-        """2 and 3. Calls the one traced tower on each of this worker's shards, on its device."""
+        """Calls the traced tower on each of this worker's shards, on its device (arrows 2, 3)."""
         tower, weigh = self.tower.trace(name, shards[self.local_towers.start].values)
         inputs = self._inputs(shards)
         if name == "predict":
@@ -224,9 +225,9 @@ class Step:
         return self._on_devices(tower, inputs, own_shares)
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
-        """3. The inputs of each tower of this worker.
+        """Returns the inputs of each tower of this worker (arrow 3).
 
-        TensorFlow sends a value once to each device, however many of its towers need it.
+        TensorFlow sends a value only once to each device, even if several of its towers need it.
         """
         home = self.parameter_device
         with tf.name_scope(scopes.PARAMETERS), tf.device(home):
@@ -253,7 +254,7 @@ class Step:
         )
 
     def _add_up(self, outputs: list[TowerOutput], shards: list[Shard] | None) -> Computed:
-        """4. The sums of loss, gradients and state; all rows' outputs, if shards are given."""
+        """Adds loss, gradients and state (arrow 4); joins the outputs if `shards` are given."""
         assigned, finite = outputs[0].assigned, None
         with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
             same = dict(zip(assigned.same, self._broadcast(assigned.same.values()), strict=True))
@@ -266,9 +267,9 @@ class Step:
         return Computed(tree, list(assigned.parts), same, predictions, finite)
 
     def _predictions(self, outputs: list[TowerOutput], shards: list[Shard]) -> Structure:
-        """The model's outputs for the global batch, with their masks and logits.
+        """Returns the model's outputs for the global batch, with their masks and logits.
 
-        Rows are joined in order; an output without rows is tower 0's, or a sum over the towers.
+        Rows are joined in order. An output without rows is tower 0's, or a sum over the towers.
         """
         first = outputs[0]
         same, parts = first.without_rows
@@ -289,9 +290,9 @@ class Step:
     def infer(
         self, name: str, batch: BatchValues, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
-        """(loss, predictions) of a global batch in inference mode; `name`: "test" or "predict".
+        """Returns (loss, predictions) in inference mode; `name`: "test" or "predict".
 
-        What the model assigns is kept, as in Keras.
+        Values that the model assigns to its state are kept, as in Keras.
         """
         with checked_rows(*batch), tf.device(self.parameter_device):
             shards = self.split(batch, placed)
@@ -301,53 +302,53 @@ class Step:
             return loss, computed.predictions
 
     def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
-        """(loss, [gradient]) of a global batch, averaged; nothing is assigned."""
+        """Returns (loss, [gradient]) of a global batch, averaged; assigns nothing."""
         with tf.device(self.parameter_device):
             outputs = self.run_towers("train", self.split(batch), tf.ones([]))
             loss, *added = add_tree(self._add_up(outputs, None).tree)
         variables = self.trainable_variables
         return loss, [join_lookups(g, v.shape) for g, v in zip(added, variables)]
 
-    # What the arrows need.
+    # Helpers of the arrows.
 
     def _broadcast(self, values: Iterable[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Tower 0's values on the parameters' device, given those of this worker's first tower."""
+        """Returns tower 0's values on the parameter device, given this worker's first tower's."""
         moved = transfer(
             list(values), self.tower_devices[0], self.parameter_device, packed=self.strategy.packed
         )
         return self.exchange.broadcast(moved)
 
     def _sum_towers(self, values: list[Values]) -> Values:
-        """Sums V values of each of this worker's towers over all towers, in the midst of a run."""
+        """Sums V values of each of this worker's towers over all towers; returns V sums."""
         with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
             return add_tree(self.strategy.reduce(values, self.tower_devices))
 
     def _assign_state(self, computed: Computed, added: Values) -> None:
-        """Assigns to state what towers give it; `added`: sums for `computed.added`."""
+        """Assigns the towers' merged values to the state; `added`: sums for `computed.added`."""
         variables = [*self.trainable_variables, *self.tower.state]
         first = len(self.trainable_variables)
         same = {i: value for i, value in computed.same.items() if i >= first}
         assign_merged(variables, same, dict(zip(computed.added, added, strict=True)))
 
-    # What is known of it.
+    # Properties and checks.
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """The V variables that it trains: those that were trainable when it was made."""
+        """Returns the V variables that were trainable when this step was created."""
         return self.tower.trainable
 
     @property
     def has_unsaved_noise(self) -> bool:
-        """Whether the model, as far as it was traced, draws noise by tf.random."""
+        """Whether a traced tower draws noise with tf.random, whose state cannot be saved."""
         return self.tower.has_unsaved_noise
 
     @property
     def met_variables(self) -> list[Any]:
-        """Variables that the model uses and Keras does not list; known once a step was traced."""
+        """Returns variables that the model uses but Keras does not list; found while tracing."""
         return self.tower.met
 
     def check_agreement(self) -> None:
-        """Raises ValueError where workers differ in what they train; so does the first batch."""
+        """Raises ValueError if workers differ in versions, settings or variables."""
         if self.exchange.is_alone:
             return
         variables = [*self.model.variables, *self.optimizer.variables]
@@ -371,7 +372,7 @@ class Step:
 
         Args:
             name: "train" or "test".
-            x, y, sample_weight: a batch, or the TensorSpecs of one.
+            x, y, sample_weight: a batch, or its TensorSpecs.
         """
         output = self.tower.trace(name, (x, y, sample_weight))[0].structured_outputs
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, output.predictions)

@@ -1,4 +1,4 @@
-"""Where the parameters are, and so what travels: one set of them, or a copy on every device.
+"""Keeps the parameters in one place, or a copy of them on every device.
 
     parameter_server                      mirrored
 
@@ -9,8 +9,8 @@
         \\         /                             |  <-- slices' sums -->   |
       [parameters] <- one update            [parameters] <- update    [copy] <- the same update
 
-Both add in the order of the one tree and make the one update, traced once: same bits. Where the
-layers are in stages, the parameter server sends each device its own stage's parameters.
+Both add in the order of one tree and use the same traced update, so results are bit-identical. If
+layers are in stages, the parameter server sends each device only its stage's parameters.
 """
 
 import math
@@ -43,9 +43,9 @@ from towers.step.transfers import pack, packages, spread, unpack
 
 
 class Sums(list):
-    """The sums on the home.
+    """Lists the sums on the parameter device.
 
-    by_device: on each device.
+    by_device: the sums on each device.
     """
 
     def __init__(self, home: str, by_device: Mapping[str, Values]) -> None:
@@ -54,10 +54,10 @@ class Sums(list):
 
 
 class Mirrored(ParameterServer):
-    """A copy on every device; the model's own variables are the first device's.
+    """Keeps a copy of parameters and optimizer on every device; the first device has the originals.
 
-    Files, callbacks and metrics see these alone. What others assign to them reaches the copies as
-    a call begins, unless it was told to trust the copies.
+    Files, callbacks and metrics use only the model's variables. Values that others assign to them
+    are copied when a step begins, unless `trust` says that there are none.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Mirrored(ParameterServer):
     ) -> None:
         """
         Args:
-            optimizer, parameters, policy, exchange: as of `ParameterServer`.
-            devices: the first is the parameters'.
+            optimizer, parameters, policy, exchange: the arguments of `ParameterServer`.
+            devices: the devices of this worker's towers; the first is the parameter device.
         """
         super().__init__(optimizer, parameters, devices[0], policy, exchange)
         self._devices = list(devices)
@@ -86,7 +86,7 @@ class Mirrored(ParameterServer):
         self._is_trusted = False
 
     def trust(self, is_trusted: bool) -> None:
-        if is_trusted != self._is_trusted:  # an assignment takes 50 us
+        if is_trusted != self._is_trusted:  # because an assignment takes 50 us
             self._is_trusted = is_trusted
             self._is_stale.assign(not is_trusted)
 
@@ -133,7 +133,7 @@ class Mirrored(ParameterServer):
         return Sums(self.home, sums)
 
     def _slices(self, values: Sequence[Values], devices: Sequence[str]) -> list[tf.Tensor]:
-        """The slices of a package's sum: each device adds one, and keeps it."""
+        """Returns the slices of a package's sum; each device adds one slice and keeps it."""
         count = len(self._devices)
         parts: dict[range, list[tf.Tensor]] = {}
         for owner, _, towers in subtrees([self._devices.index(device) for device in devices]):
@@ -171,18 +171,18 @@ class Mirrored(ParameterServer):
 
 
 def _program(apply: Callable, values: Values, variables: Mapping[int, int]) -> Callable:
-    """An update that is traced once, for the variables of any device.
+    """Traces an update once, for the variables of any device.
 
     Args:
-        apply: of values.
+        apply: applies V gradients to the model's variables.
         values: V gradients: tensors, IndexedSlices or None.
-        variables: by the id of the handle of each variable that it may use, its index.
+        variables: the index of each allowed variable, by the id of its handle.
 
     Returns:
-        A function of V gradients and the copies of a device; None in place of home's own variables.
+        A function of V gradients and a device's copies (None: use the model's variables).
 
     Raises:
-        ValueError: it uses another variable.
+        ValueError: the update uses a variable that is not allowed.
     """
     def traced_update(*flat: tf.Tensor) -> tf.Tensor:
         apply(packed(values, iter(flat)))
@@ -225,16 +225,16 @@ def make_strategy(
     exchange: Exchange,
     stages: Stages | None = None,
 ) -> ParameterServer:
-    """The strategy of a step.
+    """Returns the strategy of a step.
 
     Args:
-        name: one of `choices.STRATEGIES`; devices that share one memory need no copies.
-        optimizer, parameters, home, policy, exchange: as of `ParameterServer`.
-        devices: of each of this worker's towers.
-        stages: of the layers; None: each device computes them all.
+        name: one of `choices.STRATEGIES`. Devices that share one memory need no copies.
+        optimizer, parameters, home, policy, exchange: the arguments of `ParameterServer`.
+        devices: the device of each of this worker's towers.
+        stages: the stages of the layers; None if each device computes all layers.
 
     Raises:
-        ValueError: there is no such strategy, or the parameters are not on the first device.
+        ValueError: the name is unknown, or mirrored parameters are not on the first device.
     """
     check_strategy(name)
     places = list(dict.fromkeys(devices))

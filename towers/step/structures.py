@@ -1,4 +1,4 @@
-"""Structures of tensors [n, ...], and the specs that stand for them whatever n is."""
+"""Handles nested structures of tensors [n, ...], and their specs, which leave n open."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, Union
@@ -9,9 +9,8 @@ import tensorflow as tf
 from towers.machine.tensorflow_internals import NONE_SPEC
 from towers.step.tensor_rows import is_scipy
 
-# A tensor, ragged and sparse ones among them, or what stands for one (its spec, its dtype); lists,
-# tuples and dicts of these, nested as `tf.nest` takes them; None for an absent one. A batch's
-# tensors are [n, ...], of one n.
+# A dense, ragged or sparse tensor, or its spec or dtype. Or a list, tuple or dict of structures, as
+# in `tf.nest`. None stands for an absent tensor. All tensors of a batch have the same n.
 Structure: TypeAlias = Union[
     tf.Tensor, tf.RaggedTensor, tf.SparseTensor, Sequence["Structure"], Mapping[str, "Structure"],
     None,
@@ -19,7 +18,7 @@ Structure: TypeAlias = Union[
 
 
 def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
-    """The symbolic tensor that Keras builds a layer for."""
+    """Returns the symbolic Keras tensor of a spec."""
     if isinstance(spec, tf.RaggedTensorSpec):
         return keras.KerasTensor(
             spec.shape, spec.dtype.name, ragged=True, ragged_rank=spec.ragged_rank,
@@ -30,21 +29,21 @@ def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
 
 
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
-    """Like `tf.nest.map_structure`, with None standing for an absent tensor."""
+    """Maps a function over tensors, like `tf.nest.map_structure`; None stands for an absent one."""
     return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)
 
 
 def batch_specs(batch: Any) -> Any:
-    """The specs of a batch's tensors or arrays, or of their specs, for any number of examples.
+    """Returns the specs of a batch's tensors, arrays or specs, for any number of examples.
 
-    None for what is absent, as in Keras' data.
+    Absent parts become None: Keras' data has None or empty Optionals for them.
     """
     absent = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
     return map_tensors(lambda v: None if isinstance(v, absent) else any_rows(v), batch)
 
 
 def any_rows(value: Any) -> tf.TypeSpec:
-    """The spec of an array, a tensor or a spec [n, ...], for any n."""
+    """Returns the spec of an array, a tensor or a spec [n, ...], for any n."""
     shape = [None, *tf.TensorShape(value.shape)[1:]]
     if isinstance(value, tf.RaggedTensor):
         value = tf.type_spec_from_value(value)
@@ -56,7 +55,7 @@ def any_rows(value: Any) -> tf.TypeSpec:
 
 
 def one_row(batch: Any) -> Any:
-    """One row of zeros for each tensor, or spec, of a structure; None for what is absent."""
+    """Returns one row of zeros for each tensor, or spec, of a structure; None is kept."""
 
     def row_of(tensor: Any) -> Any:
         shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
@@ -73,12 +72,12 @@ def one_row(batch: Any) -> Any:
 
 
 def components(batch: Any) -> list[Any]:
-    """Returns the tensors, or the specs, that a structure is made of; None is left out."""
+    """Returns a structure's tensors or specs; splits ragged and sparse ones, leaves out None."""
     return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
 
 
 def packed(specs: Any, tensors: Iterator[tf.Tensor]) -> Any:
-    """A structure of these specs, of the next of some `components`."""
+    """Packs the next tensors, in the order of `components`, into a structure of these specs."""
     flat = tf.nest.flatten(specs, expand_composites=True)
     values = [None if spec is None else next(tensors) for spec in flat]
     return tf.nest.pack_sequence_as(specs, values, expand_composites=True)

@@ -1,12 +1,12 @@
-"""BatchNormalization with one mean and variance over the examples of all towers.
+"""Gives BatchNormalization one mean and variance over the examples of all towers.
 
     tower 0   n, sum(x) --+             +--> mean, sum((x - mean)^2) --+             +--> variance
     tower 1   n, sum(x) --+-- sum --+--> mean, sum((x - mean)^2) --+-- sum --+--> variance
     ...
 
-Its output, statistics and gradient equal the large batch's; backward the towers meet as often. A
-step of ResNet50 on 8 towers (32 images of 64x64, a device each) took 5.7 s of two cores' time, as
-it did with collective operations, which need a device for each tower and add in an order of theirs.
+Output, statistics and gradient equal one device's. The backward pass has as many sums over towers.
+A step of ResNet50 on 8 towers (32 images of 64x64, a device each) took 5.7 s of two cores' time,
+as with collective operations, which need a device for each tower and do not add in a fixed order.
 """
 
 import warnings
@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, moments_replaced
 
-# A tower's values -> their sums over all towers, whose gradients are the sums of the gradients.
+# Maps a tower's values to their sums over all towers; gradients are summed over towers, too.
 Sum: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
 def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[keras.layers.Layer]:
-    """The BatchNormalization layers to synchronize: all with batch_norm="synchronized", else layers
-    with `synchronized=True`, which Keras by itself honours under tf.distribute alone."""
+    """Returns the BatchNormalization layers to synchronize: all with batch_norm="synchronized",
+    else layers with `synchronized=True`. Keras ignores that outside of tf.distribute."""
     return [
         layer
         for layer in all_layers(model)
@@ -35,7 +35,7 @@ def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[kera
 
 
 def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
-    """Warns of statistics that a step averages because the caller has not said what to do.
+    """Warns that statistics are averaged by default, because `batch_norm` was not given.
 
     Args:
         statistics: the variables of BatchNormalization layers that a train step assigns.
@@ -55,12 +55,12 @@ def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
 def synchronized(
     layers: Sequence[keras.layers.Layer], is_real: tf.Tensor, sum_towers: Sum
 ) -> Iterator[None]:
-    """Within, the layers' moments are over all towers.
+    """Makes the layers compute mean and variance over all towers in its body.
 
     Args:
-        layers: the layers.
-        is_real: scalar bool, False for the one row that stands for an empty shard.
-        sum_towers: sums tensors over all towers.
+        layers: the BatchNormalization layers.
+        is_real: scalar bool, False for an empty shard, whose one row must not count.
+        sum_towers: sums a list of tensors over all towers.
     """
     with ExitStack() as stack:
         for layer in layers:
@@ -69,7 +69,7 @@ def synchronized(
 
 
 def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> Callable:
-    """(inputs, mask) -> mean and variance over all towers, by Keras' formulas."""
+    """Returns a function (inputs, mask) -> (mean, variance) over all towers, by Keras' formulas."""
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
         axes = [i for i in range(inputs.shape.rank) if i != layer.axis % inputs.shape.rank]
@@ -81,7 +81,7 @@ def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> 
         else:
             valid *= tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
             count = tf.reduce_sum(valid, axes)
-        (count,) = sum_towers([count])  # by itself: it has no gradient
+        (count,) = sum_towers([count])  # separate, because it has no gradient
         (total,) = sum_towers([_sum_over(axes, shape, inputs * valid)])
         if mask is not None:
             count += tf.cast(keras.config.epsilon(), count.dtype)
@@ -94,7 +94,7 @@ def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> 
 
 
 def _sum_over(axes: Sequence[int], shape: Sequence[int], values: tf.Tensor) -> tf.Tensor:
-    """tf.reduce_sum, with the gradient's few operations where the axes that stay are known."""
+    """Sums like tf.reduce_sum; knowing the kept axes, its gradient has fewer operations."""
 
     @tf.custom_gradient
     def total(values: tf.Tensor) -> Any:

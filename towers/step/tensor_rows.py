@@ -1,6 +1,6 @@
-"""The rows of a tensor [n, ...]: dense, ragged or sparse.
+"""Takes, gathers and joins the rows of tensors [n, ...]: dense, ragged or sparse.
 
-No other module knows how the rows of each kind are taken, chosen and joined.
+Other modules do not depend on the kind of tensor.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ def as_tensor(value: Any) -> Any:
 
 
 def is_composite(value: Any) -> bool:
-    """Whether a value, or its spec, is ragged or sparse: several tensors make one."""
+    """Whether a value, or its spec, is ragged or sparse, and so consists of several tensors."""
     kinds = tf.RaggedTensor | tf.RaggedTensorSpec | tf.SparseTensor | tf.SparseTensorSpec
     return isinstance(value, kinds)
 
 
 def is_scipy(value: Any) -> bool:
-    """Whether a value is a sparse matrix or array of SciPy, which may be absent."""
+    """Whether a value is a sparse matrix or array of SciPy; SciPy need not be installed."""
     return hasattr(value, "tocoo")
 
 
 def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
-    """The rows begin ... end - 1 of a tensor [n, ...]; both are [1], and no more than n."""
+    """Returns rows begin ... end - 1 of a tensor [n, ...]; both bounds are [1], at most n."""
     if isinstance(tensor, tf.SparseTensor):
         begin, end = (tf.cast(bound, tf.int64) for bound in (begin, end))
         rows = tensor.indices[:, 0]
@@ -44,7 +44,7 @@ def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
 
 
 def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
-    """The rows of these places, [m] of integers; a sparse tensor must be in the order of its rows.
+    """Returns the rows at `index`, [m] integers; a sparse tensor's entries must be sorted by row.
     """
     if not isinstance(tensor, tf.SparseTensor):
         return tf.gather(tensor, index)
@@ -58,7 +58,7 @@ def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
 
 
 def join_rows(tensors: Sequence[Any]) -> Any:
-    """The rows of several tensors [n, ...] of one kind, one after another."""
+    """Concatenates the rows of several tensors [n, ...] of one kind."""
     if not isinstance(tensors[0], tf.SparseTensor):
         return tf.concat(list(tensors), axis=0)
     counts = tf.concat([v.dense_shape[:1] for v in tensors], axis=0)
@@ -73,17 +73,17 @@ def sparse_rows(
     like: tf.SparseTensor, rows: tf.Tensor, indices: tf.Tensor, values: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.SparseTensor:
-    """Makes a sparse tensor of entries that get other rows.
+    """Makes a sparse tensor from entries with new row numbers.
 
     Args:
-        like: a tensor with the same shape but for the number of rows.
-        rows: the row of each entry, [m] int64.
-        indices: [m, rank], of which the first column does not count. values: [m].
-        num_rows: [1] int64.
+        like: a tensor with the same shape except for the number of rows.
+        rows: the new row of each entry, [m] int64.
+        indices: [m, rank]; the first column is ignored. values: [m].
+        num_rows: the new number of rows, [1] int64.
     """
     shape = tf.concat([num_rows, like.dense_shape[1:]], axis=0)
     tensor = tf.SparseTensor(
         tf.concat([rows[:, tf.newaxis], indices[:, 1:]], axis=1), values, shape
     )
-    tensor.set_shape(tf.TensorShape([None]).concatenate(like.shape[1:]))  # a graph forgets it
+    tensor.set_shape(tf.TensorShape([None]).concatenate(like.shape[1:]))  # unknown in a graph
     return tensor

@@ -1,7 +1,7 @@
-"""One tower: (parameters, state, shard) -> TowerOutput, no side effects.
+"""Computes one tower: (parameters, state, shard) -> TowerOutput, without side effects.
 
 A tower is traced once, without a device. The step calls it once for each shard under `tf.device`,
-and the operations follow the caller's device. Where towers meet (`synchronized`), it is cut there.
+and the operations run on that device. `synchronized` BatchNormalization and stages cut it.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ from towers.step.traced_tower import TracedTower, trace_tower
 
 
 class TowerInput(NamedTuple):
-    """The inputs of one tower, without the shares of its losses.
+    """Holds the inputs of one tower, without the shares of its losses.
 
     parameters: the values of the V trainable variables.
     state: the values of the tower's other variables.
-    x: inputs, y: labels, sample_weight: structures of tensors [n, ...] or None.
+    x, y, sample_weight: the shard, structures of tensors [n, ...] or None.
     """
 
     parameters: list[tf.Tensor]
@@ -50,15 +50,15 @@ class TowerInput(NamedTuple):
 
 
 class TowerOutput(NamedTuple):
-    """The results of one tower.
+    """Holds the results of one tower.
 
-    loss: scalar, the shard's part of the global batch's loss: the towers' losses add up to it.
-    assigned: what the forward pass leaves in variables.
-    predictions: the flattened outputs of the model, each [n, ...].
-    marks: the outputs' masks and logits, each [n, ...], see `marks_of`.
-    without_rows: the outputs without a batch axis, by their index, see `assigned.without_rows`.
-    gradients: one for each trainable variable: a tensor, slices as of `lookups`, or None.
-    finite: [1 + V] bool, see `nonfinite.are_finite`; None where nobody asks.
+    loss: scalar, the shard's summand of the global batch's loss.
+    assigned: the values that the forward pass assigns to variables.
+    predictions: the flattened outputs of the model, each [n, ...] unless in `without_rows`.
+    marks: for each output, a dict of its mask and logits, each [n, ...], if it has them.
+    without_rows: the outputs without a batch axis, keyed by their index in `predictions`.
+    gradients: one for each trainable variable: a tensor, slices (see `lookups`), or None.
+    finite: [1 + V] bool: whether the loss and each gradient are finite; None if unchecked.
     """
 
     loss: tf.Tensor
@@ -70,7 +70,7 @@ class TowerOutput(NamedTuple):
     finite: tf.Tensor | None
 
 
-# What a tower takes beside its inputs.
+# The specs of a method's arguments after the TowerInput.
 _OPTIONS = {
     "train": (SHARES_SPEC, tf.TensorSpec([], tf.float32)),
     "test": (SHARES_SPEC,),
@@ -80,13 +80,12 @@ _OPTIONS = {
 
 
 class Tower:
-    """The computation that every tower repeats on its own shard.
+    """Traces the computation that every tower repeats on its shard.
 
-    losses: one per model output, filled in by the first trace.
-    faults: warnings of what towers do not compute as one device would, of the latest trace.
-    trainable, state: the V trainable variables and the others, as they were when this was made:
-        what a layer's `trainable` is set to later changes neither. What a trace meets beside them,
-        such as a tf.Variable that a layer keeps, joins the state.
+    losses: computes the losses of the model's outputs; knows the outputs after the first trace.
+    faults: the latest trace's warnings about results that differ from one device's.
+    trainable, state: the V trainable variables and all others. Changing a layer's `trainable` later
+        has no effect here. Tracing adds unlisted variables to the state, such as tf.Variables.
     """
 
     def __init__(
@@ -105,14 +104,15 @@ class Tower:
         """
         Args:
             model: a built model.
-            loss: as `keras.Model.compile` takes it, or a ModelLoss.
-            loss_weights: as `compile` takes them.
-            synchronized_layers: BatchNormalization layers in which the towers meet.
-            batch_norm: what becomes of the others' statistics, see `TowerStep`.
-            is_alone: whether there is one tower: then all that it assigns is the global batch's.
-            checked: what must be finite: "loss", "gradients".
+            loss: a loss in any form that `keras.Model.compile` takes, or a ModelLoss.
+            loss_weights: a factor for each loss, in any form that `compile` takes.
+            synchronized_layers: BatchNormalization layers with one mean over all towers.
+            batch_norm: "tower0" takes tower 0's statistics of other layers. Else they are averaged;
+                None warns.
+            is_alone: whether there is only one tower, whose values need no merging.
+            checked: the results to check for NaN and infinity: "loss", "gradients".
             jit_compile: compile with XLA, once for each shard size.
-            stages: of the layers; None: a device computes them all.
+            stages: the stages of the layers; None if each device computes all layers.
         """
         self._model, self._stages = model, stages
         self.trainable = list(model.trainable_variables)
@@ -138,14 +138,13 @@ class Tower:
         loss_scale: tf.Tensor,
         sum_towers: Sum | None = None,
     ) -> TowerOutput:
-        """Forward and backward pass on one shard.
+        """Runs the forward and the backward pass on one shard.
 
         Args:
-            inputs: of the tower.
-            shares: what the shard's losses count in the global batch's.
-            loss_scale: scalar float32, what `LossScaleOptimizer` wants in front of the gradients,
-                else 1.
-            sum_towers: what makes the towers meet in the synchronized layers; None: they do not.
+            inputs: the tower's inputs.
+            shares: the tower's share of each loss.
+            loss_scale: scalar float32, the factor of `LossScaleOptimizer`; 1 for other optimizers.
+            sum_towers: sums tensors over all towers, for synchronized layers; None if none are.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
@@ -155,7 +154,7 @@ class Tower:
             scaled = loss * tf.cast(loss_scale, loss.dtype)
         gradients = tape.gradient(scaled, inputs.parameters)
         for gradient, parameter in zip(gradients, inputs.parameters, strict=True):
-            if isinstance(gradient, tf.Tensor):  # that of a masked recurrent layer has no shape
+            if isinstance(gradient, tf.Tensor):  # a masked recurrent layer's has an unknown shape
                 gradient.set_shape(parameter.shape)
         keep_biases_apart(loss.graph)
         finite = None
@@ -166,34 +165,34 @@ class Tower:
         return output._replace(gradients=list(gradients), finite=finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
-        """Forward pass and loss on one shard, in inference mode."""
+        """Runs the forward pass and computes the loss on one shard, in inference mode."""
         return self._forward(inputs, self._facts(inputs, shares), shares, training=False)
 
     def predict(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
-        """Forward pass on one shard, in inference mode; the loss is 0."""
+        """Runs the forward pass on one shard, in inference mode; the loss is 0."""
         return self._forward(inputs, self._facts(inputs, shares), training=False)
 
     def weigh_masked(self, inputs: TowerInput, size: tf.Tensor) -> tf.Tensor:
-        """`Losses.weigh` where masks take part in it, at the cost of a forward pass.
+        """Returns w_t of each loss term, [K] float64, for losses with masks; needs a forward pass.
 
-        Masks mostly follow from the inputs alone: then the graph optimizer prunes all the rest.
+        If masks follow from the inputs alone, the graph optimizer prunes everything else.
         """
         predictions = self._forward(inputs, None, training=True).predictions
         return self.losses.weigh(inputs.y, inputs.sample_weight, size, predictions)
 
     def trace(self, name: str, batch: BatchValues) -> tuple[TracedTower, TracedTower | None]:
-        """The traced method, and the traced `weigh_masked` where masks decide a loss's weight.
+        """Returns the traced method, and the traced `weigh_masked` if masks decide a loss's weight.
 
-        Traced once for all towers and all shard sizes. Both know the same state: it grows where a
-        trace meets a variable that Keras does not list, and then both are traced anew.
+        Each is traced once for all towers and all shard sizes. If a trace finds a variable that
+        Keras does not list, the state grows, and both are traced again.
 
         Args:
             name: "train", "test" or "predict".
-            batch: x, y, sample_weight of the dtypes and the structure to come; or their specs.
+            batch: x, y and sample_weight of the expected dtypes and structure, or their specs.
 
         Raises:
-            ValueError: the model uses a variable in a way that towers cannot follow, assigns what
-                each tower has another value of, or gathers rows.
+            ValueError: the model uses a variable in a way that towers cannot follow, assigns
+                values that cannot be merged, or gathers rows.
         """
         specs = map_tensors(_any_size, batch)
         found: dict[str, TracedTower] = {}
@@ -225,21 +224,21 @@ class Tower:
 
     @property
     def has_unsaved_noise(self) -> bool:
-        """Whether what was traced draws noise by tf.random, whose state nobody can save."""
+        """Whether a trace draws noise with tf.random, whose state cannot be saved."""
         return any(traced.has_unsaved_noise for traced in self._traced.values())
 
     @property
     def seeds(self) -> list[int]:
-        """The indices of the state's variables that are random seeds."""
+        """Returns the indices of the random seeds in `state`."""
         return [i for i, v in enumerate(self.state) if state_lib.is_seed(v)]
 
     @property
     def met(self) -> list[Any]:
-        """The state's variables that Keras does not list."""
+        """Returns the variables in `state` that Keras does not list."""
         return self.state[self._num_listed:]
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
-        """The facts on the tensors of a trace that begins, of which each tower has its own."""
+        """Returns the facts about a new trace; shard, shares and seeds differ between towers."""
         dependence = Dependence()
         rows = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
         for tensor in components([rows, *shares, *(inputs.state[i] for i in self.seeds)]):
@@ -257,7 +256,7 @@ class Tower:
     ) -> TowerOutput:
         """Calls the model at these values; with `shares`, computes the shard's part of the loss.
 
-        Without `facts`, the values that it assigns are dropped.
+        Without `facts`, values that the model assigns are dropped.
         """
         values = [*inputs.parameters, *inputs.state]
         known = zip([*self.trainable, *self.state], values, strict=True)
@@ -279,7 +278,7 @@ class Tower:
             changed = scope.changed()
             if shares is not None and facts is not None:
                 loss = self._loss(inputs, outputs, facts, shares, scope, training)
-                if self.losses.model_loss is None:  # what that assigns, Keras' loop assigns again
+                if self.losses.model_loss is None:  # else `compute_loss` assigns in a later call
                     changed = scope.changed()
         scope.check_none_made(trainable=True)
         listed = set(map(id, self.state))
@@ -304,7 +303,7 @@ class Tower:
         self, inputs: TowerInput, outputs: Structure, facts: ShardFacts, shares: Shares,
         scope: TowerScope, training: bool,
     ) -> tf.Tensor:
-        """The shard's part of the global batch's loss, which may read variables, too."""
+        """Returns the shard's part of the global batch's loss; losses may read variables."""
         x, y, sample_weight = inputs[2:]
         compute_loss = self.losses.model_loss
         if compute_loss is None:
@@ -318,7 +317,7 @@ class Tower:
 
 
 def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
-    """The tensor's spec with a free first dimension: shards differ by one example."""
+    """Returns the tensor's spec with an open first dimension, because shard sizes differ by 1."""
     return any_rows(tensor) if tensor.shape.rank else _same_size(tensor)
 
 
@@ -327,7 +326,7 @@ def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def keep_biases_apart(graph: tf.Graph) -> None:
-    """Gives every BiasAddGrad of a graph that is being traced an identity of its own to read.
+    """Makes every BiasAddGrad of a graph that is being traced read through a separate identity.
 
            gradient of the convolution's output
                   |                |
@@ -335,9 +334,9 @@ def keep_biases_apart(graph: tf.Graph) -> None:
                   |                |        oneDNN operation on CPUs, which takes longer than both
              BiasAddGrad   Conv2DBackpropFilter
 
-    The gradients stay what they are. For 32 images of 26x26x32 and a 3x3x32x64 filter the joined
-    operation took 6.7 ms on one core of an AMD EPYC, the two apart 4.7: a step of cnn is 1.09 to
-    1.18 times as fast. On GPUs there is nothing to join.
+    Gradients do not change. For 32 images of 26x26x32 and a 3x3x32x64 filter the joined operation
+    took 6.7 ms on one core of an AMD EPYC, and the two separate ones 4.7 ms. A step of cnn is 1.09
+    to 1.18 times as fast. GPUs have no such joined operation.
     """
     for op in graph.get_operations():
         if op.type == "BiasAddGrad":

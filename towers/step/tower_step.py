@@ -1,4 +1,4 @@
-"""TowerStep: the update of `step`, with graphs and running metrics of its own."""
+"""Provides TowerStep, which traces the update of step.py and keeps running metrics."""
 
 from typing import Any
 
@@ -109,34 +109,34 @@ class TowerStep(Step):
         return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
-        """Makes `metrics_variables`, for which the tower's outputs must be known.
+        """Creates `metrics_variables`; the first batch calls it.
 
-        Args: as for `trace_tower`. The first batch does it, unless it is done already.
+        Args: the arguments of `trace_tower`, which finds the model's outputs.
         """
         self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
-        """The result of `_train`, `_test`, `_predict` or `_gradients`, computed by its graph.
+        """Runs the graph of `_train`, `_test`, `_predict` or `_gradients`; returns its result.
 
-        The graph is traced once for batches of one structure, whatever their number of rows.
+        The graph is traced once for each structure of a batch, for any number of rows.
 
         Args:
-            name: of the method, without the underscore.
+            name: "train", "test", "predict" or "gradients".
             batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
-            placed: its shards. Their specs follow from the batch's: to compare them at each call
-                would take longer than to start the towers.
+            placed: the shards on their devices, or None. Their specs are not part of the cache key,
+                because comparing them would take longer than starting the towers.
 
         Raises:
-            ValueError: N is 0, or not the same in all parts.
+            ValueError: N is 0, or differs between the parts of the batch.
         """
         check_placed(placed, batch[0], self.num_towers, self.local_towers)
         check_arrays(*batch)
-        with tf.device(HOST):  # a GPU would take the arrays of the whole batch first
+        with tf.device(HOST):  # otherwise the whole batch would go to the first GPU
             tensors = map_tensors(as_tensor, batch)
         check_rows(*tensors)
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
-        specs = map_tensors(any_rows, tensors)  # a partial batch needs no trace of its own
+        specs = map_tensors(any_rows, tensors)  # an uneven last batch needs no other trace
         key, phase = f"{name} {specs} {placed is None}", f"a {name} step"
         tower = "train" if name == "gradients" else name
         if key not in self._functions:
@@ -153,12 +153,12 @@ class TowerStep(Step):
         with watched(self.cluster, phase), first_error(lambda: run_in_turn(self, tower, *tensors)):
             return self._functions[key](tensors, placed)
 
-    # What is traced.
+    # The traced methods.
 
     def _train(
         self, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """One update with metrics: (logs, as `Computed.finite`)."""
+        """Makes one update with metrics; returns (logs, `Computed.finite`)."""
         x, y, sample_weight = batch
         metrics = self.metrics
         computed = self.compute(batch, placed, with_predictions=metrics.need_predictions)

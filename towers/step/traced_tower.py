@@ -1,11 +1,11 @@
-"""A tower as it was traced, to be run on every shard: in one piece, or cut where towers meet.
+"""Traces a tower and runs it on every shard: in one piece, or cut into levels.
 
     in one piece:  towers: the function
     cut:           towers: level 0 --> collective: sums over all towers --> towers: level 1 --> ...
-    in stages:     see `pipeline`
+    in stages:     `pipeline` orders the levels
 
-A tower meets the others where its BatchNormalization is synchronized. Every level is called once
-for each tower on its device; no tower waits for another inside of one.
+Synchronized BatchNormalization and stages cut a tower. Every level is called once for each tower,
+on the tower's device. Within a level no tower waits for another.
 """
 
 import warnings
@@ -42,11 +42,11 @@ _NOT_COMPILED = (
 
 
 class TracedTower:
-    """A traced method of a tower.
+    """Runs a traced method of a tower on every shard.
 
-    function: the concrete function. structured_outputs: the function's.
-    segments: what is called for each tower, by level.
-    has_unsaved_noise: whether it draws noise by tf.random.
+    function, structured_outputs: the concrete function and its symbolic results.
+    segments: the part of the function that each level calls, by level.
+    has_unsaved_noise: whether the function draws noise with tf.random.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class TracedTower:
     ) -> None:
         """
         Args:
-            function: a concrete function. If it is cut, it is never called.
-            arguments: its flat symbolic arguments.
-            levels: of its tensors; None: it stays in one piece.
-            options: of `tf.function`, for each segment.
-            collectives: the sums over all towers in it.
-            groups: the devices of each device group by its first, for a tower in stages.
+            function: a concrete function. If it is cut, it is never called as a whole.
+            arguments: the function's flat symbolic arguments.
+            levels: the level of each tensor; None keeps the function in one piece.
+            options: keyword arguments of `tf.function` for each segment.
+            collectives: the sums over all towers in the function.
+            groups: for stages, the devices of each device group, by the group's first device.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
@@ -96,13 +96,14 @@ class TracedTower:
         take_turns: bool,
         first: int = 0,
     ) -> list[Any]:
-        """Runs the function for each tower; returns its results.
+        """Runs the function for each of this worker's towers; returns one result for each.
 
         Args:
-            arguments: of each of this worker's towers: a TowerInput, and what else it takes.
-            devices: of each; in stages the first of each tower's device group.
-            sum_towers: V values of each -> V sums over all towers.
-            take_turns, first: as for `call_in_order`.
+            arguments: for each tower, a TowerInput and the method's further arguments.
+            devices: the device of each tower; in stages, the first device of its group.
+            sum_towers: maps this worker's towers x V values to V sums over all towers.
+            take_turns: let the towers of a device run one after another.
+            first: the global index of this worker's first tower.
         """
         towers = [
             {**self._captured, **dict(zip(self._arguments, components(given), strict=True))}
@@ -110,7 +111,7 @@ class TracedTower:
         ]
 
         def add_up(level: int) -> None:
-            """Sums the towers' inputs of a level's collectives, all at once."""
+            """Sums the inputs of a level's collectives over the towers, all at once."""
             met = [collective for collective in self._collectives if collective.level == level]
             if met:
                 names = [v.name for collective in met for v in collective.inputs]
@@ -140,18 +141,18 @@ def trace_tower(
 ) -> TracedTower:
     """Traces a method of a tower once, for all towers and all shard sizes.
 
-    It stays in one piece where its towers do not meet, its layers are not in stages, and its graph
-    is repeatable as it is. XLA does not compile what draws noise by tf.random, whose seeds it would
-    ignore. It does not compile ragged or sparse rows either: it knows few of their operations, and
-    would compile each number of entries anew.
+    The method stays in one piece if it needs no sums over towers, has no stages, and its graph is
+    repeatable. XLA does not compile a method that draws noise with tf.random, because it would
+    ignore the seeds. It does not compile ragged or sparse rows either: it supports few of their
+    operations, and would compile again for each number of entries.
 
     Args:
-        method: of a tower.
-        specs: of its arguments, structures; the first is a TowerInput.
-        options: of `tf.function`, for the whole or for each segment.
-        meets: whether the method takes `sum_towers`, which makes towers meet.
-        stages: of the layers; None: a device computes them all.
-        variables: whose values the TowerInput has: the parameters, then the state.
+        method: a method of `Tower`, such as `Tower.train`.
+        specs: the specs of the method's arguments; the first is a TowerInput of specs.
+        options: keyword arguments of `tf.function`, for the whole or for each segment.
+        meets: whether to pass the method `sum_towers`, which sums over all towers.
+        stages: the stages of the layers; None if each device computes all layers.
+        variables: the variables whose values the TowerInput holds: parameters, then state.
     """
     traced: list[tuple[Any, list[tf.Tensor], TowerCollectives]] = []
     if any(map(is_composite, tf.nest.flatten(specs))):
@@ -161,7 +162,7 @@ def trace_tower(
         flat = components(arguments)
         collectives = TowerCollectives(flat)
         traced.append((arguments[0], flat, collectives))
-        if meets:  # its collectives know their tensors: the sums are put in order as it is cut
+        if meets:  # no `sums_in_order`: collectives refer to these tensors, and `cut` orders sums
             return method(*arguments, sum_towers=collectives.sum)
         with nullcontext() if stages is None else stages.scopes():
             results = method(*arguments)
@@ -170,7 +171,7 @@ def trace_tower(
             noise_keys_once(collectives.graph)
         return results if stages is not None else repeated_once(collectives.graph, results)
 
-    body.__name__ = method.__name__  # by which the tower is found in graphs and profiles
+    body.__name__ = method.__name__  # the name that graphs and profiles show
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False, **options).get_concrete_function(*specs)
         warn_of_unordered_sums(function.graph)

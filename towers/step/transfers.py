@@ -1,9 +1,9 @@
-"""Tensors that travel as one vector a dtype, instead of one by one.
+"""Sends small tensors as one vector for each dtype, instead of one by one.
 
     pack at the source: [a, b, c] -> one vector          unpack at the target: vector -> [a, b, c]
 
-Each transfer has a cost of its own, which many small tensors pay many times; packing copies every
-byte once more at both ends, and large tensors travel by themselves.
+Each transfer has a fixed cost, which adds up for many small tensors. Packing copies every byte once
+more at both ends, so large tensors are sent separately.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,29 +11,29 @@ from typing import Any
 
 import tensorflow as tf
 
-# Bytes. Packing copies a tensor twice; an exchange of its own between workers costs 1 to 2 ms
+# In bytes. Packing copies a tensor twice; a separate exchange between workers costs 1 to 2 ms
 # (benchmarks/machines.py).
 LARGE = 2 * 10**6
 
 
 def transfer(values: Sequence[Any], source: str, target: str, *, packed: bool) -> list[Any]:
-    """Sends values to the target, bit for bit; Args: as of `spread`."""
+    """Sends values from a source to one target device, bit for bit, like `spread`."""
     return spread(values, source, [target], packed=packed)[target]
 
 
 def spread(
     values: Sequence[Any], source: str, targets: Iterable[str], *, packed: bool
 ) -> dict[str, list[Any]]:
-    """Sends values to each of the targets, bit for bit; unpacked, TensorFlow does so one by one.
+    """Sends values to each target device, bit for bit.
 
     Args:
         values: tensors on the source, IndexedSlices or None; only tensors of fixed shapes are
             packed.
         source: a device name. targets: device names.
-        packed: whether the small ones travel as one vector a dtype.
+        packed: send small values as one vector for each dtype; else TensorFlow sends each value.
 
     Returns:
-        The values by target, in order.
+        A list of the values, in order, for each target.
     """
     arrived = {target: list(values) for target in targets}
     others = [target for target in arrived if target != source]
@@ -49,11 +49,11 @@ def spread(
 
 
 def packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
-    """The packages that values travel in: the indices of each one's values, and their shapes.
+    """Yields (indices, shapes) of the values that travel together, as one package.
 
     Args:
-        values: tensors of fixed shapes, or their specs; others are in no package. One of `LARGE`
-            bytes or more travels by itself; smaller ones share one a dtype.
+        values: tensors or their specs; values of open shape are in no package. Values of at least
+            `LARGE` bytes get a package each; smaller ones share one for each dtype.
     """
     found: dict[tuple[tf.DType, int | None], list[int]] = {}
     for i, value in enumerate(values):
@@ -65,14 +65,14 @@ def packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorS
 
 
 def pack(values: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """One vector of all values, padded with zeros to a size that `multiple` divides."""
+    """Joins all values to one vector, padded with zeros to a size that `multiple` divides."""
     flat = [tf.reshape(value, [-1]) for value in values]
     missing = -sum(value.shape[0] for value in flat) % multiple
     return tf.concat([*flat, tf.zeros([missing], flat[0].dtype)] if missing else flat, axis=0)
 
 
 def unpack(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """The values of these shapes in a vector that `pack` made."""
+    """Splits a vector that `pack` made into values of these shapes."""
     sizes = [shape.num_elements() for shape in shapes]
     missing = vector.shape[0] - sum(sizes)
     parts = tf.split(vector, [*sizes, missing] if missing else sizes)

@@ -1,4 +1,4 @@
-"""The last two steps of the diagram: what is left of the tree of additions, and one update."""
+"""Makes the remaining additions of the tree and one update: arrows 4 and 5 of step.py."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,14 @@ def update(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
 ) -> tuple[tf.Tensor, Values]:
-    """Makes the additions that are left and calls the optimizer, once, in one compiled program.
+    """Makes the remaining additions and calls the optimizer, once, in one compiled program.
 
-    What is left follows from the number of towers and the policy alone, never from the number of
-    devices: XLA may round a * b + c once in one program and twice in another.
+    The remaining additions depend only on the number of towers and the policy, not on the number of
+    devices. Otherwise bits could differ: XLA may round a * b + c once or twice.
 
     Args:
-        tree: [loss, V gradients ..., S statistics ...] in the tree that `partial_sums` returns.
-        optimizer: built for the variables. variables: the V trainable variables.
+        tree: `partial_sums` of [loss, V gradients ..., S statistics ...] over the towers.
+        optimizer: an optimizer built for `variables`, the V trainable variables.
 
     Returns:
         (loss, S statistics) of the global batch.

@@ -1,4 +1,4 @@
-"""Whether XLA compiles the towers: as Keras decides on GPUs; on CPUs, where loops are small."""
+"""Decides whether XLA compiles the towers: as Keras does, and for small loops on CPUs."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from towers.step.synchronized import synchronized_layers
 
 L = keras.layers
 _LOOPS = (L.GRU, L.LSTM, L.SimpleRNN)
-# Measured on 2 cores, two layers of 32 to 1024 units: up to 256 units GRUs 1.2 to 4 times as fast,
-# LSTMs 1.03 and more; with 512 as fast, with 1024 slower. Large convolutions were not tried.
+# Measured on 2 cores with two layers of 32 to 1024 units. Up to 256 units, GRUs are 1.2 to 4 times
+# as fast, LSTMs at least 1.03; 512 is as fast, 1024 slower. Large convolutions were not tried.
 _MOST_UNITS = 256
 _BESIDE_LOOPS = (
     L.GRUCell, L.LSTMCell, L.SimpleRNNCell, L.Bidirectional, L.TimeDistributed, L.InputLayer,
@@ -37,24 +37,23 @@ def compiles(
     """Whether XLA compiles the towers.
 
     Args:
-        model: compiled or not.
-        devices: the towers'.
-        jit_compile: "auto": as Keras decides, where there are GPUs and every layer supports it, but
-            not for towers beside these GPUs. On a machine without GPUs it is where `small_loops`
-            finds that it pays. "compiled": as the model's `compile` has read its argument; "auto"
-            for a model that is not compiled.
+        model: a model, compiled or not.
+        devices: the devices of the towers.
+        jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never
+            compiles CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is
+            not compiled, also compile if `small_loops` is true. All skip recurrent loops that
+            synchronized BatchNormalization would cut; True raises an error for them.
         num_towers: T.
-        loss, batch_norm: as `TowerStep` takes them.
+        loss, batch_norm: the arguments of `TowerStep`.
 
     Raises:
-        ValueError: it is True, and a layer uses operations that XLA does not know, such as
-            cuDNN's, which recurrent layers take on a machine with a GPU; or a recurrent layer's
-            loop is cut by synchronized BatchNormalization.
+        ValueError: `jit_compile` is True, and XLA lacks operations of a layer (such as cuDNN's for
+            recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
     """
-    # A loop's forward and backward part, which share lists, would be in two programs.
+    # A cut would put a loop's forward and backward part, which share lists, into two programs.
     has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
     is_cut = has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
-    if jit_compile in ("auto", COMPILED):  # as Keras does with layers, leave alone what XLA cannot
+    if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
         is_told = jit_compile == COMPILED and model.compiled
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
         pays = not is_told and small_loops(model, num_towers, loss)
@@ -77,17 +76,17 @@ def compiles(
 
 
 def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
-    """Whether a CPU computes the model faster once XLA has compiled it.
+    """Whether XLA makes the model faster on a machine without GPUs.
 
-    The loops of small recurrent layers are thousands of small operations a step, which XLA makes
-    one. It compiles anew for each length of a sequence, so that lengths must not change; and only
-    Keras' own layers and losses are known to hold nothing that it does not know. The devices have
-    no say, since it changes the last bits.
+    The loops of small recurrent layers run thousands of small operations a step, which XLA fuses.
+    It compiles again for each sequence length, so lengths must be fixed. Only Keras' layers and
+    losses are known to use no operation that XLA lacks. The devices do not matter, because
+    compiling changes the last bits.
 
     Args:
-        model: built.
+        model: a built model.
         num_towers: T.
-        loss: as `TowerStep` takes it.
+        loss: the argument of `TowerStep`.
     """
     layers = all_layers(model)
     loops = [layer for layer in layers if type(layer) in _LOOPS]
@@ -119,7 +118,7 @@ def _is_keras(definition: Any) -> bool:
 
 
 def _warn_of_threads(devices: Sequence[str]) -> None:
-    """Warns where towers on a CPU would take turns once XLA compiles them."""
+    """Warns if towers on a CPU would take turns because XLA compiles them."""
     threads, at_once = intra_op_threads(), min(len(devices), count_cores())
     if threads < at_once and not any(map(is_gpu, devices)):
         warnings.warn(
