@@ -33,7 +33,7 @@ def partial_sums(
     home: str | None = None,
     packed: bool = False,
 ) -> Tree:
-    """Adds on the towers' devices, if told to; returns the tree of the remaining additions.
+    """Makes all additions on the towers' devices, or none; returns the tree of the rest.
 
     Args:
         values: T towers x V values.

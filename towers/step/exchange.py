@@ -130,7 +130,7 @@ class WorkersExchange(Exchange):
         self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """The device of each of this worker's towers; "worker 1" for a tower of another worker."""
+        """Returns the device of each of this worker's towers, and "worker 1" for other towers."""
         found = [f"worker {w}" for w, towers in enumerate(self._towers) for _ in towers]
         found[self.local_towers.start: self.local_towers.stop] = devices
         return found

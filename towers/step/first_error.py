@@ -20,7 +20,7 @@ _AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+F
 
 @contextmanager
 def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
-    """Replaces a CancelledError in its body by the error that `towers_in_turn` raises, if any.
+    """Replaces a CancelledError inside the with block by the error of `towers_in_turn`, if any.
 
     Args:
         towers_in_turn: runs the step's towers again, one after the other; changes no variable.
@@ -58,7 +58,7 @@ def run_in_turn(
 
 @contextmanager
 def values_explained(where: str) -> Iterator[None]:
-    """Turns an InvalidArgumentError in its body into a one-line ValueError; `where`: "step 3"."""
+    """Turns the with block's InvalidArgumentError into a one-line ValueError; `where`: "step 3"."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

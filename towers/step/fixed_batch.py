@@ -19,7 +19,7 @@ _ROW_BY_ROW = (
 
 
 class BatchInCode(ValueError):
-    """Says that a model or a loss has a fixed batch size in its code."""
+    """Signals that a model or a loss has a fixed batch size in its code."""
 
 
 def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:

@@ -12,7 +12,7 @@ _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gathe
 
 
 class NeedsOtherTowers(ValueError):
-    """Says that a tower needs other towers' rows or sums, but is computed without them."""
+    """Signals that a tower needs other towers' rows or sums, but is computed without them."""
 
 
 @tf.autograph.experimental.do_not_convert
@@ -39,7 +39,7 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
 
 @contextmanager
 def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterator[None]:
-    """Makes `gather` call `gather_rows` in its body, in this thread; None: return the argument."""
+    """Sets the function that `gather` calls inside the with block, in this thread, or None."""
     token = _GATHER.set(gather_rows)
     try:
         yield

@@ -29,11 +29,11 @@ from towers.step.structures import batch_specs
 
 
 class NeitherMeanNorSum(NeedsOtherTowers):
-    """Says that the towers' losses do not add up to the loss of the global batch."""
+    """Signals that the towers' losses do not add up to the loss of the global batch."""
 
 
 class WeightShapeError(ValueError):
-    """Says that sample weights have an axis that the values of the loss do not have."""
+    """Signals that sample weights have an axis that the values of the loss do not have."""
 
 
 def check_loss(

@@ -13,7 +13,7 @@ from towers.step.averaging import Values
 
 
 class NonFiniteError(ValueError):
-    """Says that a tower's loss or gradient is NaN or infinite, and names the tower."""
+    """Signals that a tower's loss or gradient is NaN or infinite, and names the tower."""
 
 
 def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
 
 class NoNumber(NeedsOtherTowers):
-    """Says that a loss has no reduction, so it is not one number."""
+    """Signals that a loss has no reduction, so it is not one number."""
 
 
 def check_reduction(loss: keras.losses.Loss) -> None:
@@ -99,9 +99,9 @@ class ModelLoss:
 
 @contextmanager
 def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
-    """Discards the metric updates of a `compute_loss` in its body; metrics start at zero there.
+    """Discards the metric updates of a `compute_loss` inside the with block.
 
-    The metrics are updated later, on the predictions of all towers.
+    Metrics start at zero there. They are updated later, on the predictions of all towers.
 
     Raises:
         NeedsOtherTowers: layers add losses, too, which that later update would not see.

@@ -83,7 +83,7 @@ class ParameterServer:
 
     @contextmanager
     def optimizer_at_home(self) -> Iterator[None]:
-        """Uses copies of the optimizer's variables, on the parameter device, in its body.
+        """Uses copies of the optimizer's variables, on the parameter device, inside the with block.
 
             before    copy <- variable          the variable may be on any device
             within    the optimizer reads and assigns the copy

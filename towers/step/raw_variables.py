@@ -1,4 +1,4 @@
-"""Redirects reads and assignments of tf.Variables in a traced tower, as Keras does for its own.
+"""Redirects reads and assignments of tf.Variables in a traced tower to the tower's scope.
 
 Keras does not list a tf.Variable that a layer holds, and a StatelessScope ignores it. While a tower
 is traced, reads and assignments of these variables go to the scope, too:
@@ -66,7 +66,7 @@ def variable_behind(variable: Any) -> tf.Variable | None:
 
 @contextmanager
 def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
-    """Redirects reads and assignments of tf.Variables to a scope in its body, in this thread.
+    """Redirects tf.Variables to a scope inside the with block, in this thread.
 
     Args:
         scope: a scope whose `get_current_value` and `add_update` take a RawVariable, too.
@@ -82,7 +82,7 @@ def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
 
 @contextmanager
 def read_as_they_are() -> Iterator[None]:
-    """Suspends `raw_variables_in` in its body, in this thread."""
+    """Suspends `raw_variables_in` inside the with block, in this thread."""
     with _current(None):
         yield
 

@@ -24,7 +24,7 @@ from towers.step.raw_variables import raw_variables_in
 def called_in(
     scope: TowerScope, meeting: Callable[[], AbstractContextManager]
 ) -> Iterator[None]:
-    """Gives layers the scope's values in its body, and recomputes what keras.remat wraps.
+    """Gives layers the scope's values inside the with block, and recomputes what keras.remat wraps.
 
     Args:
         scope: the values of the tower's variables.

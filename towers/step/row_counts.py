@@ -62,7 +62,7 @@ def check_arrays(*batch: Any) -> None:
 
 @contextmanager
 def checked_rows(*batch: Any) -> Iterator[None]:
-    """Makes the operations of its body wait until the graph has compared the numbers of rows.
+    """Makes operations of the with block wait until the graph has compared the numbers of rows.
 
     Args:
         batch: x, y and sample_weight, structures of the graph's tensors; or None.

@@ -1,4 +1,4 @@
-"""One synchronous data-parallel update, as one TensorFlow graph.
+"""Makes one synchronous data-parallel update as one TensorFlow graph.
 
                     global batch
                  shard 0   shard 1  ...          1. split, in order, sizes differ by at most 1
@@ -92,7 +92,7 @@ class Step:
             optimizer: a Keras optimizer or its name. It is called once for each update, with the
                 averaged gradients.
             loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
-                every loss. Optimizer, loss, loss weights and metrics default to `compile`'s.
+                every loss. Optimizer, loss, loss weights and metrics default to those of `compile`.
             loss_weights: a factor, or a list or dict with a factor for each output.
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this worker's devices. Default: `tower_devices()`.

@@ -43,7 +43,7 @@ from towers.step.transfers import pack, packages, spread, unpack
 
 
 class Sums(list):
-    """Lists the sums on the parameter device.
+    """Holds the sums on the parameter device, as a list.
 
     by_device: the sums on each device.
     """

@@ -55,7 +55,7 @@ def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
 def synchronized(
     layers: Sequence[keras.layers.Layer], is_real: tf.Tensor, sum_towers: Sum
 ) -> Iterator[None]:
-    """Makes the layers compute mean and variance over all towers in its body.
+    """Makes the layers compute mean and variance over all towers inside the with block.
 
     Args:
         layers: the BatchNormalization layers.

@@ -109,25 +109,25 @@ class TowerStep(Step):
         return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
-        """Creates `metrics_variables`; the first batch calls it.
+        """Makes `metrics_variables`, for which the tower's outputs must be known.
 
-        Args: the arguments of `trace_tower`, which finds the model's outputs.
+        Args: as for `trace_tower`. The first batch does it, unless it is done already.
         """
         self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
-        """Runs the graph of `_train`, `_test`, `_predict` or `_gradients`; returns its result.
+        """The result of `_train`, `_test`, `_predict` or `_gradients`, computed by its graph.
 
-        The graph is traced once for each structure of a batch, for any number of rows.
+        The graph is traced once for batches of one structure, whatever their number of rows.
 
         Args:
-            name: "train", "test", "predict" or "gradients".
+            name: of the method, without the underscore.
             batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
-            placed: the shards on their devices, or None. Their specs are not part of the cache key,
-                because comparing them would take longer than starting the towers.
+            placed: its shards. Their specs follow from the batch's: to compare them at each call
+                would take longer than to start the towers.
 
         Raises:
-            ValueError: N is 0, or differs between the parts of the batch.
+            ValueError: N is 0, or not the same in all parts.
         """
         check_placed(placed, batch[0], self.num_towers, self.local_towers)
         check_arrays(*batch)
@@ -158,7 +158,7 @@ class TowerStep(Step):
     def _train(
         self, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """Makes one update with metrics; returns (logs, `Computed.finite`)."""
+        """One update with metrics: (logs, as `Computed.finite`)."""
         x, y, sample_weight = batch
         metrics = self.metrics
         computed = self.compute(batch, placed, with_predictions=metrics.need_predictions)
