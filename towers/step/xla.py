@@ -41,7 +41,7 @@ def compiles(
         devices: the devices of the towers.
         jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never
             compiles CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is
-            not compiled, also compile if `small_loops` is true. All skip recurrent loops that
+            not compiled, also compile if `small_loops` is true. Both skip recurrent loops that
             synchronized BatchNormalization would cut; True raises an error for them.
         num_towers: T.
         loss, batch_norm: the arguments of `TowerStep`.
