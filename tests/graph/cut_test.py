@@ -27,7 +27,9 @@ def _trace():
     model = TwoUpdates(layers())
     model.compile("sgd")
     specs = tuple(tf.TensorSpec([None, *v.shape[1:]], "float32") for v in pairs())
-    return trace_step(model, model.train_step, specs, home="/cpu:0", batch_norm="average")
+    return trace_step(
+        model, model.train_step, specs, parameter_device="/cpu:0", batch_norm="average"
+    )
 
 
 def types(segment):
@@ -40,5 +42,5 @@ def test_towers_compute_gradients_and_home_clips_them(trace):
     assert [u.level for u in trace.collectives.updates] == [1, 3]
     assert sorted(trace.towers) == [0, 2]
     assert all("MatMul" in types(segment) for segment in trace.towers.values())
-    assert not any("MatMul" in types(segment) for segment in trace.home.values())
-    assert all("Sqrt" in types(trace.home[level]) for level in (1, 3))
+    assert not any("MatMul" in types(segment) for segment in trace.central_segments.values())
+    assert all("Sqrt" in types(trace.central_segments[level]) for level in (1, 3))

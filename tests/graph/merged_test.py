@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.graph.merged import noise_keys_once, once
+from towers.graph.merged import compute_noise_keys_once, with_merged_repeats
 
 VECTOR = tf.TensorSpec([None])
 
 
 def traced(function, *specs, merge=True):
-    return tf.function(once(function) if merge else function, autograph=False) \
+    return tf.function(with_merged_repeats(function) if merge else function, autograph=False) \
         .get_concrete_function(*specs)
 
 
@@ -46,7 +46,8 @@ def test_a_variable_is_read_again_after_an_assignment_alone(jit_compile):
         tf.cond(x[0] > 0, lambda: variable.assign(x * 100), lambda: variable.assign(x))
         return a, b, c, variable + x, other + x
 
-    function = tf.function(once(assigns), autograph=False, jit_compile=jit_compile or None)
+    merged = with_merged_repeats(assigns)
+    function = tf.function(merged, autograph=False, jit_compile=jit_compile or None)
     found = [float(v[0]) for v in function(tf.constant([2.0]))]
     assert found == [3, 3, 5, 202, 9]
     reads = counts(function.get_concrete_function(tf.constant([2.0])))["ReadVariableOp"]
@@ -96,7 +97,7 @@ def test_a_key_of_noise_is_not_computed_for_every_number_by_xla_in_the_same_bits
 
     def draws_once(seed):
         numbers = draws(seed)
-        noise_keys_once(tf.compat.v1.get_default_graph())
+        compute_noise_keys_once(tf.compat.v1.get_default_graph())
         return numbers
 
     seed = tf.constant(seed)

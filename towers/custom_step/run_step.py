@@ -53,7 +53,7 @@ class OwnStep:
         devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
         self._model, self._batch_norm = model, batch_norm
         self._devices = devices_lib.place_towers(num_towers, devices)
-        self._home = state_lib.variables_device(model)
+        self._parameter_device = state_lib.variables_device(model)
         self._traces: dict[str, Trace] = {}
 
     def __call__(self, data: Any) -> Any:
@@ -68,7 +68,8 @@ class OwnStep:
         trace = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
         with checked_rows(*(data if is_usual else [data])):
-            return _Run(trace, data, self._devices, self._home, self._policy).result()
+            run = _Run(trace, data, self._devices, self._parameter_device, self._policy)
+            return run.result()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -97,8 +98,8 @@ class OwnStep:
         key = str(specs)
         if key not in self._traces:
             self._traces[key] = trace_step(
-                self._model, self._step, specs, home=self._home, batch_norm=self._batch_norm,
-                is_alone=len(self._devices) == 1,
+                self._model, self._step, specs, parameter_device=self._parameter_device,
+                batch_norm=self._batch_norm, is_alone=len(self._devices) == 1,
             )
         return self._traces[key]
 
@@ -119,23 +120,24 @@ class _Run:
     """Runs the levels for one batch; holds the values so far, by their names in the trace."""
 
     def __init__(
-        self, trace: Trace, data: Any, devices: Sequence[str], home: str, policy: Policy
+        self, trace: Trace, data: Any, devices: Sequence[str], parameter_device: str, policy: Policy
     ) -> None:
         """
         Args:
             trace: the traced step. data: the global batch.
-            devices: the device of each tower. home: the parameter device.
+            devices: the device of each tower. parameter_device: holds the variables.
             policy: how the step uses its devices, such as whether towers take turns.
         """
-        self._trace, self._devices, self._device, self._policy = trace, devices, home, policy
+        self._trace, self._devices = trace, devices
+        self._device, self._policy = parameter_device, policy
         with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
             self._shards = sharding.shard_batch(data, len(devices))
             sizes = [shard.size for shard in self._shards]
             begins = tf.unstack(tf.cumsum(sizes, exclusive=True), num=len(sizes))
-        self._home = trace.captured
+        self._values = trace.captured
         names = [v.name for v in trace.arguments]
         self._towers = [
-            {**self._home, **dict(zip(
+            {**self._values, **dict(zip(
                 names, [*structures.components(shard.values), shard.share, begin], strict=True
             ))}
             for shard, begin in zip(self._shards, begins, strict=True)
@@ -151,7 +153,7 @@ class _Run:
             take_turns=self._policy.take_turns,
         )
         with tf.device(self._device):
-            logs = tf.nest.map_structure(self._at_home, trace.logs, expand_composites=True)
+            logs = tf.nest.map_structure(self._central_value, trace.logs, expand_composites=True)
             self._assign(trace.assigned)
         return logs
 
@@ -167,7 +169,7 @@ class _Run:
             index = {id(variable): i for i, variable in enumerate(variables)}
             for tensor, variable in reads:
                 i = index[id(variable)]
-                self._home[tensor.name] = values[i]
+                self._values[tensor.name] = values[i]
                 for t, tower in enumerate(self._towers):
                     tower[tensor.name] = arrived[self._devices[t]][i]
                     if state_lib.is_seed(variable):
@@ -176,22 +178,22 @@ class _Run:
     # The end of a level.
 
     def _end(self, level: int) -> None:
-        segment = self._trace.home.get(level)
+        segment = self._trace.central_segments.get(level)
         if segment is not None:
             with tf.device(self._device):
-                values = segment.call([self._home[name] for name in segment.inputs])
-            self._home.update(zip(segment.outputs, values, strict=True))
+                values = segment.call([self._values[name] for name in segment.inputs])
+            self._values.update(zip(segment.outputs, values, strict=True))
         for collective in self._trace.collectives.events:
             if collective.level == level:
                 with tf.name_scope(scopes.SUM):
                     met = self._outcome(collective)
-                for tower in [self._home, *self._towers]:
+                for tower in [self._values, *self._towers]:
                     tower.update(zip([v.name for v in collective.outputs], met, strict=True))
         for update in self._trace.collectives.updates:
             if update.level == level:
                 with tf.name_scope(scopes.UPDATE), tf.device(self._device):
                     self._assign(update.assigned)
-                    gradients = [self._at_home(gradient) for gradient in update.gradients]
+                    gradients = [self._central_value(gradient) for gradient in update.gradients]
                     with custom_gradients_forgotten():
                         update.optimizer.apply(gradients, update.variables)
                 self._read(update.reads)
@@ -203,7 +205,7 @@ class _Run:
         if collective.how == "sum":
             tree = partial_sums(
                 values, self._devices, add_on_devices=self._policy.add_on_devices,
-                home=self._device, packed=self._policy.pack_transfers,
+                parameter_device=self._device, packed=self._policy.pack_transfers,
             )
             with tf.device(self._device):
                 return add_tree(tree)
@@ -220,13 +222,13 @@ class _Run:
 
     def _assign(self, assigned: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
         for variable, value in assigned:
-            variable.assign(self._at_home(value))
+            variable.assign(self._central_value(value))
 
-    def _at_home(self, value: Any) -> Any:
+    def _central_value(self, value: Any) -> Any:
         """Returns the value of a traced tensor on the parameter device."""
         if isinstance(value, tf.IndexedSlices):
             shape = tf.constant(value.shape.as_list(), tf.int64)  # static, also in a trace
             return tf.IndexedSlices(
-                self._home[value.values.name], self._home[value.indices.name], shape
+                self._values[value.values.name], self._values[value.indices.name], shape
             )
-        return self._home[value.name] if tf.is_symbolic_tensor(value) else value
+        return self._values[value.name] if tf.is_symbolic_tensor(value) else value

@@ -54,7 +54,7 @@ class Trace:
         return cut(self.function, self.collectives.dependence, met, effects=effects)
 
     @functools.cached_property
-    def home(self) -> dict[int, Segment]:
+    def central_segments(self) -> dict[int, Segment]:
         """Returns the segments that the parameter device computes, by level."""
         wanted = [[u.gradients, [v for _, v in u.assigned]] for u in self.collectives.updates]
         left = [wanted, [v for _, v in self.assigned], self.logs]
@@ -66,7 +66,8 @@ class Trace:
     def num_levels(self) -> int:
         """Returns the number of levels, including levels of only collectives and updates."""
         events = [*self.collectives.events, *self.collectives.updates]
-        return 1 + max([*self.towers, *self.home, *(e.level for e in events)], default=-1)
+        levels = [*self.towers, *self.central_segments, *(event.level for event in events)]
+        return 1 + max(levels, default=-1)
 
     @property
     def captured(self) -> dict[str, tf.Tensor]:
@@ -78,7 +79,7 @@ class Trace:
 
 
 def trace_step(
-    model: keras.Model, step: Callable[[Any], Any], specs: Any, *, home: str,
+    model: keras.Model, step: Callable[[Any], Any], specs: Any, *, parameter_device: str,
     batch_norm: str | None, is_alone: bool = False,
 ) -> Trace:
     """Traces a step until it creates no more variables.
@@ -89,7 +90,7 @@ def trace_step(
         model: the model that has the step.
         step: maps data to logs or predictions.
         specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
-        home: the device for variables that the step creates.
+        parameter_device: the device for variables that the step creates.
         batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
         is_alone: whether there is one tower, whose shard is the batch. It needs no warnings.
 
@@ -97,7 +98,7 @@ def trace_step(
         ValueError: the step uses something that towers do not support.
     """
     for _ in range(_MOST_TRACES):
-        trace = _trace_once(model, step, specs, home, batch_norm)
+        trace = _trace_once(model, step, specs, parameter_device, batch_norm)
         if not trace.scope.is_unready:
             _check_no_foreign_resources(trace)
             check_no_fixed_batch(trace.function.graph, trace.collectives.dependence)
@@ -117,7 +118,7 @@ def trace_step(
 
 
 def _trace_once(
-    model: keras.Model, step: Callable, specs: Any, home: str, batch_norm: str | None
+    model: keras.Model, step: Callable, specs: Any, parameter_device: str, batch_norm: str | None
 ) -> Trace:
     made: list[Trace] = []
 
@@ -126,7 +127,7 @@ def _trace_once(
         collectives = StepCollectives(given, share, begin)
         layers = synchronized_layers(model, batch_norm)
         scope = VariableScope(
-            collectives, home, statistics_of(model), takes_first=batch_norm == "tower0"
+            collectives, parameter_device, statistics_of(model), takes_first=batch_norm == "tower0"
         )
         with (
             scope, Patches(collectives, scope).applied(), raw_variables_in(scope),

@@ -43,20 +43,20 @@ class VariableScope(keras.StatelessScope):
     """
 
     def __init__(
-        self, collectives: StepCollectives, home: str, statistics: Iterable[keras.Variable],
-        takes_first: bool,
+        self, collectives: StepCollectives, parameter_device: str,
+        statistics: Iterable[keras.Variable], takes_first: bool,
     ) -> None:
         """
         Args:
             collectives: the collectives of the trace.
-            home: the device for variables that the step creates.
+            parameter_device: the device for variables that the step creates.
             statistics: the variables of BatchNormalization, which are averaged over the towers.
             takes_first: whether to take tower 0's statistics instead.
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []
         self.is_unready = False
-        self._collectives, self._home = collectives, home
+        self._collectives, self._parameter_device = collectives, parameter_device
         self._statistics, self._takes_first = set(map(id, statistics)), takes_first
         # By the id of a variable:
         self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the assigning line
@@ -109,7 +109,7 @@ class VariableScope(keras.StatelessScope):
         """Leaves the scope for a `with` block: Keras creates variables at once, in no graph."""
         self.__exit__()
         try:
-            with tf.init_scope(), tf.device(self._home):
+            with tf.init_scope(), tf.device(self._parameter_device):
                 self.make_variables()
                 yield
         finally:
@@ -117,7 +117,7 @@ class VariableScope(keras.StatelessScope):
 
     def make_variables(self) -> None:
         """Creates the deferred variables, as Keras does when the outermost scope ends."""
-        with tf.init_scope(), tf.device(self._home), keras.StatelessScope():
+        with tf.init_scope(), tf.device(self._parameter_device), keras.StatelessScope():
             pass
 
     def take_assigned(

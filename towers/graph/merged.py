@@ -26,17 +26,17 @@ _NOISE_KEY = "StatelessRandomGetKeyCounter"
 _SCRAMBLE_KEY, _PHILOX = 0x02461E293EC8F720, 1
 
 
-def once(function: Callable) -> Callable:
-    """Returns a function for tracing, whose graph `repeated_once` merges."""
+def with_merged_repeats(function: Callable) -> Callable:
+    """Returns a function for tracing, whose graph `merge_repeats` merges."""
 
     @functools.wraps(function)
     def merged(*arguments: Any) -> Any:
-        return repeated_once(tf.compat.v1.get_default_graph(), function(*arguments))
+        return merge_repeats(tf.compat.v1.get_default_graph(), function(*arguments))
 
     return merged
 
 
-def repeated_once(graph: tf.Graph, results: Any) -> Any:
+def merge_repeats(graph: tf.Graph, results: Any) -> Any:
     """Merges operations of equal value in a graph that is being traced.
 
     Args:
@@ -68,7 +68,7 @@ def repeated_once(graph: tf.Graph, results: Any) -> Any:
     return tf.nest.map_structure(replaced, results, expand_composites=True)
 
 
-def noise_keys_once(graph: tf.Graph) -> None:
+def compute_noise_keys_once(graph: tf.Graph) -> None:
     """Makes XLA compute each noise key once, with bit-identical noise.
 
     TensorFlow scrambles a seed into a key by one operation. XLA fuses the scramble's elementwise

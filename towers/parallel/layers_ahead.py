@@ -18,16 +18,17 @@ class Base(NamedTuple):
     """Holds the model that was given to `make_parallel`.
 
     model: the plain model; it shares its layers and variables with the parallel model.
-    unbuilt: its attributes before it was built, by name. home: the device to build it on.
+    unbuilt: its attributes before it was built, by name.
+    parameter_device: the device to build it on.
     """
 
     model: keras.Model
     unbuilt: Mapping[str, Any]
-    home: str
+    parameter_device: str
 
 
 def build(model: keras.Model, base: Base, x: Any) -> None:
-    """Builds the model on `base.home` if it or one of its layers is not built yet.
+    """Builds the model on `base.parameter_device` if it or one of its layers is not built yet.
 
     The layers are checked because `build` of a subclassed model may leave them without variables.
     The model is traced, as Keras' `fit` does. Keras' symbolic tensors do not pass through every
@@ -39,7 +40,7 @@ def build(model: keras.Model, base: Base, x: Any) -> None:
         x: specs of the inputs.
     """
     if not _is_built(base.model):
-        with tf.init_scope(), tf.device(base.home):
+        with tf.init_scope(), tf.device(base.parameter_device):
             tf.function(base.model, autograph=False).get_concrete_function(x)
     if not model.built:
         take_over(model, base)
@@ -52,7 +53,7 @@ def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
         model, base: the parallel model and its plain model.
         batch: specs of x, y and sample_weight.
     """
-    with tf.init_scope(), tf.device(base.home):
+    with tf.init_scope(), tf.device(base.parameter_device):
         build(model, base, batch[0])
         if overrides(model, "compute_loss") and not _is_built(model):
 
@@ -83,17 +84,17 @@ def _is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in keras_internals.all_layers(model))
 
 
-def track_outputs(model: keras.Model, home: str, y: Any, y_pred: Any) -> None:
+def track_outputs(model: keras.Model, parameter_device: str, y: Any, y_pred: Any) -> None:
     """Creates the running mean of each output's loss, if there are several outputs.
 
     Keras would create the means when it first computes the losses. Existing means are kept.
 
     Args:
-        model: a compiled model. home: the device for the variables of the means.
+        model: a compiled model. parameter_device: the device for the variables of the means.
         y, y_pred: specs or tensors of the labels and outputs.
     """
     if tracks_outputs(model, y_pred) and not loss_internals.has_output_losses(model):
-        with tf.device(home):
+        with tf.device(parameter_device):
             y, y_pred = one_row((y, y_pred))
             loss_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()

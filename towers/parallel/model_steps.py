@@ -130,7 +130,7 @@ def run_step(model: keras.Model, name: str, data: Any) -> Any:
         loss, y_pred = step_of(model, name, x).infer(name, batch)
     if name == "predict":
         return y_pred
-    with tf.device(home_of(model)), tf.control_dependencies([loss]):
+    with tf.device(parameter_device_of(model)), tf.control_dependencies([loss]):
         track_losses(model, x, y, y_pred, sample_weight, training=False)
         return update_metrics(model, loss, x, y, y_pred, sample_weight)
 
@@ -149,10 +149,10 @@ def update(
     with tf.control_dependencies(towers_of(model).newest["train"].keep(x, y, sample_weight)):
         computed = step.compute((x, y, sample_weight), placed)
         y_pred = computed.predictions
-        with tf.device(home_of(model)):
+        with tf.device(parameter_device_of(model)):
             track_losses(model, x, y, y_pred, sample_weight, training=True)
         loss = step.update(computed)
-    with tf.device(home_of(model)), tf.control_dependencies([loss]):
+    with tf.device(parameter_device_of(model)), tf.control_dependencies([loss]):
         return update_metrics(model, loss, x, y, y_pred, sample_weight)
 
 
@@ -277,8 +277,10 @@ def _make_step(model: keras.Model, name: str) -> TowerStep:
 # Devices and options.
 
 
-def home_of(model: keras.Model) -> str:
-    return state_lib.variables_device(model) if model.built else towers_of(model).base.home
+def parameter_device_of(model: keras.Model) -> str:
+    if model.built:
+        return state_lib.variables_device(model)
+    return towers_of(model).base.parameter_device
 
 
 def forget_functions(model: keras.Model) -> None:

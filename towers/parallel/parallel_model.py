@@ -29,7 +29,7 @@ from towers.parallel.model_steps import (
     STATE,
     Towers,
     forget_functions,
-    home_of,
+    parameter_device_of,
     make_function,
     prepare_training,
     run_step,
@@ -123,8 +123,8 @@ def parallel_on(
     """Does the work of `make_parallel` for given device names and a given number of towers."""
     given = towers_of(model).base.model if isinstance(model, ParallelModel) else model
     is_mirrored = strategy == "mirrored" and not policy_of(devices).shares_memory
-    home = devices[0] if is_mirrored else "/cpu:0"
-    base = Base(given, {} if model.built else dict(vars(given)), home)
+    parameter_device = devices[0] if is_mirrored else "/cpu:0"
+    base = Base(given, {} if model.built else dict(vars(given)), parameter_device)
     parallel = _share(
         model, Towers(
             base, devices, towers, batch_norm, strategy, gpus_per_tower, stages,
@@ -132,7 +132,7 @@ def parallel_on(
         )
     )
     if not is_mirrored:
-        hint_gpu_variables(home_of(parallel))
+        hint_gpu_variables(parameter_device_of(parallel))
     if isinstance(model, ParallelModel):
         towers_of(parallel).jit_compile = towers_of(model).jit_compile
     forget_functions(parallel)
@@ -151,7 +151,7 @@ class ParallelModel(keras.Model):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles like `keras.Model.compile`."""
-        with tf.device(home_of(self)):
+        with tf.device(parameter_device_of(self)):
             super().compile(*args, **kwargs)
         forget_functions(self)
         is_auto = kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8  # 8th argument

@@ -36,12 +36,13 @@ def check_model(model: Any) -> None:
 
 
 @functools.cache
-def hint_gpu_variables(home: str) -> None:
+def hint_gpu_variables(parameter_device: str) -> None:
     """Warns once per process that the model's variables are on a GPU."""
-    if devices_lib.is_gpu(home):
+    if devices_lib.is_gpu(parameter_device):
         warnings.warn(
-            f"the model's variables are on {home} and stay there: that device also averages and "
-            "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
+            f"the model's variables are on {parameter_device} and stay there: that device also "
+            "averages and updates. Make the model under `with tf.device('/cpu:0'):` to have them "
+            "on the CPU.",
             stacklevel=4,
         )
 

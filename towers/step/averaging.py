@@ -30,7 +30,7 @@ def partial_sums(
     devices: Sequence[str],
     *,
     add_on_devices: bool,
-    home: str | None = None,
+    parameter_device: str | None = None,
     packed: bool = False,
 ) -> Tree:
     """Makes all additions on the towers' devices, or none; returns the tree of the rest.
@@ -39,15 +39,20 @@ def partial_sums(
         values: T towers x V values.
         devices: the device of each tower.
         add_on_devices: make all additions, each on its left child's device; else make none.
-        home: the device that receives the rest of the tree; None leaves it where it is.
+        parameter_device: the device that receives the rest of the tree; None leaves it where it is.
         packed: whether small values travel as one vector for each dtype.
     """
     if add_on_devices or len(values) == 1:
         sums = _sum_on_devices(values, devices, packed)
-        return sums if home is None else transfer(sums, devices[0], home, packed=packed)
+        if parameter_device is None:
+            return sums
+        return transfer(sums, devices[0], parameter_device, packed=packed)
     half_way = _middle(len(values))
     left, right = (
-        partial_sums(values[half], devices[half], add_on_devices=False, home=home, packed=packed)
+        partial_sums(
+            values[half], devices[half], add_on_devices=False, parameter_device=parameter_device,
+            packed=packed,
+        )
         for half in (slice(half_way), slice(half_way, None))
     )
     return left, right

@@ -14,7 +14,8 @@ COMPILED = "compiled"  # stands for the value that the model's `compile` got
 
 
 def recipe_of(
-    model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, home: str
+    model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any,
+    parameter_device: str,
 ) -> tuple[keras.optimizers.Optimizer, Any, Any, BatchMetrics]:
     """Returns the built optimizer, the loss, its weights and the metrics, given `TowerStep`'s.
 
@@ -22,7 +23,7 @@ def recipe_of(
     loss brings its weights and the metrics, unless they are given.
 
     Args:
-        home: the device on which the optimizer's and the metrics' variables are created.
+        parameter_device: the device for the variables of the optimizer and the metrics.
 
     Raises:
         ValueError: the model is not compiled, or its class has a custom `train_step`.
@@ -39,13 +40,13 @@ def recipe_of(
     if "loss" in missing:
         loss, weights = losses(model)
         loss_weights = weights if loss_weights is None else loss_weights
-        metrics = BatchMetrics(model, home) if metrics is None else metrics
+        metrics = BatchMetrics(model, parameter_device) if metrics is None else metrics
     optimizer = keras.optimizers.get(model.optimizer if "optimizer" in missing else optimizer)
     if not optimizer.built:  # LossScaleOptimizer would make its own variables twice
-        with tf.device(home):
+        with tf.device(parameter_device):
             optimizer.build(model.trainable_variables)
     if not isinstance(metrics, BatchMetrics):
-        metrics = make_metrics(metrics, getattr(model, "output_names", None), home)
+        metrics = make_metrics(metrics, getattr(model, "output_names", None), parameter_device)
     return optimizer, loss, loss_weights, metrics
 
 

@@ -84,7 +84,7 @@ class Exchange:
         Args:
             values: this worker's towers x V values.
             devices: the device of each of these towers.
-            options: `add_on_devices`, `home` and `packed` for `partial_sums`.
+            options: `add_on_devices`, `parameter_device` and `packed` for `partial_sums`.
         """
         return partial_sums(values, devices, **options)
 

@@ -21,7 +21,7 @@ from towers.step.update import update
 class ParameterServer:
     """Keeps the parameters and the optimizer on the parameter device.
 
-    home, optimizer, parameters, exchange: the arguments of `__init__`.
+    parameter_device, optimizer, parameters, exchange: the arguments of `__init__`.
     packed: whether small values travel as one vector for each dtype.
     num_bytes, num_copies: the bytes that a refresh sends to each copy; the number of copies.
     """
@@ -30,16 +30,16 @@ class ParameterServer:
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
-        home: str, policy: Policy, exchange: Exchange,
+        parameter_device: str, policy: Policy, exchange: Exchange,
     ) -> None:
         """
         Args:
             optimizer: an optimizer built for `parameters`, the V variables that it updates.
-            home: the parameter device.
+            parameter_device: holds the parameters and makes the update.
             policy: whether to add on the towers' devices, and to pack transfers.
             exchange: adds values over the towers of all workers.
         """
-        self.home, self.packed = home, policy.pack_transfers
+        self.parameter_device, self.packed = parameter_device, policy.pack_transfers
         self.optimizer, self.parameters, self.exchange = optimizer, list(parameters), exchange
         self._add_on_devices = policy.add_on_devices
         self._borrowed: dict[int, tf.Variable] = {}  # by id; held here, as no trace keeps them
@@ -51,7 +51,7 @@ class ParameterServer:
             Lists of V + len(state) tensors, by device.
         """
         values = [tf.convert_to_tensor(v.value) for v in [*self.parameters, *state]]
-        return spread(values, self.home, devices, packed=self.packed)
+        return spread(values, self.parameter_device, devices, packed=self.packed)
 
     def reduce(self, values: list[Values], devices: Sequence[str]) -> Tree:
         """Returns the tree of the remaining additions over all towers.
@@ -60,10 +60,10 @@ class ParameterServer:
             values: this worker's towers x V values.
             devices: the device of each of these towers.
         """
-        with tf.device(self.home):
+        with tf.device(self.parameter_device):
             return self.exchange.reduce(
-                values, devices, add_on_devices=self._add_on_devices, home=self.home,
-                packed=self.packed,
+                values, devices, add_on_devices=self._add_on_devices,
+                parameter_device=self.parameter_device, packed=self.packed,
             )
 
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Tree:
@@ -72,7 +72,7 @@ class ParameterServer:
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         """Calls the optimizer on the result of `add_up`; returns (loss, S statistics)."""
-        with self.optimizer_at_home():
+        with self.optimizer_beside_parameters():
             return update(tree, self.optimizer, self.parameters)
 
     def refresh(self) -> None:
@@ -82,7 +82,7 @@ class ParameterServer:
         """Sets whether copies stay valid because only `update` assigns parameters and optimizer."""
 
     @contextmanager
-    def optimizer_at_home(self) -> Iterator[None]:
+    def optimizer_beside_parameters(self) -> Iterator[None]:
         """Uses copies of the optimizer's variables, on the parameter device, inside the with block.
 
             before    copy <- variable          the variable may be on any device
@@ -95,11 +95,11 @@ class ParameterServer:
         callbacks, checkpoints and traced functions refer to them. If a parameter is on another
         device, too, nothing is copied: no program of one device can update both.
         """
-        are_at_home = not self._away(self.parameters)
-        away = self._away(self.optimizer.variables) if are_at_home else []
+        are_beside = not self._away(self.parameters)
+        away = self._away(self.optimizer.variables) if are_beside else []
         for variable in away:
             if id(variable) not in self._borrowed:
-                with tf.init_scope(), tf.device(self.home):
+                with tf.init_scope(), tf.device(self.parameter_device):
                     self._borrowed[id(variable)] = tf.Variable(
                         tf.zeros(variable.shape, variable.dtype), name=variable.name
                     )
@@ -112,7 +112,7 @@ class ParameterServer:
             variable.value.assign(copy)
 
     def _away(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-        return [v for v in variables if short_name(v.value.device) != self.home]
+        return [v for v in variables if short_name(v.value.device) != self.parameter_device]
 
 
 class StageServer(ParameterServer):
@@ -132,16 +132,16 @@ class StageServer(ParameterServer):
         self._packs_parameters, self.packed = self.packed, False  # sums lie on several devices
 
     def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
-        """Returns the values by a group's first device, on their stages' devices; and at `home`."""
+        """Returns the values on their stages' devices, by a group's first device."""
         variables = [*self.parameters, *state]
         values = [tf.convert_to_tensor(v.value) for v in variables]
-        arrived = {first: list(values) for first in [*self._groups, self.home]}
+        arrived = {first: list(values) for first in [*self._groups, self.parameter_device]}
         of_variables = self._stages.of(variables)
         for stage in range(self._stages.num_stages):
             own = [i for i, other in enumerate(of_variables) if other == stage]
             places = [group[stage] for group in self._groups.values()]
             chosen = [values[i] for i in own]
-            found = spread(chosen, self.home, places, packed=self._packs_parameters)
+            found = spread(chosen, self.parameter_device, places, packed=self._packs_parameters)
             for first, group in self._groups.items():
                 for i, value in zip(own, found[group[stage]], strict=True):
                     arrived[first][i] = value

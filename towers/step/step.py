@@ -229,16 +229,17 @@ class Step:
 
         TensorFlow sends a value only once to each device, even if several of its towers need it.
         """
-        home = self.parameter_device
-        with tf.name_scope(scopes.PARAMETERS), tf.device(home):
-            arrived = self.strategy.spread(self.tower.state, [home, *self.tower_devices])
+        parameter_device = self.parameter_device
+        with tf.name_scope(scopes.PARAMETERS), tf.device(parameter_device):
+            devices = [parameter_device, *self.tower_devices]
+            arrived = self.strategy.spread(self.tower.state, devices)
             first = len(self.trainable_variables)
-            seeds = {i: arrived[home][first + i] for i in self.tower.seeds}
+            seeds = {i: arrived[parameter_device][first + i] for i in self.tower.seeds}
             inputs = []
             for tower, device in zip(self.local_towers, self.tower_devices, strict=True):
                 parameters, state = arrived[device][:first], arrived[device][first:]
                 folded = state_lib.tower_seeds(list(seeds.values()), tower)
-                moved = transfer(folded, home, device, packed=self.strategy.packed)
+                moved = transfer(folded, parameter_device, device, packed=self.strategy.packed)
                 for i, seed in zip(seeds, moved, strict=True):
                     state[i] = seed
                 inputs.append(TowerInput(parameters, state, *shards[tower].values))

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.merged import once
+from towers.graph.merged import with_merged_repeats
 from towers.machine.devices import HOST, short_name
 from towers.machine.policy import Policy
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
@@ -48,8 +48,8 @@ class Sums(list):
     by_device: the sums on each device.
     """
 
-    def __init__(self, home: str, by_device: Mapping[str, Values]) -> None:
-        super().__init__(by_device[home])
+    def __init__(self, parameter_device: str, by_device: Mapping[str, Values]) -> None:
+        super().__init__(by_device[parameter_device])
         self.by_device = by_device
 
 
@@ -92,7 +92,7 @@ class Mirrored(ParameterServer):
 
     def refresh(self) -> None:
         values = [tf.convert_to_tensor(v.value) for v in self._own]
-        arrived = spread(values, self.home, self._copies, packed=self.packed)
+        arrived = spread(values, self.parameter_device, self._copies, packed=self.packed)
         for device, copies in self._copies.items():
             with tf.device(device):
                 for copy, value in zip(copies, arrived[device], strict=True):
@@ -100,14 +100,14 @@ class Mirrored(ParameterServer):
 
     def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
         def refreshed() -> tf.Tensor:
-            with tf.device(self.home):
+            with tf.device(self.parameter_device):
                 self.refresh()
             return tf.zeros([])
 
         tf.cond(self._is_stale, refreshed, lambda: tf.zeros([]))
         values = [tf.convert_to_tensor(v.value) for v in state]
-        found = spread(values, self.home, devices, packed=self.packed)
-        own = {self.home: [v.value for v in self.parameters], **self._copies}
+        found = spread(values, self.parameter_device, devices, packed=self.packed)
+        own = {self.parameter_device: [v.value for v in self.parameters], **self._copies}
         for device in found:
             with tf.device(device):
                 held = own[device][:len(self.parameters)]
@@ -117,12 +117,15 @@ class Mirrored(ParameterServer):
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Sums:
         if not self.exchange.is_alone:  # workers have added in slices already
             added = add_tree(self.reduce(values, devices))
-            return Sums(self.home, spread(added, self.home, self._devices, packed=self.packed))
+            sums = spread(added, self.parameter_device, self._devices, packed=self.packed)
+            return Sums(self.parameter_device, sums)
         in_slices = list(packages(values[0]))
         done = {i for chosen, _ in in_slices for i in chosen}
         others = [[None if i in done else v for i, v in enumerate(of)] for of in values]
-        added = add_tree(partial_sums(others, devices, add_on_devices=True, home=self.home))
-        sums = spread(added, self.home, self._devices, packed=False)
+        added = add_tree(partial_sums(
+            others, devices, add_on_devices=True, parameter_device=self.parameter_device
+        ))
+        sums = spread(added, self.parameter_device, self._devices, packed=False)
         for chosen, shapes in in_slices:
             slices = self._slices([[of[i] for i in chosen] for of in values], devices)
             for device in self._devices:
@@ -130,7 +133,7 @@ class Mirrored(ParameterServer):
                     parts = unpack(tf.concat(slices, axis=0), shapes)
                 for i, part in zip(chosen, parts, strict=True):
                     sums[device][i] = part
-        return Sums(self.home, sums)
+        return Sums(self.parameter_device, sums)
 
     def _slices(self, values: Sequence[Values], devices: Sequence[str]) -> list[tf.Tensor]:
         """Returns the slices of a package's sum; each device adds one slice and keeps it."""
@@ -152,7 +155,7 @@ class Mirrored(ParameterServer):
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         assert isinstance(tree, Sums)
         count = len(self.parameters)
-        with self.optimizer_at_home():
+        with self.optimizer_beside_parameters():
             handles = {id(v.value.handle): i for i, v in enumerate(self._own)}
             program: Callable | None = None
             for device in self._devices:
@@ -189,7 +192,8 @@ def _program(apply: Callable, values: Values, variables: Mapping[int, int]) -> C
         return tf.zeros([])
 
     with custom_gradients_forgotten(), tf.device(None):
-        traced = tf.function(once(traced_update), autograph=False).get_concrete_function(
+        merged = with_merged_repeats(traced_update)
+        traced = tf.function(merged, autograph=False).get_concrete_function(
             *(tf.TensorSpec(v.shape, v.dtype) for v in components(values))
         )
     captured = traced.captured_inputs
@@ -219,7 +223,7 @@ def make_strategy(
     name: str,
     optimizer: keras.optimizers.Optimizer,
     parameters: Sequence[keras.Variable],
-    home: str,
+    parameter_device: str,
     devices: Sequence[str],
     policy: Policy,
     exchange: Exchange,
@@ -229,7 +233,7 @@ def make_strategy(
 
     Args:
         name: one of `choices.STRATEGIES`. Devices that share one memory need no copies.
-        optimizer, parameters, home, policy, exchange: the arguments of `ParameterServer`.
+        optimizer, parameters, parameter_device, policy, exchange: see `ParameterServer`.
         devices: the device of each of this worker's towers.
         stages: the stages of the layers; None if each device computes all layers.
 
@@ -244,9 +248,9 @@ def make_strategy(
             "are, and no copies are made.", stacklevel=3,
         )
     if stages is not None:
-        return StageServer(optimizer, parameters, home, policy, exchange, stages=stages)
+        return StageServer(optimizer, parameters, parameter_device, policy, exchange, stages=stages)
     if name == "parameter_server" or policy.shares_memory:
-        return ParameterServer(optimizer, parameters, home, policy, exchange)
+        return ParameterServer(optimizer, parameters, parameter_device, policy, exchange)
     elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
     if elsewhere:
         at = short_name(elsewhere[0].value.device)
@@ -256,5 +260,5 @@ def make_strategy(
             f"tf.device({places[0]!r}), or use strategy=parameter_server."
         )
     if len(places) < 2:
-        return ParameterServer(optimizer, parameters, home, policy, exchange)
+        return ParameterServer(optimizer, parameters, parameter_device, policy, exchange)
     return Mirrored(optimizer, parameters, places, policy, exchange)

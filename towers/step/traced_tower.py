@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.graph.cut import Levels, Segment, captures, cut, effects_of
-from towers.graph.merged import noise_keys_once, repeated_once
+from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
     draws_noise,
     has_unsaved_noise,
@@ -168,8 +168,8 @@ def trace_tower(
             results = method(*arguments)
         results = sums_in_order(collectives.graph, results)
         if options.get("jit_compile"):
-            noise_keys_once(collectives.graph)
-        return results if stages is not None else repeated_once(collectives.graph, results)
+            compute_noise_keys_once(collectives.graph)
+        return results if stages is not None else merge_repeats(collectives.graph, results)
 
     body.__name__ = method.__name__  # the name that graphs and profiles show
     with custom_gradients_forgotten(), tf.device(None):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers.graph.merged import once
+from towers.graph.merged import with_merged_repeats
 from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import scopes
@@ -45,9 +45,9 @@ def update(
     program = update_program if isinstance(tree, list) else sum_and_update_program
     with custom_gradients_forgotten():
         if not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree)):
-            function = tf.function(once(program), autograph=False, jit_compile=True)
+            function = tf.function(with_merged_repeats(program), autograph=False, jit_compile=True)
             traced = function.get_concrete_function(tree)
             if len({short_name(variable.device) for variable in traced.graph.variables}) <= 1:
                 return traced(tree)
         # XLA can compile neither IndexedSlices nor variables on several devices.
-        return tf.function(once(program), autograph=False)(tree)
+        return tf.function(with_merged_repeats(program), autograph=False)(tree)

@@ -77,19 +77,19 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
         towers = [t for t, other in enumerate(devices) if other == device]
         rows[device] = Traffic((towers[0], towers[-1]), [sizes[t] for t in towers])
     graph = tf.function(update, autograph=False).get_concrete_function(*specs).graph
-    home = "" if step.strategy.num_copies else step.parameter_device
+    parameter_device = "" if step.strategy.num_copies else step.parameter_device
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)
-        if target in rows and (target != home or source not in rows):
+        if target in rows and (target != parameter_device or source not in rows):
             row, scope = rows[target], tensor.op.name.partition("/")[0]
             row.sends_in += 1
             if scope == scopes.SPLIT:
                 row.inputs += size
-            elif source not in rows or source == home:
+            elif source not in rows or source == parameter_device:
                 row.parameters += size
             else:
                 row.sums += size
-        if source in rows and (source != home or target not in rows):
+        if source in rows and (source != parameter_device or target not in rows):
             rows[source].results += size
             rows[source].sends_out += 1
     return rows

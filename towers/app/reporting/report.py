@@ -188,9 +188,10 @@ def labelled(label: str, text: str) -> str:
 
 
 def devices_line(
-    home: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0, stages: int = 1
+    parameter_device: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0,
+    stages: int = 1,
 ) -> str:
-    """Returns the line with the parameter device, `home`, and the towers on each device.
+    """Returns the line with the parameter device and the towers on each device.
 
     Args:
         tower_devices: the device of each tower, from tower `first` on (with stages, of stage 0).
@@ -199,7 +200,7 @@ def devices_line(
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
     towers = placement(tower_devices, first)
-    return labelled("Devices", f"parameters on {home}{copies}; {towers}{each}")
+    return labelled("Devices", f"parameters on {parameter_device}{copies}; {towers}{each}")
 
 
 def format_seconds(seconds: float) -> str:

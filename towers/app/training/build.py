@@ -115,13 +115,13 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     devices = find_devices(config)
     policy = policy_of(devices)
     may_copy = config.strategy != "parameter_server" and not policy.shares_memory
-    home = devices[0] if may_copy else f"/{config.variable_device}:0"
-    if is_gpu(home) and not devices_lib.has_gpus():
+    parameter_device = devices[0] if may_copy else f"/{config.variable_device}:0"
+    if is_gpu(parameter_device) and not devices_lib.has_gpus():
         raise ValueError(
             "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
         )
     source = find_source(config, objects)
-    model, dataset = make_model_and_data(config, source, objects, home)
+    model, dataset = make_model_and_data(config, source, objects, parameter_device)
     dataset = suited(dataset, model)
     options = InputOptions(
         config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
@@ -134,7 +134,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     batch_size = config.global_batch_size(num_devices)
     steps = num_steps(train.num_examples, batch_size)
     own_task = model.compiled
-    with tf.device(home):
+    with tf.device(parameter_device):
         if not model.built:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
@@ -170,7 +170,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         batch_size=batch_size,
         batch_size_per_gpu=None,
         image_size=shown(dataset.input_shape) if begins else config.image_size,
-        variable_device="gpu" if is_gpu(home) else "cpu",
+        variable_device="gpu" if is_gpu(parameter_device) else "cpu",
         batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,

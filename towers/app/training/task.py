@@ -42,7 +42,7 @@ def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
 
 
 def make_model_and_data(
-    config: TrainConfig, source: ModelSource, objects: UserObjects, home: str
+    config: TrainConfig, source: ModelSource, objects: UserObjects, parameter_device: str
 ) -> tuple[keras.Model, Dataset]:
     """Makes the model, which may not be built or compiled yet, and its data.
 
@@ -50,7 +50,7 @@ def make_model_and_data(
         config: the run's configuration.
         source: makes the model.
         objects: the model and data that Python code passed instead of names, if any.
-        home: the device of the model's variables.
+        parameter_device: the device of the model's variables.
 
     Raises:
         ValueError: the model or the data cannot be made, or they do not fit each other.
@@ -58,7 +58,7 @@ def make_model_and_data(
 
     def make(input_shape: Any, num_classes: int | None) -> keras.Model:
         keras.utils.set_random_seed(config.seed)
-        with tf.device(home):
+        with tf.device(parameter_device):
             model = source.build(input_shape, num_classes)
         if not isinstance(model, keras.Model):
             raise ValueError(
