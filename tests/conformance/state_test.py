@@ -124,7 +124,7 @@ def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
 def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(
     function, options, is_custom
 ):
-    with pytest.warns(UserWarning, match="/?kept' what it.*tower 0's is kept.*aggregation="):
+    with pytest.warns(UserWarning, match="/?kept' a value .*Tower 0's value is kept.*aggregation="):
         trained(lambda: model_of(Keeps(function, **options)), 3, is_custom=is_custom)
 
 

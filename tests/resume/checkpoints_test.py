@@ -234,7 +234,7 @@ def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(n, folder, m
     if not went_well:
         assert saver.said == [
             f"{folder}/epoch-0-step-2 cannot be written (No space left on device); training "
-            "goes on."
+            "continues."
         ]
     assert saver.save(3) and checkpoints.read_newest(folder)[0].name == "epoch-0-step-3"
 

@@ -102,7 +102,7 @@ def test_what_is_no_such_data_is_refused_in_one_line(value, message):
 
 
 def test_train_and_test_have_one_shape():
-    with pytest.raises(ValueError, match=r"mine \(test\): examples of shapes \(2,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"mine \(test\): examples have shapes \(2,\) and \(3,\)"):
         of_own_task((A, A), (A[:, :2], A))
     of_own_task((A, A, np.ones(4)), (A, A))  # validation may be without weights
 

@@ -50,7 +50,7 @@ def test_user_tf_data_is_read_and_counted(user_module):
         (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
         (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
         (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples of shapes (1,)"),
+        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
     ],
 )
 def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):
