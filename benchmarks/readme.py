@@ -86,9 +86,15 @@ def throughput(results: Results) -> str:
 
 def summary(results: Results) -> str:
     """The small table of `make_parallel(...).fit`: its speed, as a ratio to two peers."""
+    measured = [
+        row for _, workload, devices in _PARALLEL_ROWS
+        for row in results.rounds("throughput", workload, devices, "parallel", "fit") or []
+    ]
+    machines = " or ".join(
+        sorted({f"{row['cores']} cores of {row['processor']}" for row in measured})
+    )
     lines = [
-        "| Examples/s of `fit`; devices share 2 cores of an Intel Xeon | Keras, 1 device "
-        "| MirroredStrategy |",
+        f"| Examples/s of `fit`; devices share {machines} | Keras, 1 device | MirroredStrategy |",
         "| --- | --- | --- |",
     ]
     for title, workload, devices in _PARALLEL_ROWS:

@@ -171,7 +171,7 @@ def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
 
 
 @pytest.mark.parametrize("variable, value, words", [
-    (0.0, {1, 2}, "what it would hold is no JSON (Object of type set"),
+    (0.0, {1, 2}, "its state is not JSON (Object of type set"),
     (0.0, "x" * 10_000, "as it could not be read: manifest.json is too large"),
     (np.nan, None, "kernel holds NaN or infinite values"),
 ])

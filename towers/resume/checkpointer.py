@@ -194,7 +194,7 @@ class Checkpointer:
         try:  # copied, because it may hold lists that grow during training
             checkpoint = Checkpoint(checkpoints.json_copy(state), arrays)
         except ValueError as error:
-            self._fault = f"{path} is not written: what it would hold is no JSON ({error})"
+            self._fault = f"{path} is not written: its state is not JSON ({error})"
         else:
             self._thread = threading.Thread(
                 target=self._write, args=(path, checkpoint, train_state.best.step), daemon=True

@@ -321,7 +321,7 @@ def _warn_of_first(variable: Any, line: str) -> None:
 
 def _refused(variable: Any, line: str, way_out: str) -> ValueError:
     return ValueError(
-        f"{line} assigns variable {variable.path!r} what it computes of a shard: "
-        f"every tower has a value of its own. {way_out} Or compute it of towers.gather(rows), the "
-        "rows of all towers, with towers.make_parallel(model, gpus)."
+        f"{line} assigns variable {variable.path!r} a value that it computes from "
+        f"a shard, so each tower has another value. {way_out} Or compute it from "
+        "towers.gather(rows), the rows of all towers, with towers.make_parallel(model, gpus)."
     )

@@ -92,7 +92,7 @@ class Step:
             optimizer: a Keras optimizer or its name. It is called once for each update, with the
                 averaged gradients.
             loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
-                every loss. Optimizer, loss, loss weights and metrics default to those of `compile`.
+                every loss. A compiled model brings its optimizer, loss, loss weights and metrics.
             loss_weights: a factor, or a list or dict with a factor for each output.
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this worker's devices. Default: `tower_devices()`.

@@ -233,7 +233,7 @@ def make_strategy(
 
     Args:
         name: one of `choices.STRATEGIES`. Devices that share one memory need no copies.
-        optimizer, parameters, parameter_device, policy, exchange: see `ParameterServer`.
+        optimizer, parameters, parameter_device, policy, exchange: arguments of the strategy.
         devices: the device of each of this worker's towers.
         stages: the stages of the layers; None if each device computes all layers.
 

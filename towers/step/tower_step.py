@@ -121,7 +121,7 @@ class TowerStep(Step):
         The graph is traced once for batches of one structure, whatever their number of rows.
 
         Args:
-            name: of the method, without the underscore.
+            name: the method's name without the underscore, such as "train".
             batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
             placed: its shards. Their specs follow from the batch's: to compare them at each call
                 would take longer than to start the towers.

@@ -36,7 +36,7 @@ from towers.step.tensor_rows import is_composite
 
 _NOT_COMPILED = (
     "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it would "
-    "ignore. Draw it by keras.random with a keras.random.SeedGenerator of the layer's own, or use "
+    "ignore. Draw it with keras.random and a keras.random.SeedGenerator of the layer, or use "
     "jit_compile=False."
 )
 

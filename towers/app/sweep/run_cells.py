@@ -76,8 +76,8 @@ def run_sweep(
                 row = _run(cell, cells[cell], out_dir, train)
             except KeyboardInterrupt:
                 num_done = len(cells) - len(left) + number - 1
-                show(f"{num_done} of {len(cells)} cells are done. The same command continues with "
-                     "the rest.")
+                show(f"{num_done} of {len(cells)} cells are done. Run the command again to "
+                     "continue with the rest.")
                 raise
             rows[row.key] = row
             table.write_table(out_dir / TABLE, table.with_speedups(rows.values()))
