@@ -37,14 +37,14 @@ def draw(source: Path, target: Path) -> None:
         target: the PNG.
     """
     # Imports TensorFlow: after the contenders.
-    from towers.app.reporting.chart_style import drawn, style_axes
+    from towers.app.reporting.chart_style import figure_file, style_axes
 
     with source.open(newline="") as file:
         comparisons = groups(csv.DictReader(file))
     rows = split_by_workload(comparisons)
     height = _MARGIN + _ROW * len(rows)
     title, note = "Examples per second of towers, divided by each peer's", _about(comparisons)
-    with drawn(target, _WIDTH, height, title, note) as figure:
+    with figure_file(target, _WIDTH, height, title, note) as figure:
         axes = figure.add_subplot()
         style_axes(axes, "same global batch; right of 1.0, towers is faster", "", "")
         dots(axes, rows)

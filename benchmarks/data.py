@@ -94,7 +94,7 @@ def batches(way: str, images: Images) -> Iterable:
     streamed = way == "streamed"
     split = (
         Streamed(in_order, where, count) if streamed
-        else split_of(images, where, 10, own_task=False)[0]
+        else split_of(images, where, 10, custom_loss=False)[0]
     )
     return input_lib.shuffled_batches(input_lib.load_examples(split, options), BATCH, 0, 0)
 

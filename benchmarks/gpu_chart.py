@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 def draw(source: Path, target: Path) -> None:
     """Draws what a CSV of `gpu_table.write` holds; a PNG."""
-    from towers.app.reporting.chart_style import drawn, style_axes
+    from towers.app.reporting.chart_style import figure_file, style_axes
 
     table = gpu_table.read(source)
     blocks = make_blocks(table)
@@ -59,7 +59,7 @@ def draw(source: Path, target: Path) -> None:
     heights = [block_height(block) for block in blocks]
     ends = list(itertools.accumulate(heights))
     middles = [end - height / 2 for end, height in zip(ends, heights, strict=True)]
-    with drawn(target, _WIDTH, _MARGIN + ends[-1], title(table), note(table)) as figure:
+    with figure_file(target, _WIDTH, _MARGIN + ends[-1], title(table), note(table)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         style_axes(left, "speed: towers / peer", "right of 1 towers are faster", "")
         style_axes(right, "speed: switch / towers", "right of 1 the switch makes them faster", "")

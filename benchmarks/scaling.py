@@ -184,7 +184,7 @@ def predict(constants: Constants, size: Size, compute: float, who: str, cores: i
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     """Draws the share of its time that a GPU computes, by machines; a panel for each model."""
-    from towers.app.reporting.chart_style import COLORS, drawn, style_axes
+    from towers.app.reporting.chart_style import COLORS, figure_file, style_axes
 
     note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
             f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
@@ -193,7 +193,7 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
             f"network measured on 2 CPU cores: {8 * constants.wire / 1e9:.1f} Gbit/s, "
             f"{1e3 * constants.start:.1f} ms for each sum, {1e3 * constants.message:.1f} ms for "
             "each message.")
-    with drawn(target, 9.0, 6.6, "Share of a step during which GPUs compute", note) as figure:
+    with figure_file(target, 9.0, 6.6, "Share of a step during which GPUs compute", note) as figure:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for axes, (name, size) in zip(panels.flat, sizes.items(), strict=True):
             compute = GPU_MS[name] / 1e3

@@ -21,7 +21,7 @@ from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
 _LONG = (  # begun last, the others would be done before it
-    "workers_run_test", "gradients_test", "own_steps_test", "policy_test", "recomputed_test",
+    "workers_run_test", "gradients_test", "custom_steps_test", "policy_test", "recomputed_test",
     "same_bits_test", "strategies_test", "train_test", "workers_test",
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start

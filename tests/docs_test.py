@@ -123,7 +123,7 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
 
 
 def test_the_tutorial_on_a_custom_train_step_runs_and_its_fix_gives_the_losses_of_keras(tmp_path):
-    page = "docs/own_train_step.md"
+    page = "docs/custom_train_step.md"
     assert "divergence" in run_block(page, 0, tmp_path, **{"20_000": "2_000"}).stdout
     rows = "self.embed(upper), self.embed(lower)"
     wrong, right = (

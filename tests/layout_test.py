@@ -80,7 +80,7 @@ CROSS_CUTTING = {
     "conformance/gradients_test": "every model",
     "conformance/losses_test": "every kind of compiled loss; towers.gather",
     "conformance/logits_test": "every place where the rows of towers are joined",
-    "conformance/own_steps_test": "every model's own train_step",
+    "conformance/custom_steps_test": "every model's own train_step",
     "conformance/state_test": "every kind of state that a layer keeps",
     "conformance/synchronized_test": "make_parallel: BatchNormalization",
     "conformance/placement_test": "every arrow of the step",

@@ -34,7 +34,7 @@ def in_each_form(source, num_classes, directory):
     return {
         "arrays": (x, y),
         "image files": ImageFiles(directory, names, y, x.shape[1:]),
-        "a source": split_of(source, "here", num_classes, own_task=False)[0],
+        "a source": split_of(source, "here", num_classes, custom_loss=False)[0],
         "tf.data": tf.data.Dataset.from_tensor_slices((x, y)),
     }
 

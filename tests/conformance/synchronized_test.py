@@ -72,7 +72,7 @@ class Normalizes(keras.Model):
         return self.dense(self.norm(x, training=False if self.is_fixed else training))
 
 
-class OwnStep(Normalizes):
+class CustomStep(Normalizes):
     def train_step(self, data):
         return super().train_step(data)
 
@@ -80,7 +80,7 @@ class OwnStep(Normalizes):
 @pytest.mark.parametrize("make, given, is_told", [
     (normalizing, {}, True),
     (Normalizes, {}, True),
-    (OwnStep, {}, True),
+    (CustomStep, {}, True),
     (normalizing, {"num_towers": 1}, False),
     (normalizing, {"batch_norm": "average"}, False),
     (normalizing, {"batch_norm": "tower0"}, False),
@@ -88,7 +88,7 @@ class OwnStep(Normalizes):
     (lambda: normalizing(synchronized=True), {}, False),
     (lambda: normalizing(trainable=False), {}, False),
     (lambda: Normalizes(is_fixed=True), {}, False),
-    (lambda: OwnStep(is_fixed=True), {}, False),
+    (lambda: CustomStep(is_fixed=True), {}, False),
 ])
 def test_statistics_that_are_averaged_by_default_are_told_once_by_the_first_step(
     make, given, is_told, recwarn

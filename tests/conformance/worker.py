@@ -117,7 +117,7 @@ def train(
     for values in batches:
         predicted = tf.nest.flatten(step.predict_batch(values[0]), expand_composites=True)
         digest.update(b"".join(value.numpy().tobytes() for value in predicted))
-    for variable in [*model.variables, *step.optimizer.variables, *step.met_variables]:
+    for variable in [*model.variables, *step.optimizer.variables, *step.unlisted_variables]:
         digest.update(variable.numpy().tobytes())
     return digest.hexdigest()
 

@@ -42,13 +42,13 @@ def test_other_gpus_are_errors_that_say_what_would_work(asked):
     assert "This machine has 0 GPUs" in str(error.value)
 
 
-@pytest.mark.parametrize("asked, way_out", [
+@pytest.mark.parametrize("asked, remedy", [
     (9, "gpus=8, or gpus=8 with num_towers=9"), ([0, 8], "gpus=8 with num_towers=2"),
 ])
-def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, way_out):
+def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, remedy):
     with pytest.raises(ValueError) as error:
         gpus.gpu_devices(asked)
-    for part in (repr(asked), ": 8 (/cpu:0, ", "/cpu:7", "towers.logical_cpus(9)", way_out):
+    for part in (repr(asked), ": 8 (/cpu:0, ", "/cpu:7", "towers.logical_cpus(9)", remedy):
         assert part in str(error.value)
 
 

@@ -46,7 +46,7 @@ class Distinct(L.Layer):
             table, tf.sparse.from_dense(x), combiner=self.kind), [None, 4])
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -63,7 +63,7 @@ def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind,
     def make():
         layer = (Distinct if kind in DISTINCT else Positions)(kind)
         layers = [keras.Input((5,), dtype="int32"), layer, L.Flatten(), L.Dense(2)]
-        model = (OwnStep if own_step else keras.Sequential)(layers)
+        model = (CustomStep if own_step else keras.Sequential)(layers)
         optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.3)
         model.compile(optimizer, "mse", jit_compile=False)
         return model

@@ -111,7 +111,7 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
             check_stages(2, None, **refused)
     model = chain(4, 4)
     model.compile("sgd", "mse", jit_compile=True)
-    assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).compiles
+    assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).uses_xla
 
 
 def test_each_device_receives_and_adds_its_own_stages_parameters_alone():

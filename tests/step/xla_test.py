@@ -32,7 +32,7 @@ def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
     """Without a GPU, only if it was told so."""
     model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
     model.compile("sgd", "mse", jit_compile=told)
-    assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles is compiled
+    assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla is compiled
 
 
 @pytest.mark.parametrize("threads, num_devices, warned", [
@@ -45,8 +45,8 @@ def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
     monkeypatch.setattr(xla, "count_cores", lambda: 2)
     devices = [f"/cpu:{i}" for i in range(num_devices)]
     model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-    assert not xla.compiles(model, devices, False, num_devices, "mse", "average") and not recwarn
-    assert xla.compiles(model, devices, True, num_devices, "mse", "average") is True
+    assert not xla.uses_xla(model, devices, False, num_devices, "mse", "average") and not recwarn
+    assert xla.uses_xla(model, devices, True, num_devices, "mse", "average") is True
     assert [str(w.message).split(": ")[0] for w in recwarn] == ["jit_compile"] * warned
     if warned:
         assert "towers.logical_cpus(2, compiled=True)" in str(recwarn[0].message)
@@ -56,7 +56,7 @@ class OwnLayer(L.Dense):
     pass
 
 
-def own_loss(y, y_pred):
+def call_compute_loss(y, y_pred):
     return keras.losses.mean_squared_error(y, y_pred)
 
 
@@ -72,12 +72,12 @@ def own_loss(y, y_pred):
     (lambda: recurrent(steps=None), "mse", False),  # it would compile anew for each length
     (lambda: recurrent(L.Conv1D(2, 2), L.GRU(4)), "mse", False),
     (lambda: recurrent(L.GRU(4), OwnLayer(1)), "mse", False),
-    (recurrent, own_loss, False),
+    (recurrent, call_compute_loss, False),
 ])
 def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays, two_threads):
     keras_model = model()
     for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):  # they have no say
-        assert xla.compiles(keras_model, devices, "auto", 2, loss, "average") is pays
+        assert xla.uses_xla(keras_model, devices, "auto", 2, loss, "average") is pays
 
 
 def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, monkeypatch):
@@ -90,12 +90,12 @@ def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, mon
 def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(two_threads):
     model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
     given = (model, ["/cpu:0"], "auto", 2, "mse")
-    assert xla.compiles(*given, "average") and not xla.compiles(*given, "synchronized")
+    assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
     with pytest.raises(ValueError, match="recurrent layers .* meet .* Use jit_compile=False"):
-        xla.compiles(model, ["/cpu:0"], True, 2, "mse", "synchronized")
-    assert xla.compiles(model, ["/cpu:0"], True, 1, "mse", "synchronized")  # nobody to meet
+        xla.uses_xla(model, ["/cpu:0"], True, 2, "mse", "synchronized")
+    assert xla.uses_xla(model, ["/cpu:0"], True, 1, "mse", "synchronized")  # nobody to meet
     model.compile("sgd", "mse", jit_compile=True)
-    assert xla.compiles(*given, "average") and not xla.compiles(*given, "synchronized")
+    assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
 
 
 def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(
@@ -106,12 +106,12 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
     class Recorded(towers.TowerStep):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            made.append(self.compiles)
+            made.append(self.uses_xla)
 
     monkeypatch.setattr("towers.parallel.model_steps.TowerStep", Recorded)
     model = recurrent()
     model.compile("sgd", "mse")
-    assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).compiles
+    assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla
     x, y = np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")
     for told in ({}, {"jit_compile": False}):
         parallel = towers.make_parallel(model, 2)
@@ -137,7 +137,7 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_th
                 model, "adam", "mse", num_towers=3,
                 devices=[f"/cpu:{i}" for i in range(num_devices)],
             )
-            assert step.compiles
+            assert step.uses_xla
             for rows, labels in zip(x, y, strict=True):
                 step(rows, labels)
         found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))

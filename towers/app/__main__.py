@@ -18,7 +18,7 @@ from absl import flags
 import towers
 from towers.app import command_line
 from towers.app.after_training.model_files import file_config, find_file
-from towers.app.continued import resolved
+from towers.app.continued import resolve_config
 from towers.app.config import TrainConfig
 from towers.machine import terminal
 
@@ -54,7 +54,7 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     given = {flag.name: flag.value for flag in found if flag.present}
     if flags.FLAGS.evaluate or flags.FLAGS.predict:
         return file_config(_model_file(), given)
-    return resolved(given)
+    return resolve_config(given)
 
 
 def _check_commands() -> None:
@@ -83,7 +83,7 @@ def run_without_training(config: TrainConfig) -> None:
     from towers.app.diagnosis.device_report import device_report
     from towers.app.reporting.report import Report
 
-    with closing(Report()) as out, out.own_warnings():
+    with closing(Report()) as out, out.show_warnings():
         if flags.FLAGS.devices:
             for line in device_report(config):
                 out.line(line)

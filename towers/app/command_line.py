@@ -66,7 +66,7 @@ def _with_experiments(argv: list[str]) -> list[str]:
             stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
             if stem not in known:
                 raise ValueError(
-                    f"--flagfile ({fields.shown(name)}) is neither a file nor one of the "
+                    f"--flagfile ({fields.short_repr(name)}) is neither a file nor one of the "
                     f"experiments: {', '.join(sorted(known))}."
                 )
             word = f"{flag}={known[stem]}"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from towers.app import fields
 from towers.app.class_weight import as_text
-from towers.app.fields import Role, choice, count, number, part, refused, switch, text
+from towers.app.fields import Role, choice, count, fraction, number, switch, text, value_error
 from towers.machine import choices
 
 DEFAULT_BATCH_SIZE = 128
@@ -36,7 +36,7 @@ def step_epochs(schedule: str) -> list[int]:
     parts = text.split(",")
     epochs = [int(part) for part in parts if part.isdecimal() and len(part) < 19]
     if kind != "step" or len(epochs) != len(parts) or [0, *epochs] != sorted({0, *epochs}):
-        raise refused(
+        raise value_error(
             "schedule", schedule, f"one of {', '.join(SCHEDULES)}, or step:30,60: the epochs, in "
             "ascending order, after which the learning rate is a tenth"
         )
@@ -45,7 +45,7 @@ def step_epochs(schedule: str) -> list[int]:
 
 def _check_image_size(name: str, value: str) -> None:
     if not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", value):
-        raise refused(
+        raise value_error(
             name, value, "HEIGHTxWIDTH, each from 1 to 99999, or HEIGHTxWIDTHxCHANNELS, 1 (gray) "
             "or 3 (color), such as 224x224x3"
         )
@@ -55,7 +55,7 @@ def _check_pattern(name: str, value: str) -> None:
     try:
         re.compile(value)
     except (re.error, OverflowError, RecursionError) as error:
-        raise refused(name, value, f"a regular expression: {error}") from None
+        raise value_error(name, value, f"a regular expression: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,22 +177,22 @@ class TrainConfig:
     weight_decay: float | None = number(
         None, "The weight decay of every trainable variable: each update subtracts learning rate * "
         "weight_decay * variable. Default: the optimizer's own, mostly none.", Role.OPTIMIZER)
-    momentum: float | None = part(
+    momentum: float | None = fraction(
         None, "The momentum of sgd or rmsprop. Default: the optimizer's own.", Role.OPTIMIZER)
     clip_norm: float | None = number(
         None, "The largest global norm of the averaged gradients; larger gradients are scaled "
         "down. Default: no limit.", Role.OPTIMIZER)
-    ema: float | None = part(
+    ema: float | None = fraction(
         None, "The momentum, such as 0.999, of a moving average of each variable over the updates. "
         "final.keras holds the averages. Default: none.", Role.OPTIMIZER)
-    label_smoothing: float | None = part(
+    label_smoothing: float | None = fraction(
         None, "The part of each label that is spread over all classes, such as 0.1. Default: "
         "none.")
     class_weight: str | None = text(
         None, "The weight of the examples of each class in the loss, as in Keras' fit: 0:1,1:5 "
         "(other classes weigh 1), or balanced, which makes all classes count equally. Default: all "
         "weigh 1.")
-    dropout: float | None = part(
+    dropout: float | None = fraction(
         None, "The rate of every Dropout layer. Default: the model's own rates.")
     batch_norm: str | None = choice(
         None, choices.BATCH_NORM, "How the towers' BatchNormalization statistics become one. "
@@ -373,8 +373,8 @@ class TrainConfig:
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(
-                f"config.json holds {fields.shown(unknown)}, which this version of towers does "
-                "not know. Use the version that wrote it, or remove the entry."
+                f"config.json holds {fields.short_repr(unknown)}, which this version of towers "
+                "does not know. Use the version that wrote it, or remove the entry."
             )
         try:
             return cls(**values)

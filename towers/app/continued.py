@@ -18,7 +18,7 @@ _MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
 _PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # even if they match _MODULE
 
 
-def resolved(given: Mapping[str, Any]) -> TrainConfig:
+def resolve_config(given: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration of a new run, or of the run that `resume` continues.
 
     Args:

@@ -76,11 +76,11 @@ def text(
     def checked_text(name: str, value: Any) -> str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if not isinstance(text, str):
-            raise refused(name, value, "text")
+            raise value_error(name, value, "text")
         if text == "":
             raise ValueError(f"`{name}` is empty; name one, or leave it out.")
         if "\0" in text:
-            raise refused(name, value, "text without a zero character")
+            raise value_error(name, value, "text without a zero character")
         check(name, text)
         return places.as_path(text) if is_path else text
 
@@ -112,7 +112,7 @@ def number(
     )
 
 
-def part(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
+def fraction(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
     """Declares a field for a number from 0 to below 1."""
     return _field(
         "number", default, help, roles, "a number from 0 to below 1",
@@ -135,12 +135,12 @@ def switch(
     )
 
 
-def refused(name: str, value: Any, wanted: str) -> ValueError:
+def value_error(name: str, value: Any, wanted: str) -> ValueError:
     """Returns the error for a field whose value must be `wanted`."""
-    return ValueError(f"{name} ({shown(value)}) must be {wanted}.")
+    return ValueError(f"{name} ({short_repr(value)}) must be {wanted}.")
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Returns the repr of a value; a long one is shortened to its beginning and end."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
@@ -158,7 +158,7 @@ def _field(
 
     def check(name: str, value: Any) -> Any:
         if not (isinstance(value, str) and value in known or is_right(value)):
-            raise refused(name, value, wanted + or_word)
+            raise value_error(name, value, wanted + or_word)
         return value
 
     says = Declared(kind, help, roles, check, known)

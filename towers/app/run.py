@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from towers.app.after_training import export
 from towers.app.config import AUTO, TrainConfig
-from towers.app.continued import resolved
+from towers.app.continued import resolve_config
 from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
@@ -83,7 +83,7 @@ def train(
         tensorboard.check_installed()
     objects = UserObjects(model, train, test)
     if config.resume == AUTO or config.resume is not None and config.run_dir is None:
-        config = resolved(config.given())
+        config = resolve_config(config.given())
     config = objects.named_in(config)
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
@@ -99,7 +99,7 @@ def train(
         keras.config.set_dtype_policy(config.precision)
         out = stack.enter_context(closing(report.report_of(cluster)))
         if captured is not None:
-            stack.enter_context(out.own_warnings())
+            stack.enter_context(out.show_warnings())
         url = config.run_dir if cluster.is_chief and not config.plan else None
         mirror = stack.enter_context(
             remote_dir.mirrored(url, out.warn, is_new=config.resume is None)
@@ -140,7 +140,7 @@ def _run(
         directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
     )
     # Only a script's compiled optimizer is compared; config.json has all others and schedules.
-    is_own = run.own_task and not config.has_schedule
+    is_own = run.custom_loss and not config.has_schedule
     own_optimizers = {"optimizer": run.step.optimizer} if is_own else {}
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),

@@ -18,6 +18,6 @@ A mean over the shard weighs n_i / N in the batch's mean; rows, and sums over ro
 are. towers/graph tells means from sums, and warns of values that are neither.
 """
 
-from towers.custom_step.run_step import OwnStep
+from towers.custom_step.run_step import CustomStep
 
-__all__ = ["OwnStep"]
+__all__ = ["CustomStep"]

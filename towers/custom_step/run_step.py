@@ -26,7 +26,7 @@ from towers.step.row_counts import checked_rows, gathered_rows_text
 from towers.step.transfers import spread
 
 
-class OwnStep:
+class CustomStep:
     """Runs a model's custom train_step, test_step or predict_step on towers."""
 
     def __init__(

@@ -101,7 +101,7 @@ def _reach(
     inputs, operations = [], {operation.name for operation in must_run}
 
     def comes_from_outside(tensor: tf.Tensor) -> bool:
-        is_before = dependence.level(tensor) < index and not dependence.is_anew(tensor)
+        is_before = dependence.level(tensor) < index and not dependence.is_recomputed(tensor)
         return dependence.is_fed(tensor) or is_before or tensor.op.type == "Placeholder"
 
     ends = [*results, *(v for operation in must_run for v in operation.inputs)]

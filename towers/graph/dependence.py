@@ -61,7 +61,7 @@ class Dependence:
         """Returns the number of collectives and updates before the operation."""
         return self._of_operation(operation)[1]
 
-    def is_anew(self, tensor: tf.Tensor) -> bool:
+    def is_recomputed(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor is a constant, which every level computes for itself."""
         operation = tensor.op
         is_source = not operation.inputs and operation.type != "Placeholder"

@@ -38,7 +38,7 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
     values = [fact for fact in op.facts if fact.local]
     if rows:
         axis = UNKNOWN if output.dtype == tf.variant else open_axis(output, rows[0].axis)
-        fact = replace(op.joined(floating), axis=axis)
+        fact = replace(op.combine(floating), axis=axis)
         if fault:
             return replace(fact, fault=fault)
         if axis is None and fact.local:
@@ -65,7 +65,7 @@ def aligned(op: Op, result: Fact) -> Fact:
         if fact.axis is not None and fact.axis != UNKNOWN and tensor.shape.rank is not None
     }
     if len(places) > 1 and not first_fault(op.facts):
-        return op.faulty(op.joined(op.facts), "compares rows of the batch with each other")
+        return op.faulty(op.combine(op.facts), "compares rows of the batch with each other")
     rank = op.output.shape.rank
     if len(places) != 1 or not result.has_rows or result.axis == UNKNOWN or rank is None:
         return result
@@ -77,13 +77,13 @@ def sum_of_all(op: Op) -> Fact:
     first = op.facts[0]
     if first.more and not first.has_rows and op.type == "Sub":
         return COUNT if tf.get_static_value(op.inputs[1]) == first.more else first
-    return aligned(op, op.added(op.facts))
+    return aligned(op, op.add(op.facts))
 
 
 def squared_difference(op: Op) -> Fact:
     """Returns the fact of SquaredDifference."""
     fact = sum_of_all(op)
-    return fact if fact.fault else op.multiplied(fact, fact)
+    return fact if fact.fault else op.multiply(fact, fact)
 
 
 # Comparisons of n with a bound that are always true, because a shard has at least one row.
@@ -100,19 +100,19 @@ def paired(op: Op) -> Fact:
             return COUNT
     if op.facts[0] == COUNT and bounds[1] in _ALWAYS.get(op.type, ()):
         return SHARED
-    fact = aligned(op, op.joined(op.facts))
+    fact = aligned(op, op.combine(op.facts))
     return fact if fact.fault else row_by_row(op)
 
 
 def chosen(op: Op) -> Fact:
     """Returns the fact of Select, which chooses between two values by a condition."""
     condition, *branches = op.facts
-    result = op.added(branches)
+    result = op.add(branches)
     if condition.fault:
         return replace(result, fault=condition.fault, local=True)
     if condition.has_rows:
         degree = next((b.degree for b in branches if not b.zero), 0)
-        return aligned(op, op.added([*branches, replace(condition, degree=degree)]))
+        return aligned(op, op.add([*branches, replace(condition, degree=degree)]))
     if condition.degree != 0 and not condition.local and result.local:
         return op.faulty(result, *UNEVEN)
     if condition.is_value:
@@ -219,7 +219,7 @@ def product_of(op: Op, fact: Fact) -> Fact:
     """Returns the fact of the product of the sizes in `fact.parts`."""
     result = SHARED
     for part in fact.parts:
-        result = op.multiplied(result, part)
+        result = op.multiply(result, part)
     return result
 
 
@@ -265,7 +265,7 @@ def gathered(op: Op) -> Fact:
         return parts[0] if index.ndim == 0 else sizes(parts)
     if not values.has_rows:
         if indices.has_rows:
-            both = op.joined(op.facts[:2])
+            both = op.combine(op.facts[:2])
             return both if values.is_value else replace(indices, axis=axis, local=True)
         return values if indices == SHARED else row_by_row(op)
     of_axis, rank = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank or 1
@@ -307,7 +307,7 @@ def concatenated(op: Op) -> Fact:
             part for fact, tensor in zip(values, op.inputs)
             for part in fact.parts or [fact] * (tensor.shape[0] or 0)
         ])
-    whole = op.added(values)
+    whole = op.add(values)
     if whole.fault or axis is None or rank is None or int(axis) % rank not in places:
         return whole
     if not all(fact.has_rows for fact in values):
@@ -323,7 +323,7 @@ def stacked(op: Op) -> Fact:
     has_rows = any(fact.has_rows for fact in op.facts)
     if not has_rows and op.output.dtype.is_integer and op.output.shape.rank == 1:
         return sizes(op.facts)
-    fact = replace(op.added(op.facts), parts=())
+    fact = replace(op.add(op.facts), parts=())
     if fact.axis is None or fact.axis == UNKNOWN:
         return fact
     place = op.operation.get_attr("axis") % op.output.shape.rank

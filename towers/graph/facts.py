@@ -128,7 +128,7 @@ class Op:
         fault = fact.fault or Fault(self.operation, what, *remedy)
         return replace(fact, fault=fault, local=True, parts=(), zero=False)
 
-    def joined(self, facts: Sequence[Fact]) -> Fact:
+    def combine(self, facts: Sequence[Fact]) -> Fact:
         """Returns the fact of operands combined row by row; the caller sets axis and degree."""
         rows = [fact for fact in facts if fact.has_rows]
         each = {fact.each for fact in rows} or {1}
@@ -140,12 +140,12 @@ class Op:
         has_both = rows and any(fact.is_value for fact in facts)
         return self.faulty(result, EACH_ROW) if has_both else result
 
-    def added(self, facts: Sequence[Fact]) -> Fact:
+    def add(self, facts: Sequence[Fact]) -> Fact:
         """Returns the fact of a sum, of a stack, or of a choice between values."""
         counted = [fact for fact in facts if not fact.zero]
         if not counted:
             return facts[0]
-        result = self.joined([*counted, *(fact for fact in facts if fact.has_rows)])
+        result = self.combine([*counted, *(fact for fact in facts if fact.has_rows)])
         degrees = {fact.degree for fact in counted}
         if result.fault or len(degrees) == 1:
             return result if result.fault else replace(result, degree=degrees.pop())
@@ -158,9 +158,9 @@ class Op:
             return self.faulty(result, "adds a constant to a sum over the rows of the batch")
         return self.faulty(result, "adds a sum over the rows of the batch to a mean", SAME_KIND)
 
-    def multiplied(self, left: Fact, right: Fact, power: int = 1) -> Fact:
+    def multiply(self, left: Fact, right: Fact, power: int = 1) -> Fact:
         """Returns the fact of left * right, or of left / right if the power is -1."""
-        result = self.joined([left, right])
+        result = self.combine([left, right])
         if result.fault:
             return result
         if power < 0 and right.is_value:

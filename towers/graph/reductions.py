@@ -52,7 +52,7 @@ def _reduced_sizes(op: Op, fact: Fact) -> Fact:
 
 def half_square(op: Op) -> Fact:
     """Returns the fact of L2Loss."""
-    square = op.multiplied(op.facts[0], op.facts[0])
+    square = op.multiply(op.facts[0], op.facts[0])
     return replace(square, axis=None) if square.fault or not square.has_rows else summed(square)
 
 
@@ -99,7 +99,7 @@ def reordered(op: Op) -> Fact:
 def matrices(op: Op) -> Fact:
     """Returns the fact of MatMul, BatchMatMul or Einsum: products of rows, or their sum."""
     left, right = (*op.facts, SHARED)[:2]  # an Einsum may have one input
-    product = op.multiplied(left, right)
+    product = op.multiply(left, right)
     if product.fault or not product.has_rows:
         return product
     over_rows, axis = contracted(op)

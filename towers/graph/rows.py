@@ -187,7 +187,7 @@ def _decided(op: Op) -> list[Fact]:
 
 
 def _either(op: Op, pair: tuple[Fact, Fact]) -> Fact:
-    fact = op.added(pair)
+    fact = op.add(pair)
     return replace(fact, each=None) if None in [f.each for f in pair] else fact
 
 

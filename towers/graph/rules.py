@@ -42,10 +42,10 @@ _TABLE: dict[str, Rule] = {
     "ZerosLike OnesLike": elements.like,
     # one by one
     "Add AddV2 Sub AddN BiasAdd": elements.sum_of_all,
-    "Mul MulNoNan": lambda op: aligned(op, op.multiplied(op.facts[0], op.facts[1])),
+    "Mul MulNoNan": lambda op: aligned(op, op.multiply(op.facts[0], op.facts[1])),
     "RealDiv DivNoNan Div":
-        lambda op: aligned(op, op.multiplied(op.facts[0], op.facts[1], power=-1)),
-    "Square": lambda op: op.multiplied(op.facts[0], op.facts[0]),
+        lambda op: aligned(op, op.multiply(op.facts[0], op.facts[1], power=-1)),
+    "Square": lambda op: op.multiply(op.facts[0], op.facts[0]),
     "SquaredDifference": elements.squared_difference,
     "Select SelectV2": elements.chosen,
     "Maximum Minimum Pow Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd "
@@ -62,7 +62,7 @@ _TABLE: dict[str, Rule] = {
     "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin":
         elements.overwritten,
     "Where": elements.where,
-    "DynamicPartition": lambda op: replace(op.joined(op.facts), each=None),
+    "DynamicPartition": lambda op: replace(op.combine(op.facts), each=None),
     "ConcatV2": elements.concatenated,
     "Pack": elements.stacked,
     "Unpack": elements.unstacked,

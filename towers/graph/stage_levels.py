@@ -65,7 +65,7 @@ class StageLevels:
         """Returns the stage that runs a level."""
         return min(level, 2 * (self._num_stages - 1) - level)
 
-    def is_anew(self, tensor: tf.Tensor) -> bool:
+    def is_recomputed(self, tensor: tf.Tensor) -> bool:
         """Returns whether each level recomputes it: from constants and scalars, or as `_PAIRED`."""
         is_paired = tensor.op.type in _PAIRED
         return not self.is_fed(tensor) and (is_paired or self._is_made_anew(tensor.op))
@@ -85,7 +85,7 @@ class StageLevels:
             return level
         forward = [
             stage for v, stage in zip(operation.inputs, levels, strict=True)
-            if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_anew(v)
+            if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_recomputed(v)
             and not _is_scalar(v) and v.op.type not in _SIZES
         ]
         return max(level, last - min(forward)) if forward else level

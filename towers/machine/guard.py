@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def start(way_out: str) -> "subprocess.Popen[bytes] | None":
+def start(remedy: str) -> "subprocess.Popen[bytes] | None":
     """Starts the guard of this process; returns None if that is not possible.
 
     Args:
-        way_out: sentences that tell the user how to continue.
+        remedy: sentences that tell the user how to continue.
     """
     if not sys.platform.startswith("linux") or not sys.executable:
         return None  # elsewhere, a stopped process looks like one that hangs
@@ -32,7 +32,7 @@ def start(way_out: str) -> "subprocess.Popen[bytes] | None":
         stderr = sys.stderr.fileno()
     with suppress(OSError):
         started = subprocess.Popen(
-            [sys.executable, "-IS", __file__, way_out], stdin=subprocess.PIPE,
+            [sys.executable, "-IS", __file__, remedy], stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=stderr,
             start_new_session=True,  # so that Ctrl-C and Ctrl-Z do not reach it
         )
@@ -42,7 +42,7 @@ def start(way_out: str) -> "subprocess.Popen[bytes] | None":
     return None
 
 
-def main(way_out: str) -> None:
+def main(remedy: str) -> None:
     """Reads time limits from stdin until it ends; ends the parent if no line comes in time."""
     watched, limit, waited = os.getppid(), float("inf"), 0
     while os.getppid() == watched:
@@ -56,7 +56,7 @@ def main(way_out: str) -> None:
             if waited > limit:
                 os.write(2, (
                     "error: it hangs: a function in C holds Python's lock. The stacks of its "
-                    f"threads follow. {way_out}\n"
+                    f"threads follow. {remedy}\n"
                 ).encode())
                 os.kill(watched, signal.SIGABRT)
                 return

@@ -90,7 +90,7 @@ class Watch:
     """Inside the context, ends the process (`HUNG`) if a phase after the first step is too long.
 
     towers: a text such as "towers 0-1 on /cpu:0, /cpu:1".
-    way_out: sentences that tell the user how to continue.
+    remedy: sentences that tell the user how to continue.
     seconds: a phase's limit; None means 10 times the longest phase so far, 0 means no limit.
     least: the smallest limit if `seconds` is None.
     log: the file for the stacks; None means stderr.
@@ -98,7 +98,7 @@ class Watch:
     """
 
     towers: str
-    way_out: str
+    remedy: str
     seconds: float | None = None
     least: float = LEAST_SECONDS
     log: Path | None = None
@@ -135,7 +135,7 @@ class Watch:
             if waited >= limit and now.doing is doing:
                 self._end_process(doing, waited)
             if other is None and limit < math.inf:
-                other = guard.start(self.way_out)
+                other = guard.start(self.remedy)
             if other is not None and other.stdin is not None:
                 with suppress(OSError):  # the guard has ended, or no longer reads
                     os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
@@ -149,7 +149,7 @@ class Watch:
         stacks = "follow" if self.log is None else f"stand in {self.log}"
         text = places.prefix(places.here()).sub("", (
             f"error: it hangs: no progress after {seconds:.0f} seconds in {doing.phase}{where}. "
-            f"The stacks of its threads {stacks}. {self.way_out}\n"
+            f"The stacks of its threads {stacks}. {self.remedy}\n"
         ))
 
         def write_stacks() -> None:

@@ -167,10 +167,10 @@ def _memory_of_each(shares: Sequence[int], name: str) -> int:
     memory = usable // max(shares)
     if memory < _LEAST_MIB:
         most = usable // _LEAST_MIB * len(shares)
-        way_out = f"Ask for {most}" if most >= len(shares) else "End what else uses the GPU"
+        remedy = f"Ask for {most}" if most >= len(shares) else "End what else uses the GPU"
         raise ValueError(
             f"{name} ({sum(shares)}) is too many for the memory: {memory:,} MiB each, and less "
-            f"than {_LEAST_MIB} hold no training; {most} would fit. {way_out}, or leave it out."
+            f"than {_LEAST_MIB} hold no training; {most} would fit. {remedy}, or leave it out."
         )
     return memory
 

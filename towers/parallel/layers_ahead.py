@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine import keras_internals, loss_internals
-from towers.step.metrics import overrides, own_loss, tracks_outputs
+from towers.step.metrics import overrides, call_compute_loss, tracks_outputs
 from towers.step.structures import one_row
 
 _ABSENT = object()  # marks a missing attribute; None may be a value
@@ -58,7 +58,7 @@ def build_loss(model: keras.Model, base: Base, *batch: Any) -> None:
         if overrides(model, "compute_loss") and not _is_built(model):
 
             def compute(x: Any, y: Any, sample_weight: Any) -> Any:
-                return own_loss(model, x, y, model(x, training=True), sample_weight, True)
+                return call_compute_loss(model, x, y, model(x, training=True), sample_weight, True)
 
             with suppress(Exception):  # the step raises the error again, with its line
                 tf.function(compute, autograph=False).get_concrete_function(*batch)

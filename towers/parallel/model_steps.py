@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.custom_step import OwnStep
+from towers.custom_step import CustomStep
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang, loss_internals
 from towers.parallel.layers_ahead import Base, build, build_loss, track_outputs
-from towers.parallel.placed_batches import PlacedBatches, has_use
+from towers.parallel.placed_batches import PlacedBatches, can_prefetch
 from towers.parallel.requirements import explained
 from towers.step import TowerStep
 from towers.step import state as state_lib
@@ -40,7 +40,7 @@ class Towers:
     wants_eager: whether the model was compiled with run_eagerly=True.
     jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
     step: runs Keras' default steps; made on the first batch after each `compile`, else None.
-    own_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
+    custom_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
     newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
     """
 
@@ -55,7 +55,7 @@ class Towers:
     wants_eager: bool = False
     jit_compile: str = COMPILED
     step: TowerStep | None = None
-    own_steps: dict[str, OwnStep] = field(default_factory=dict)
+    custom_steps: dict[str, CustomStep] = field(default_factory=dict)
     newest: dict[str, NewestBatch] = field(
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
@@ -71,7 +71,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
     attribute = f"{name}_function"
     before = getattr(model, attribute)
     if force:  # the user has changed the model or its optimizer since `compile`
-        towers_of(model).step, towers_of(model).own_steps = None, {}
+        towers_of(model).step, towers_of(model).custom_steps = None, {}
     told, model.jit_compile = model.jit_compile, False
     make(force)  # with XLA around the whole step, all towers would be on one device
     model.jit_compile = told
@@ -90,7 +90,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
         with preparing, explained(model.name, towers_of(model).wants_eager):
             data = _make_variables(model, name, data)
             setattr(model, attribute, call)
-            if name == "train" and own_step_of(model, name) is None and has_use(
+            if name == "train" and custom_step_of(model, name) is None and can_prefetch(
                 towers_of(model).step, model.steps_per_execution, data
             ):
                 step = _track_outputs(model, data.element_spec)
@@ -105,7 +105,7 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
     batch, step = towers_of(model).newest[name].read(), towers_of(model).step
     if batch is None:
         return
-    own = towers_of(model).own_steps.get(name)
+    own = towers_of(model).custom_steps.get(name)
     if own is not None:
         before = [(variable, variable.numpy()) for variable in own.variables]
         try:
@@ -119,7 +119,7 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
 
 def run_step(model: keras.Model, name: str, data: Any) -> Any:
     """Runs one step in Keras' loop. Returns the logs, or the outputs for "predict"."""
-    own = own_step_of(model, name)
+    own = custom_step_of(model, name)
     if own is not None:
         with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
             return own(data)
@@ -176,12 +176,12 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
         data = itertools.chain([batch], data)
     check_arrays(*keras.utils.unpack_x_y_sample_weight(batch))
     batch = batch_specs(batch)
-    own = own_step_of(model, name)
+    own = custom_step_of(model, name)
     if own is None:
         try:
             _trace_ahead(model, name, *_parts(name, batch))
         except NeedsOtherTowers:  # run Keras' step like a custom step
-            own = _add_own_step(model, name)
+            own = _add_custom_step(model, name)
     if own is not None:
         own.prepare(batch)
     towers_of(model).newest[name].prepare(*(_parts(name, batch) if own is None else [batch]))
@@ -191,12 +191,12 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
 def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
     """Creates all variables for these specs; returns those that Keras' lists may lack."""
     _make_variables(model, "train", [specs])
-    own = own_step_of(model, "train")
+    own = custom_step_of(model, "train")
     if (own or step_of(model, "train", specs)).has_unsaved_noise:
         warnings.warn(UNSAVED_NOISE, stacklevel=2)
     if own is not None:
         return own.variables
-    return _track_outputs(model, specs).met_variables
+    return _track_outputs(model, specs).unlisted_variables
 
 
 def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
@@ -234,15 +234,15 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
     return step
 
 
-def own_step_of(model: keras.Model, name: str) -> OwnStep | None:
+def custom_step_of(model: keras.Model, name: str) -> CustomStep | None:
     """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
     towers = towers_of(model)
-    if overrides(model, f"{name}_step") and name not in towers.own_steps:
-        _add_own_step(model, name)
-    return towers.own_steps.get(name)
+    if overrides(model, f"{name}_step") and name not in towers.custom_steps:
+        _add_custom_step(model, name)
+    return towers.custom_steps.get(name)
 
 
-def _add_own_step(model: keras.Model, name: str) -> OwnStep:
+def _add_custom_step(model: keras.Model, name: str) -> CustomStep:
     towers = towers_of(model)
     if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
         raise ValueError(
@@ -251,7 +251,7 @@ def _add_own_step(model: keras.Model, name: str) -> OwnStep:
             "Use strategy='parameter_server' and gpus_per_tower=1."
         )
     where = towers.devices, towers.num_towers, towers.batch_norm
-    return towers.own_steps.setdefault(name, OwnStep(model, f"{name}_step", *where))
+    return towers.custom_steps.setdefault(name, CustomStep(model, f"{name}_step", *where))
 
 
 def _make_step(model: keras.Model, name: str) -> TowerStep:
@@ -294,4 +294,4 @@ def forget_functions(model: keras.Model) -> None:
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
-    towers_of(model).step, towers_of(model).own_steps = None, {}
+    towers_of(model).step, towers_of(model).custom_steps = None, {}

@@ -5,7 +5,7 @@
             TowerStep.compute, .update                 towers, averaging, one update
             loss tracker, metrics                      from Keras, over the global batch
         a custom train_step
-            OwnStep                                    traced once, run on towers level by level
+            CustomStep                                    traced once, run on towers level by level
 """
 
 import functools
@@ -35,7 +35,7 @@ from towers.parallel.model_steps import (
     run_step,
     towers_of,
 )
-from towers.parallel.placed_batches import let_go
+from towers.parallel.placed_batches import close_batches
 from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
@@ -181,7 +181,7 @@ class ParallelModel(keras.Model):
             towers.workers.barrier()
             return history
         finally:
-            let_go(self.train_function)
+            close_batches(self.train_function)
             if towers.step is not None:
                 towers.step.strategy.trust(False)
 

@@ -67,7 +67,7 @@ class PlacedBatches:
         self._iterator, self._batches = None, iter(())
 
 
-def has_use(step: TowerStep | None, steps_per_execution: int, data: Any) -> bool:
+def can_prefetch(step: TowerStep | None, steps_per_execution: int, data: Any) -> bool:
     """Returns whether `PlacedBatches` should replace Keras' training function.
 
     Args:
@@ -80,7 +80,7 @@ def has_use(step: TowerStep | None, steps_per_execution: int, data: Any) -> bool
     return step.policy.prefetch_to_devices
 
 
-def let_go(function: Any) -> None:
+def close_batches(function: Any) -> None:
     """Closes the model's train function if it is a PlacedBatches."""
     if isinstance(function, PlacedBatches):
         function.close()

@@ -102,22 +102,22 @@ class Checkpointer:
             raise ValueError(f"{self.found.path} is no checkpoint of {what}: {error!r}.") from None
 
     def check_identity(
-        self, then: Mapping[str, Any], now: Mapping[str, Any], whose: str, way_out: str = ""
+        self, then: Mapping[str, Any], now: Mapping[str, Any], whose: str, remedy: str = ""
     ) -> None:
         """Raises ValueError if another run or fit wrote the checkpoint.
 
         Args:
             then, now: the settings that the result depends on, by name, in the checkpoint and now.
             whose: the kind of owner, for the error, such as "fit".
-            way_out: the end of the message, which says what to do.
+            remedy: the end of the message, which says what to do.
         """
         differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if differ:
             assert self.found is not None
             listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
-            raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}.{way_out}")
+            raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}.{remedy}")
 
-    def check_options(self, now: Mapping[str, Any], whose: str, way_out: str) -> None:
+    def check_options(self, now: Mapping[str, Any], whose: str, remedy: str) -> None:
         """Raises ValueError if the script's optimizer differs from the checkpoint's.
 
         Without this check, the checkpoint's learning rate would replace the script's, but the
@@ -126,16 +126,16 @@ class Checkpointer:
         Args:
             now: the optimizer's options, such as {"optimizer.learning_rate": 0.001}.
             whose: "run" or "fit".
-            way_out: a sentence that says what to do.
+            remedy: a sentence that says what to do.
         """
         assert self.found is not None
         then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have no options
         if any(then.get(name) != now.get(name) for name in now if name.endswith("learning_rate")):
-            way_out += (
+            remedy += (
                 " To change a constant learning rate from the next epoch on, leave the optimizer "
                 "as it was, and add a keras.callbacks.LearningRateScheduler."
             )
-        self.check_identity(then, now, whose, f" {way_out}")
+        self.check_identity(then, now, whose, f" {remedy}")
 
     def hold(
         self,

@@ -319,9 +319,9 @@ def _warn_of_first(variable: Any, line: str) -> None:
     )
 
 
-def _refused(variable: Any, line: str, way_out: str) -> ValueError:
+def _refused(variable: Any, line: str, remedy: str) -> ValueError:
     return ValueError(
         f"{line} assigns variable {variable.path!r} a value that it computes from "
-        f"a shard, so each tower has another value. {way_out} Or compute it from "
+        f"a shard, so each tower has another value. {remedy} Or compute it from "
         "towers.gather(rows), the rows of all towers, with towers.make_parallel(model, gpus)."
     )

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine import loss_internals
-from towers.step.metrics import BatchMetrics, make_metrics, overrides, own_loss
+from towers.step.metrics import BatchMetrics, make_metrics, overrides, call_compute_loss
 from towers.step.outputs import ModelLoss
 
 COMPILED = "compiled"  # stands for the value that the model's `compile` got
@@ -63,7 +63,7 @@ def check_steps(model: keras.Model) -> None:
 def losses(model: keras.Model) -> tuple[Any, Any]:
     """Returns a compiled model's (loss, loss_weights); (None, None) if layers add all losses."""
     if overrides(model, "compute_loss"):
-        return ModelLoss(functools.partial(own_loss, model)), None
+        return ModelLoss(functools.partial(call_compute_loss, model)), None
     return loss_internals.compiled_loss(model)
 
 

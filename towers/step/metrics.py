@@ -130,7 +130,7 @@ def track_losses(
     Call it before the update, because Keras computes the loss with the old parameters.
     """
     if overrides(model, "compute_loss"):
-        own_loss(model, x, y, y_pred, sample_weight, training)
+        call_compute_loss(model, x, y, y_pred, sample_weight, training)
     elif tracks_outputs(model, y_pred):
         loss_internals.track_output_losses(model, y, y_pred, sample_weight)
 
@@ -158,7 +158,7 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(model.__class__, name) is not getattr(keras.Model, name)
 
 
-def own_loss(
+def call_compute_loss(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> Any:
     """Calls a custom `compute_loss`; older ones have no argument `training`."""

@@ -44,7 +44,7 @@ from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced_tower import TracedTower
 from towers.step.transfers import transfer
-from towers.step.xla import compiles
+from towers.step.xla import uses_xla
 
 
 class Computed(NamedTuple):
@@ -152,7 +152,7 @@ class Step:
         )
         synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
         check_unsynchronized(self.stages, synchronized)
-        self.compiles = not self.stages and compiles(
+        self.uses_xla = not self.stages and uses_xla(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
         self.nonfinite = nonfinite
@@ -163,7 +163,7 @@ class Step:
         self.tower = Tower(
             model, loss, loss_weights, synchronized_layers=synchronized, batch_norm=batch_norm,
             is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
-            jit_compile=self.compiles, stages=self.stages,
+            jit_compile=self.uses_xla, stages=self.stages,
         )
 
     # The diagram.
@@ -344,7 +344,7 @@ class Step:
         return self.tower.has_unsaved_noise
 
     @property
-    def met_variables(self) -> list[Any]:
+    def unlisted_variables(self) -> list[Any]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
         return self.tower.met
 

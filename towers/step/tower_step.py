@@ -105,7 +105,7 @@ class TowerStep(Step):
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
-        """The running sums of the loss and the metrics, and the `met_variables`."""
+        """The running sums of the loss and the metrics, and the `unlisted_variables`."""
         return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:

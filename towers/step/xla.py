@@ -26,7 +26,7 @@ _BESIDE_LOOPS = (
 )
 
 
-def compiles(
+def uses_xla(
     model: keras.Model,
     devices: Sequence[str],
     jit_compile: bool | str,

@@ -162,7 +162,7 @@ class _Watch:
             is_time = now - max(doing.since, self._last_call) >= self.timeout
             if is_time and self._has_stepped and not self._is_calling:
                 self._is_calling = True
-                roll = threading.Thread(target=self._call_the_roll, daemon=True, name="towers-roll")
+                roll = threading.Thread(target=self._find_silent, daemon=True, name="towers-roll")
                 roll.start()
             if doing.phase is None:
                 continue
@@ -191,7 +191,7 @@ class _Watch:
     # A worker that is in one phase for longer than the timeout compares waiting times with the
     # others, to find the worker that all wait for. A thread does it: the others may never come.
 
-    def _call_the_roll(self) -> None:
+    def _find_silent(self) -> None:
         with suppress(tf.errors.OpError), tf.device(HOST):
             self._gather(tf.zeros([2], tf.float64))  # now all have arrived: the values are current
             doing = self._doing

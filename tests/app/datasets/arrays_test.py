@@ -12,12 +12,12 @@ A = np.arange(12, dtype="float64").reshape(4, 3)
 GOOD = (np.zeros((3, 2), np.float32), np.array([0, 1, 1]))
 
 
-def of_own_task(train, test=None):
-    return from_splits("mine", train, test, own_task=True)
+def of_custom_loss(train, test=None):
+    return from_splits("mine", train, test, custom_loss=True)
 
 
 def split(value):
-    return of_own_task(value).train
+    return of_custom_loss(value).train
 
 
 def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
@@ -79,9 +79,9 @@ def test_a_list_of_arrays_is_several_inputs_and_a_list_of_numbers_one():
 
 
 def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
-    dataset = of_own_task((A, A), (A[:1], A[:1]))
+    dataset = of_custom_loss((A, A), (A[:1], A[:1]))
     assert (dataset.input_shape, dataset.num_classes, len(dataset.test[0])) == ((3,), None, 1)
-    assert of_own_task({"a": A}).input_shape == {"a": (3,)}
+    assert of_custom_loss({"a": A}).input_shape == {"a": (3,)}
     assert len(split(A)) == len(split((A,))) == len(split((A, None))) == 1
     assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
 
@@ -103,13 +103,13 @@ def test_what_is_no_such_data_is_refused_in_one_line(value, message):
 
 def test_train_and_test_have_one_shape():
     with pytest.raises(ValueError, match=r"mine \(test\): examples have shapes \(2,\) and \(3,\)"):
-        of_own_task((A, A), (A[:, :2], A))
-    of_own_task((A, A, np.ones(4)), (A, A))  # validation may be without weights
+        of_custom_loss((A, A), (A[:, :2], A))
+    of_custom_loss((A, A, np.ones(4)), (A, A))  # validation may be without weights
 
 
 def test_a_tf_data_dataset_of_structures_stays_as_it_is():
     dataset = tf.data.Dataset.from_tensor_slices(({"a": A}, A))
-    assert of_own_task(dataset, dataset).train is dataset
+    assert of_custom_loss(dataset, dataset).train is dataset
     for wrong, message in (
         (dataset.repeat(), "repeats forever"),
         (dataset.take(0), "no examples"),
@@ -117,4 +117,4 @@ def test_a_tf_data_dataset_of_structures_stays_as_it_is():
         (tf.data.Dataset.from_tensors("text"), "hold numbers: dense, ragged or sparse"),
     ):
         with pytest.raises(ValueError, match=rf"mine \(train\): .*{message}"):
-            of_own_task(wrong)
+            of_custom_loss(wrong)

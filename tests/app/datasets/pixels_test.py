@@ -26,17 +26,17 @@ def source_of(x):
     return Rows(list(zip(x, LABELS, strict=True)))
 
 
-def of_npz(x, own_task, directory):
+def of_npz(x, custom_loss, directory):
     path = directory / "data.npz"
     np.savez(path, x_train=x, y_train=LABELS, x_test=x, y_test=LABELS)
-    return load_npz(str(path), own_task)
+    return load_npz(str(path), custom_loss)
 
 
 def of_split(make):
-    def dataset(x, own_task, directory):
+    def dataset(x, custom_loss, directory):
         split = make(x)
         return from_splits(
-            "mine", split, split, own_task=own_task, num_classes=None if own_task else 3
+            "mine", split, split, custom_loss=custom_loss, num_classes=None if custom_loss else 3
         )
 
     return dataset
@@ -59,18 +59,18 @@ def taken(split, restored=()):
     return x.numpy()
 
 
-@pytest.mark.parametrize(("container", "own_task"), [
-    (container, own_task) for container in CONTAINERS for own_task in (False, True)
-    if (container, own_task) != ("lists", True)  # several inputs
+@pytest.mark.parametrize(("container", "custom_loss"), [
+    (container, custom_loss) for container in CONTAINERS for custom_loss in (False, True)
+    if (container, custom_loss) != ("lists", True)  # several inputs
 ])
 def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_that_is_said(
-    container, own_task, tmp_path
+    container, custom_loss, tmp_path
 ):
     flat, floats = IMAGES.reshape(COUNT, -1), IMAGES.astype("float32")
     for x, expected, notes in (
         (IMAGES, DIVIDED, [SAID]), (flat, flat, [LEFT]), (floats, floats, []),
     ):
-        dataset = CONTAINERS[container](x, own_task, tmp_path)
+        dataset = CONTAINERS[container](x, custom_loss, tmp_path)
         for split in (dataset.train, dataset.test):
             np.testing.assert_array_equal(taken(split), expected)
         assert dataset.notes == notes
@@ -86,19 +86,20 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
     assert parsed.given_spec[0].dtype == tf.uint8
 
 
-@pytest.mark.parametrize("own_task", [False, True], ids=["classes", "own task"])
+@pytest.mark.parametrize("custom_loss", [False, True], ids=["classes", "own task"])
 @pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
-def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, own_task):
+def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, custom_loss):
     make = {"arrays": lambda x: (x, LABELS), "source": source_of,
             "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
     for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
         with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):
-            from_splits("mine", *map(make, images), own_task=own_task, num_classes=3)
+            from_splits("mine", *map(make, images), custom_loss=custom_loss, num_classes=3)
 
 
 def test_of_a_structure_the_images_of_x_alone_are_divided_and_named():
     tokens = tf.ragged.constant([[1, 2], [3], [], [4], [5], [6]], dtype=tf.uint8)
-    dataset = from_splits("mine", ({"t": tokens, "i": IMAGES}, IMAGES, LABELS), None, own_task=True)
+    split = ({"t": tokens, "i": IMAGES}, IMAGES, LABELS)
+    dataset = from_splits("mine", split, None, custom_loss=True)
     x, y, weight = dataset.train
     assert x["t"].dtype == tf.uint8 and y.dtype == np.uint8 and weight.dtype == np.int32
     np.testing.assert_array_equal(x["i"], DIVIDED)
@@ -110,7 +111,7 @@ def test_uint8_of_an_unknown_rank_is_refused():
         lambda x, y: (tf.numpy_function(lambda image: image, [x], tf.uint8), y)
     )
     with pytest.raises(ValueError, match="x: uint8 of an unknown rank .* tf.ensure_shape"):
-        from_splits("mine", unknown, None, own_task=True)
+        from_splits("mine", unknown, None, custom_loss=True)
 
 
 def image_model(*first):
@@ -145,11 +146,11 @@ def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, containe
     if scales is False and container != "arrays":
         return
     dataset = CONTAINERS[container](IMAGES, False, tmp_path)
-    suited = pixels.suited(dataset, make())
-    found = taken(suited.test, suited.restored)
+    scaled = pixels.scale_for_model(dataset, make())
+    found = taken(scaled.test, scaled.restored)
     np.testing.assert_array_equal(found, IMAGES if scales else DIVIDED)
-    assert ("scales them" in suited.notes[-1]) is scales
-    assert (SAID in suited.notes) is not scales
+    assert ("scales them" in scaled.notes[-1]) is scales
+    assert (SAID in scaled.notes) is not scales
 
 
 @pytest.mark.parametrize("split", [
@@ -160,7 +161,7 @@ def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, containe
 ], ids=["x", "weights", "dict", "x of tf.data"])
 def test_images_among_several_inputs_are_restored_alone(split):
     split = split()
-    dataset = from_splits("mine", split, None, own_task=True)
+    dataset = from_splits("mine", split, None, custom_loss=True)
     assert dataset.divided == [True, False]
     examples = batches.load_examples(dataset.train, restored=[True, False])
     (found,) = batches.ordered_batches(examples, 9)

@@ -18,13 +18,13 @@ SOURCES = "tests.app.datasets.sources"
 
 
 def read_examples(examples=None, **options):
-    split, *_ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, own_task=False)
+    split, *_ = split_of(examples or Pixels(COUNT), "here", NUM_CLASSES, custom_loss=False)
     return input_lib.load_examples(split, InputOptions(**options))
 
 
 def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     rows = Rows([({"b": index, "a": ([1.0, 2.0],)}, (0.5, index)) for index in range(4)])
-    split, *_ = split_of(rows, "here", None, own_task=False)
+    split, *_ = split_of(rows, "here", None, custom_loss=False)
     assert [leaf.path for leaf in split.source.leaves] == ["x['a'][0]", "x['b']", "y[0]", "y[1]"]
     (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
     assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
@@ -40,7 +40,7 @@ def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
 ])
 def test_what_is_no_source_of_examples_is_refused(rows, message):
     with pytest.raises(ValueError, match=message):
-        split_of(Rows(rows), "here", None, own_task=False)
+        split_of(Rows(rows), "here", None, custom_loss=False)
 
 
 def test_a_fault_in_training_is_raised_as_one_line_with_the_index():

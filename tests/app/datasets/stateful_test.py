@@ -75,9 +75,9 @@ def test_states_are_kept_for_the_steps_that_are_read_ahead_alone():
 def test_one_loader_for_both_splits_is_refused_where_it_has_the_state_itself():
     train, _ = loaders.arrays()
     itself = loaders.Sized(*train, ("state_dict", "load_state_dict"), False)
-    for own_task in (False, True):
+    for custom_loss in (False, True):
         with pytest.raises(ValueError, match="train and test are the same Sized, .* make two"):
-            from_splits("given", itself, itself, own_task=own_task)
+            from_splits("given", itself, itself, custom_loss=custom_loss)
 
 
 def test_counts_and_processes_are_refused_with_the_way_out(monkeypatch):

@@ -130,13 +130,13 @@ def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkey
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("counting the examples and classes of mine (train): 16 in 0 s; if")
     assert any(": 40 in 0 s" in line for line in lines)
-    own = from_splits("mine", generated(elements), None, own_task=True)
+    own = from_splits("mine", generated(elements), None, custom_loss=True)
     assert own.train.element_spec == pairs().element_spec
     assert len(passes) == 2
 
 
-@pytest.mark.parametrize("own_task", [False, True])
-def test_ctrl_c_ends_the_count_of_what_has_no_end(own_task):
+@pytest.mark.parametrize("custom_loss", [False, True])
+def test_ctrl_c_ends_the_count_of_what_has_no_end(custom_loss):
     def elements():
         for i in itertools.count():
             if i == 20:
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_the_count_of_what_has_no_end(own_task):
             yield [0.0], 0
 
     with pytest.raises(KeyboardInterrupt):
-        from_splits("mine", generated(elements), pairs(), own_task=own_task)
+        from_splits("mine", generated(elements), pairs(), custom_loss=custom_loss)
 
 
 @pytest.mark.matrix

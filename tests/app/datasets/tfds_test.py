@@ -46,7 +46,7 @@ def test_examples_are_those_of_the_data_set(folder, data_workers):
 
 @pytest.mark.matrix
 def test_a_model_with_a_loss_of_its_own_gets_them_too(folder):
-    dataset = load("tfds:small_digits", folder, own_task=True)
+    dataset = load("tfds:small_digits", folder, custom_loss=True)
     assert dataset.num_classes is None and dataset.train.num_examples == 30
 
 

@@ -81,8 +81,8 @@ def test_a_batch_too_large_for_the_memory_or_the_data_is_left_out(most, num_exam
     assert found.speedup(2, 2) is None
 
 
-GPUS = SimpleNamespace(devices=["/gpu:0", "/gpu:1"], parameter_device="/cpu:0", compiles=False)
-CPUS = SimpleNamespace(devices=["/cpu:0"], parameter_device="/cpu:0", compiles=False)
+GPUS = SimpleNamespace(devices=["/gpu:0", "/gpu:1"], parameter_device="/cpu:0", uses_xla=False)
+CPUS = SimpleNamespace(devices=["/cpu:0"], parameter_device="/cpu:0", uses_xla=False)
 
 
 @pytest.mark.parametrize("step, seconds, words", [

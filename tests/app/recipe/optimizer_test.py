@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from towers.app.config import TrainConfig
-from towers.app.recipe.optimizer import make_optimizer, shown_rate, with_given
+from towers.app.recipe.optimizer import make_optimizer, shown_rate, override_optimizer
 from towers.app.recipe.schedules import Length
 
 LENGTH = Length(40, 10)
@@ -15,7 +15,7 @@ def made(name="sgd", **values):
 
 
 def changed(own, **values):
-    return with_given(own, TrainConfig(**values), LENGTH)
+    return override_optimizer(own, TrainConfig(**values), LENGTH)
 
 
 def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():

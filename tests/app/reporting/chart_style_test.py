@@ -5,11 +5,11 @@ import struct
 
 import pytest
 
-from towers.app.reporting.chart_style import drawn
+from towers.app.reporting.chart_style import figure_file
 
 
 def test_a_picture_has_its_words_and_120_pixels_an_inch(tmp_path):
-    with drawn(tmp_path / "a.png", 4.0, 2.5, "a title", "a note") as figure:
+    with figure_file(tmp_path / "a.png", 4.0, 2.5, "a title", "a note") as figure:
         figure.subplots().plot([1, 2], [3, 4])
     assert (figure.get_suptitle(), figure.get_supxlabel()) == ("a title", "a note")
     content = (tmp_path / "a.png").read_bytes()
@@ -20,7 +20,7 @@ def test_a_picture_has_its_words_and_120_pixels_an_inch(tmp_path):
 def test_a_picture_that_fails_leaves_the_old_one_alone(tmp_path):
     (tmp_path / "a.png").write_text("old")
     with pytest.raises(ZeroDivisionError):
-        with drawn(tmp_path / "a.png", 4.0, 2.5, "a title"):
+        with figure_file(tmp_path / "a.png", 4.0, 2.5, "a title"):
             1 / 0
     assert (tmp_path / "a.png").read_text() == "old"
     assert os.listdir(tmp_path) == ["a.png"]

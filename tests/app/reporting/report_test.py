@@ -143,7 +143,7 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
     stream = io.StringIO()
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        with Report(stream).own_warnings():
+        with Report(stream).show_warnings():
             warnings.warn_explicit("odd", UserWarning, report.__file__, 1)
             warnings.warn_explicit("old", DeprecationWarning, report.__file__, 1)
             warnings.warn("of a library", stacklevel=1)

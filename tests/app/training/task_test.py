@@ -318,13 +318,13 @@ def test_a_model_with_a_train_step_of_its_own_is_sent_to_make_parallel():
 
 def test_what_the_page_shows_runs(monkeypatch):
     """At another default device, as on a machine with GPUs."""
-    page = (run_dir.Path(__file__).parents[3] / "docs/own_task.md").read_text()
+    page = (run_dir.Path(__file__).parents[3] / "docs/custom_loss.md").read_text()
     module, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     run_dir.Path("house.py").write_text(module)
     monkeypatch.syspath_prepend(".")
     with tf.device("/cpu:3"):
         names = {}
-        exec(compile(script, "own_task.md", "exec"), names)
+        exec(compile(script, "custom_loss.md", "exec"), names)
     assert names["history"]["val_price_mae"][1] < names["history"]["val_price_mae"][0]
     assert names["history"]["val_kind_accuracy"][-1] > 0.9
     columns = header(run_dir.Path("runs/houses")).split(",")

@@ -16,7 +16,7 @@ from towers.app.config import TrainConfig
 from towers.app.datasets import image_folder
 from towers.app.datasets.batches import Examples, load_examples, ordered_batches
 from towers.app.datasets.dataset import Dataset
-from towers.app.datasets.pixels import suited
+from towers.app.datasets.pixels import scale_for_model
 from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
@@ -147,20 +147,20 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
             f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "
             f"{found}."
         )
-    return suited(dataset, model)
+    return scale_for_model(dataset, model)
 
 
 def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
     """Loads the data as training did; if the task is not known, tries classes first."""
-    own_tasks = [False, True]
+    custom_losses = [False, True]
     if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:
-        own_tasks = [source.build(None, None).compiled]
+        custom_losses = [source.build(None, None).compiled]
     problems = []
-    for own_task in own_tasks:
+    for custom_loss in custom_losses:
         try:
             return datasets.load(
                 config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
-                own_task=own_task, features=config.features, image_size=config.image_shape,
+                custom_loss=custom_loss, features=config.features, image_size=config.image_shape,
             )
         except ValueError as error:
             problems.append(error)

@@ -43,7 +43,7 @@ def load(
     *,
     input_shape: tuple[int, ...],
     num_classes: int,
-    own_task: bool = False,
+    custom_loss: bool = False,
     features: str | None = None,
     image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
@@ -55,7 +55,7 @@ def load(
             files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
         input_shape: the shape of one example, used by "synthetic" alone.
         num_classes: the number of labels, used by "synthetic" alone.
-        own_task: whether the model brings its own loss. Examples of "npz", TFDS and the user's
+        custom_loss: whether the model brings its own loss. Examples of "npz", TFDS and the user's
             function may then have any structure.
         features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
         image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
@@ -73,9 +73,9 @@ def load(
     else:
         raise named.unknown_name(name, "dataset", NAMES)
     taken = inspect.signature(loader).parameters
-    shown = image_size and image_folder.shown(tuple(n for n in image_size if n is not None))
+    size = image_size and image_folder.describe_shape(n for n in image_size if n is not None)
     for argument, value in (
-        ("data_dir", data_dir), ("features", features), ("image_size", shown)
+        ("data_dir", data_dir), ("features", features), ("image_size", size)
     ):
         if value is not None and argument not in taken:
             raise ValueError(
@@ -83,6 +83,6 @@ def load(
             )
     given = {
         "data_dir": data_dir, "input_shape": input_shape, "num_classes": num_classes,
-        "own_task": own_task, "features": features, "image_size": image_size,
+        "custom_loss": custom_loss, "features": features, "image_size": image_size,
     }
     return loader(**{key: value for key, value in given.items() if key in taken})

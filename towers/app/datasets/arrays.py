@@ -19,7 +19,7 @@ from towers.step.tensor_rows import as_tensor, is_scipy
 _MOST_CLASSES = 2**31 - 1  # int32
 
 
-def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
     """Makes a split of arrays.
 
     For a classifier, x becomes float32, and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32.
@@ -27,16 +27,16 @@ def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) ->
     images in x are divided by 255 (see `pixels`).
 
     Args:
-        given: (x, y) of arrays; with own_task also x or (x, y, sample_weight), ragged or sparse.
+        given: (x, y) of arrays; with custom_loss also x or (x, y, sample_weight), ragged or sparse.
         where: a name for the data, shown in errors.
         num_classes: the number of labels; None: 1 + the largest label.
-        own_task: whether the model brings its own loss, so that examples may have any structure.
+        custom_loss: whether the model brings its own loss, so that examples may have any structure.
 
     Raises:
         ValueError: a part is not an array of real numbers, holds NaN or infinity, or differs in
             length; or labels are not classes.
     """
-    if not own_task:
+    if not custom_loss:
         x, y = _array(given[0], "x", where), _array(given[1], "y", where)
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         spec = _specs(x)

@@ -71,7 +71,7 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
         splits = [(files.decoded(), files.labels) for files in splits]
     return Dataset(
         "image_folder", splits[0], splits[1], len(classes), shape,
-        notes=[f"images of {shown(shape)} (height x width x channels)"],
+        notes=[f"images of {describe_shape(shape)} (height x width x channels)"],
         warnings=[*warnings, *_unused(directory, left_out)],
         class_names=classes, test_names=list(test), divided=[True],
     )
@@ -107,7 +107,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
     )
 
 
-def shown(shape: Iterable[int]) -> str:
+def describe_shape(shape: Iterable[int]) -> str:
     """Returns a shape as --image_size takes it, such as "224x224x3"."""
     return "x".join(map(str, shape))
 
@@ -132,8 +132,8 @@ def _common_shape(
     others = [name for name, found in shapes.items() if found != shape]
     return shape, [
         f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
-        f"and channels, {shown(shape)}, such as {name} ({shown(shapes[name])}): they are resized "
-        "to it, whatever their aspect. image_size=HxWxC names another."
+        f"and channels, {describe_shape(shape)}, such as {name} ({describe_shape(shapes[name])}): "
+        "they are resized to it, whatever their aspect. image_size=HxWxC names another."
         for name in others[:1]
     ]
 

@@ -13,7 +13,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)"
 
 
-def load(data_dir: str | None, own_task: bool = False) -> Dataset:
+def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """Loads the data set in an archive; the number of classes is 1 + the largest label.
 
     x becomes float32; uint8 images are divided by 255 (see `pixels`), other numbers keep their
@@ -22,7 +22,7 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
-        own_task: whether the model brings its own loss.
+        custom_loss: whether the model brings its own loss.
 
     Raises:
         ValueError: the file cannot be read, lacks a key, has a wrong array, or holds Python
@@ -32,7 +32,7 @@ def load(data_dir: str | None, own_task: bool = False) -> Dataset:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
     x, y, x_test, y_test = _read(data_dir)
     where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
-    return from_splits("npz", (x, y), (x_test, y_test), own_task=own_task, where=where)
+    return from_splits("npz", (x, y), (x_test, y_test), custom_loss=custom_loss, where=where)
 
 
 def _read(path: str) -> list[np.ndarray]:

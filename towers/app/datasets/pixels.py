@@ -60,7 +60,7 @@ def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> 
     return tf.nest.pack_sequence_as(x, changed)
 
 
-def suited(dataset: Any, model: keras.Model) -> Any:
+def scale_for_model(dataset: Any, model: keras.Model) -> Any:
     """Returns a Dataset that suits a model: pixels are 0 ... 255 if the model scales them."""
     scales = scaling_layer(model, dataset.divided) if any(dataset.divided) else None
     if scales is None:

@@ -97,15 +97,15 @@ class RandomAccess(DataSource):
         return self.readers.read(indices)
 
 
-def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
     """Makes a split of a source. All examples must have the structure of its first one.
 
     Args:
         examples: an object with a length, where `examples[index]` is (x, y): arrays, or dicts and
             tuples of arrays.
         where: a name for the examples, shown in errors.
-        num_classes: the number of labels; needed if y is one integer and own_task is False.
-        own_task: whether the model brings its own loss, so that y may be anything.
+        num_classes: the number of labels; needed if y is one integer and custom_loss is False.
+        custom_loss: whether the model brings its own loss, so that y may be anything.
 
     Raises:
         ValueError: there are no examples, the first one cannot be read or is not (x, y), or its
@@ -117,7 +117,7 @@ def split_of(examples: Any, where: str, num_classes: int | None, own_task: bool)
     example, arrays = read_example(examples, 0, where)
     *_, label = leaves = tuple(arrays)
     is_label = label.path == "y" and label.shape == () and np.issubdtype(label.dtype, np.integer)
-    is_label = is_label and not own_task
+    is_label = is_label and not custom_loss
     if is_label and num_classes is None:
         raise ValueError(
             f"{where}: y is a label, and reading all of them to count the classes would take "

@@ -62,7 +62,7 @@ def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
             found.append(_tf_records(paths, names, place, features, num_classes))
         else:
             records = ArrayRecords(paths, features)
-            found.append(random_access.split_of(records, place, num_classes, own_task=False))
+            found.append(random_access.split_of(records, place, num_classes, custom_loss=False))
     return of_splits(dataset, found, places)
 
 

@@ -82,19 +82,19 @@ class Stateful(RandomAccess):
             yield indices, arrays
 
 
-def split_of(given: Any, where: str, num_classes: int | None, own_task: bool) -> Found:
+def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
     """Makes a split of an iterable of (x, y), or of a `Sized`; errors call it `where`.
 
-    num_classes: the number of labels, or None. own_task: whether the model has a custom loss.
+    num_classes: the number of labels, or None. custom_loss: whether the model has a custom loss.
 
     Raises:
         ValueError: the length of an epoch is not known, or an example does not fit the task.
     """
     sized = given if isinstance(given, Sized) else Sized(given, _length(given, where))
     examples = InTurn(Repeated(sized.iterable, where), sized.num_examples)
-    split, specs, num_classes = random_access.split_of(examples, where, num_classes, own_task)
+    split, specs, num_classes = random_access.split_of(examples, where, num_classes, custom_loss)
     label = specs[1]
-    if not own_task and getattr(label, "shape", None) != ():
+    if not custom_loss and getattr(label, "shape", None) != ():
         raise ValueError(
             f"{where}: y is {label}, but must be one integer: give examples, not batches "
             "(batch_size=None, or no Batch operation)."

@@ -177,7 +177,7 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
 
 
 def split_of(
-    given: tf.data.Dataset, where: str, num_classes: int | None, own_task: bool
+    given: tf.data.Dataset, where: str, num_classes: int | None, custom_loss: bool
 ) -> Found:
     """Makes a split of a tf.data.Dataset, whose specs are checked and whose values are not.
 
@@ -193,10 +193,10 @@ def split_of(
                 f"{where}: its elements hold {part}, but must hold numbers: dense, ragged or "
                 "sparse."
             )
-    if not own_task:
+    if not custom_loss:
         _check_classes(spec, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    _, found = _count(given, where, with_classes=not own_task and num_classes is None)
+    _, found = _count(given, where, with_classes=not custom_loss and num_classes is None)
     return given, (x, y), num_classes or found
 
 

@@ -18,13 +18,13 @@ _LONGEST = 120  # characters that are kept of a TFDS error, which may list all d
 _TEST = ("test", "validation")  # the first that exists is used
 
 
-def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
+def load(name: str, data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """Loads the splits "train" and "test" (or "validation"), each example as (x, y).
 
     Args:
         name: "tfds:NAME", or with a configuration and a version: "tfds:NAME/CONFIG:1.0.0".
         data_dir: the directory of prepared data sets; None: TFDS chooses it.
-        own_task: whether the model brings its own loss: y may be anything, and test may be missing.
+        custom_loss: whether the model brings its loss: y may be anything, and test may be missing.
 
     Raises:
         ValueError: the package, the data set, a split, or its `supervised_keys` are missing.
@@ -43,7 +43,7 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
         raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:_LONGEST]}") from None
     found = next((which for which in _TEST if which in splits), None)
     info = splits["train"].dataset_info if "train" in splits else None
-    if info is None or found is None and not own_task or len(info.supervised_keys or ()) != 2:
+    if info is None or found is None and not custom_loss or len(info.supervised_keys or ()) != 2:
         raise ValueError(
             f"dataset={name} has the splits {', '.join(splits)}, and must have train, and test or "
             "validation, and say what x and y of its features are. Use "
@@ -55,6 +55,6 @@ def load(name: str, data_dir: str | None, own_task: bool = False) -> Dataset:
     )
     label = info.features[info.supervised_keys[1]]
     num_classes = getattr(label, "num_classes", None)
-    dataset = from_splits(name, train, test, own_task=own_task, num_classes=num_classes)
-    names = None if own_task else getattr(label, "names", None)
+    dataset = from_splits(name, train, test, custom_loss=custom_loss, num_classes=num_classes)
+    names = None if custom_loss else getattr(label, "names", None)
     return replace(dataset, class_names=tuple(names or ()))

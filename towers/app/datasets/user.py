@@ -21,7 +21,7 @@ _FORMS = (
 )
 
 
-def load(spec: str, own_task: bool = False) -> Dataset:
+def load(spec: str, custom_loss: bool = False) -> Dataset:
     """Calls the user's function without arguments; its errors are raised unchanged.
 
     It returns (train, test) for `from_splits`. Its module may have NUM_CLASSES, and for iterables
@@ -29,7 +29,7 @@ def load(spec: str, own_task: bool = False) -> Dataset:
 
     Args:
         spec: "package.module:function".
-        own_task: whether the model brings its own loss.
+        custom_loss: whether the model brings its own loss.
 
     Raises:
         ValueError: the function cannot be imported, or its result or a number is wrong.
@@ -48,8 +48,8 @@ def load(spec: str, own_task: bool = False) -> Dataset:
             stateful.Sized(split, count) if _kind(split) is stateful else split
             for split, count in zip(splits, counts, strict=True)
         ]
-    num_classes = None if own_task else named_classes(spec, "dataset")
-    return from_splits(spec, *splits, own_task=own_task, num_classes=num_classes)
+    num_classes = None if custom_loss else named_classes(spec, "dataset")
+    return from_splits(spec, *splits, custom_loss=custom_loss, num_classes=num_classes)
 
 
 def named_classes(spec: str, argument: str) -> int | None:
@@ -72,7 +72,7 @@ def from_splits(
     train: Any,
     test: Any,
     *,
-    own_task: bool = False,
+    custom_loss: bool = False,
     num_classes: int | None = None,
     where: Sequence[str] = (),
 ) -> Dataset:
@@ -84,8 +84,8 @@ def from_splits(
             (x, y), whose values are not checked; a random-access source of (x, y); or an iterable
             of (x, y) with a state. The last two are read while training runs.
         test: test data in the form of `train`.
-        own_task: whether the model brings its own loss. x and y may then have any structure, arrays
-            and elements may be x or (x, y, sample_weight), and test may be None.
+        custom_loss: whether the model brings its own loss. x and y may then have any structure,
+            arrays and elements may be x or (x, y, sample_weight), and test may be None.
         num_classes: the number of labels; None: 1 + the largest label, which takes one pass over a
             tf.data.Dataset. Sources that are read while training runs need a number.
         where: names for train and test, such as their files, shown in errors; () uses `name`.
@@ -94,7 +94,7 @@ def from_splits(
         ValueError: train or test has another form or wrong values, or they differ in shape.
     """
     kinds = _kind(train), _kind(test)
-    if not own_task and (
+    if not custom_loss and (
         kinds[0] is not kinds[1] or kinds[0] is arrays and not (is_pair(train) and is_pair(test))
     ):
         what = describe((train, test))
@@ -102,14 +102,14 @@ def from_splits(
     stateful.check_apart(name, train, test)
     places = where or (f"{name} (train)", f"{name} (test)")
     return of_splits(name, [
-        kind.split_of(split, place, num_classes, own_task)
+        kind.split_of(split, place, num_classes, custom_loss)
         for kind, split, place in zip(kinds, (train, test), places, strict=True)
         if split is not None
-    ], places, own_task)
+    ], places, custom_loss)
 
 
 def of_splits(
-    name: str, found: Sequence[Found], places: Sequence[str], own_task: bool = False
+    name: str, found: Sequence[Found], places: Sequence[str], custom_loss: bool = False
 ) -> Dataset:
     """Makes a data set of a training split and an optional test split.
 
@@ -117,7 +117,7 @@ def of_splits(
         name: a name for the data set.
         found: (split, specs, number of classes) of each split, one or two.
         places: names for the splits, such as their files, shown in errors.
-        own_task: whether the model brings its own loss, so that there are no classes.
+        custom_loss: whether the model brings its own loss, so that there are no classes.
 
     Raises:
         ValueError: train and test differ in shape, or in whether their pixels are divided.
@@ -131,7 +131,7 @@ def of_splits(
             f"examples of {places[0]} have {first[0]} and {first[1]}. Give both the same."
         )
     return Dataset(
-        name, splits[0], splits[1] if others else None, None if own_task else max(counts),
+        name, splits[0], splits[1] if others else None, None if custom_loss else max(counts),
         first[0], notes, divided=pixels.divided_parts(specs[0][0]),
     )
 

@@ -39,7 +39,7 @@ def describe(run: Run, out: Report, what: str) -> None:
         lines.append(labelled("", "no GPU here: towers run on logical CPU devices"))
     if is_rehearsal():
         lines.append(labelled("", f"{REHEARSAL}=1: they follow the policy of GPUs"))
-    if step.compiles:
+    if step.uses_xla:
         lines.append(labelled("", "XLA compiles the towers"))
     if (sharing := shared_gpus()) is not None and is_gpu(step.tower_devices[0]):
         lines.append(labelled("", sharing))
@@ -56,7 +56,7 @@ def describe(run: Run, out: Report, what: str) -> None:
     model += f", learning rate {rate:.4g}; seed {config.seed}"
     model += f"; {config.precision}" if config.precision != "float32" else ""
     lines.append(labelled("Model", model))
-    if run.own_task:
+    if run.custom_loss:
         smoothing = ["label_smoothing"] if config.label_smoothing is not None else []
         beside = " and ".join([*given(config), *smoothing])
         own = f"the model's own, as it was compiled: {', '.join(run.metrics)}"

@@ -201,7 +201,7 @@ def _remedy(part: str, step: TowerStep) -> str:
         if on_gpus and not is_gpu(step.parameter_device):
             ways += ["--variable_device=gpu", "--strategy=mirrored"]
         return f"fewer or cheaper updates: {', '.join(ways)}."
-    ways = [] if step.compiles else ["--jit_compile"]
+    ways = [] if step.uses_xla else ["--jit_compile"]
     if keras.config.dtype_policy().name == "float32":
         ways.append("--precision=mixed_bfloat16, where the device computes it fast")
     if not on_gpus:

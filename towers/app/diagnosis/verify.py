@@ -91,7 +91,7 @@ def verify_gradients(
     model = step.model
     one_tower = TowerStep(
         model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
-        policy=step.policy, cluster=ALONE, jit_compile=step.compiles,
+        policy=step.policy, cluster=ALONE, jit_compile=step.uses_xla,
     )
     with noise_left_out(), in_float32(model):
         averaged, expected = (

@@ -43,7 +43,7 @@ def given(config: TrainConfig) -> list[str]:
     ]
 
 
-def with_given(
+def override_optimizer(
     optimizer: keras.optimizers.Optimizer, config: TrainConfig, length: Length
 ) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.

@@ -20,7 +20,7 @@ _INK, _GRID = "#333333", "#dddddd"
 
 
 @contextmanager
-def drawn(
+def figure_file(
     path: Path, width: float, height: float, title: str, note: str = ""
 ) -> Iterator["Figure"]:
     """Yields a figure to draw on, then writes it to `path` as a PNG in one atomic step.

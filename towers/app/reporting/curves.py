@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.app.reporting.chart_style import COLORS, drawn, style_axes
+from towers.app.reporting.chart_style import COLORS, figure_file, style_axes
 from towers.resume.best import Monitor
 from towers.resume.run_dir import Result
 
@@ -35,7 +35,7 @@ def draw_curves(
     names = [name for name in values if name not in validation]
     width = min(len(names), _IN_A_ROW)
     height = -(-len(names) // width)
-    with drawn(path, 4.8 * max(2, width), 4.2 * height, title) as figure:
+    with figure_file(path, 4.8 * max(2, width), 4.2 * height, title) as figure:
         charts = figure.subplots(height, width, squeeze=False).ravel()
         for axes in charts[len(names):]:
             axes.remove()

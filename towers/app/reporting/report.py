@@ -93,7 +93,7 @@ class Report:
         self.line(labelled("Warning", message))
 
     @contextmanager
-    def own_warnings(self) -> Iterator[None]:
+    def show_warnings(self) -> Iterator[None]:
         """Shows towers' warnings as lines within the context; leaves libraries' warnings alone."""
         before = warnings.showwarning
 

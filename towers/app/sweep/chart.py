@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.app.reporting.chart_style import COLORS, drawn, style_axes
+from towers.app.reporting.chart_style import COLORS, figure_file, style_axes
 from towers.app.sweep.advice import break_even, compared
 from towers.app.sweep.table import Row
 from towers.machine.words import counted
@@ -28,7 +28,7 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
         OSError: the file cannot be written.
     """
     models = list(dict.fromkeys(row.model for row in rows))
-    with drawn(path, 11.0, 0.9 + 3.8 * len(models), title, note) as figure:
+    with figure_file(path, 11.0, 0.9 + 3.8 * len(models), title, note) as figure:
         panels = figure.subplots(len(models), 2, squeeze=False)
         for model, (time, accuracy) in zip(models, panels, strict=True):
             _draw_model(time, accuracy, [row for row in rows if row.model == model])

@@ -12,8 +12,8 @@ import tensorflow as tf
 from towers.resume.best import Monitor, find_monitor
 from towers.app.config import AUTO, TrainConfig
 from towers.app.datasets.batches import Examples, load_examples
-from towers.app.datasets.image_folder import shown
-from towers.app.datasets.pixels import suited
+from towers.app.datasets.image_folder import describe_shape
+from towers.app.datasets.pixels import scale_for_model
 from towers.resume.source import InputOptions, num_steps
 from towers.app.datasets.weighting import weighed
 from towers.machine import devices as devices_lib
@@ -29,7 +29,7 @@ from towers.app.models.dropout import set_dropout
 from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
 from towers.app.recipe.freezing import freeze
 from towers.app.recipe.label_smoothing import smoothed
-from towers.app.recipe.optimizer import make_optimizer, with_given
+from towers.app.recipe.optimizer import make_optimizer, override_optimizer
 from towers.app.recipe.schedules import Length, schedule_notes
 from towers.app.recipe.starting_values import take_values
 from towers.step import TowerStep
@@ -58,7 +58,7 @@ class Run(NamedTuple):
     make_step(strategy=..., policy=...): builds an equivalent `TowerStep` with these arguments.
     metrics: "loss" and the names of the metrics.
     monitor: the column of results.csv that decides which epoch is the best.
-    own_task: whether the model was compiled, with its loss, metrics and optimizer.
+    custom_loss: whether the model was compiled, with its loss, metrics and optimizer.
     first_iteration: the updates that the optimizer had counted before this run.
     notes, warnings: lines for the user about the data, the model, the training and the devices.
     class_names: the classes' names, by label; () if the data have no names.
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     make_step: Callable[..., TowerStep]
     metrics: Sequence[str]
     monitor: Monitor
-    own_task: bool
+    custom_loss: bool
     first_iteration: int
     notes: Sequence[str]
     class_names: Sequence[str]
@@ -122,7 +122,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         )
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, parameter_device)
-    dataset = suited(dataset, model)
+    dataset = scale_for_model(dataset, model)
     options = InputOptions(
         config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
     )
@@ -133,14 +133,14 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     num_towers = config.num_towers_on(num_devices)
     batch_size = config.global_batch_size(num_devices)
     steps = num_steps(train.num_examples, batch_size)
-    own_task = model.compiled
+    custom_loss = model.compiled
     with tf.device(parameter_device):
         if not model.built:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
         notes = [*dataset.notes, *_prepare(model, config, begun), *weights]
         notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
-        jit_compile = COMPILED if own_task and config.jit_compile == AUTO else config.jit_compile
+        jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
         loss, loss_weights = training_loss(model, config)
@@ -152,10 +152,10 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
         )
         step = make_step()
-    if jit_compile == AUTO and step.compiles and not devices_lib.has_gpus():
+    if jit_compile == AUTO and step.uses_xla and not devices_lib.has_gpus():
         config = dataclasses.replace(config, jit_compile=True)  # a resumed run keeps this
     better: Mapping[str, str | None] = _DIRECTIONS
-    if own_task:
+    if custom_loss:
         _build_metrics(step, train)
         better = directions(model, metrics.names)
     columns = _columns(list(better), test)
@@ -169,7 +169,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         num_towers=step.num_towers,
         batch_size=batch_size,
         batch_size_per_gpu=None,
-        image_size=shown(dataset.input_shape) if begins else config.image_size,
+        image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
         variable_device="gpu" if is_gpu(parameter_device) else "cpu",
         batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
@@ -186,7 +186,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         make_step=make_step,
         metrics=list(better),
         monitor=monitor,
-        own_task=own_task,
+        custom_loss=custom_loss,
         first_iteration=int(step.optimizer.iterations),
         notes=notes,
         class_names=dataset.class_names,
@@ -226,7 +226,7 @@ def _give_optimizer(
     """
     if model.compiled:
         check_steps(model)
-        optimizer = with_given(model.optimizer, config, length)
+        optimizer = override_optimizer(model.optimizer, config, length)
         if optimizer is not model.optimizer:
             recompile(model, optimizer)
     else:

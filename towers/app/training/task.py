@@ -67,12 +67,12 @@ def make_model_and_data(
             )
         return model
 
-    def load(source: ModelSource, own_task: bool) -> Dataset:
+    def load(source: ModelSource, custom_loss: bool) -> Dataset:
         if objects.train is not None:
-            return from_splits(PYTHON, objects.train, objects.test, own_task=own_task)
+            return from_splits(PYTHON, objects.train, objects.test, custom_loss=custom_loss)
         return datasets.load(
             config.dataset, config.data_dir, input_shape=source.input_shape,
-            num_classes=source.num_classes, own_task=own_task, features=config.features,
+            num_classes=source.num_classes, custom_loss=custom_loss, features=config.features,
             image_size=config.image_shape,
         )
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.gans import GAN
-from tests.conformance.own_step_cases import OWN
+from tests.conformance.custom_step_cases import OWN
 from tests.custom_step.steps import fit_alike
 
 L = keras.layers

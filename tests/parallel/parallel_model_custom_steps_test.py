@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.conformance.own_step_cases import OWN
+from tests.conformance.custom_step_cases import OWN
 from tests.custom_step.steps import fit_alike
 from tests.parallel.pairs import assert_same_logs
 
@@ -173,7 +173,8 @@ def test_a_layer_that_a_loss_makes_anew_each_time_is_refused():
 
     model = towers.make_parallel(Forgets(), 2)
     model.compile("adam", jit_compile=False)
-    with pytest.raises(ValueError, match="own_steps_test.py:.* makes variable .*kernel.* traced"):
+    message = "custom_steps_test.py:.* makes variable .*kernel.* traced"
+    with pytest.raises(ValueError, match=message):
         model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
 
 
