@@ -37,7 +37,7 @@ def draw(source: Path, target: Path) -> None:
         target: the PNG.
     """
     # Imports TensorFlow: after the contenders.
-    from towers.app.reporting.chart_style import figure_file, style_axes
+    from towers.app.reporting.charts import figure_file, style_axes
 
     with source.open(newline="") as file:
         comparisons = groups(csv.DictReader(file))
@@ -52,7 +52,7 @@ def draw(source: Path, target: Path) -> None:
 
 def dots(axes: Any, rows: Mapping[str, Sequence[Comparison]]) -> None:
     """Draws one line for each workload, with a dot at the median ratio to each peer."""
-    from towers.app.reporting.chart_style import COLORS
+    from towers.app.reporting.charts import COLORS
 
     points: dict[str, list[tuple[float, int]]] = {}
     for y, comparisons in enumerate(rows.values()):

@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 def draw(source: Path, target: Path) -> None:
     """Draws what a CSV of `gpu_table.write` holds; a PNG."""
-    from towers.app.reporting.chart_style import figure_file, style_axes
+    from towers.app.reporting.charts import figure_file, style_axes
 
     table = gpu_table.read(source)
     blocks = make_blocks(table)
@@ -128,7 +128,7 @@ def draw_bars(
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 
-    from towers.app.reporting.chart_style import COLORS
+    from towers.app.reporting.charts import COLORS
 
     colors = dict(zip(labels, COLORS, strict=False))
     for middle, block in zip(middles, blocks, strict=True):

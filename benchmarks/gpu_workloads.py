@@ -6,8 +6,8 @@ from dataclasses import replace
 import keras
 
 from benchmarks.workloads import WORKLOADS, Workload, built_in, momentum
-from towers.app.models import recurrent
-from towers.app.models.residual import build_bottlenecks
+from towers.app.models import builtin
+from towers.app.models.builtin import build_bottlenecks
 
 _LARGEST_PASS = 10  # distinct batches; more steps repeat them
 _PASS_BYTES = 512 * 2**20  # of inputs, at most, but for two batches
@@ -64,7 +64,7 @@ def small_mlp() -> keras.Model:
 
 def small_gru() -> keras.Model:
     """Four GRU layers of 8 units."""
-    return recurrent.build(
+    return builtin.rnn(
         "gru_small", keras.layers.GRU, (6, 16), 16, num_layers=4, units=8, dense_units=8
     )
 

@@ -184,7 +184,7 @@ def predict(constants: Constants, size: Size, compute: float, who: str, cores: i
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     """Draws the share of its time that a GPU computes, by machines; a panel for each model."""
-    from towers.app.reporting.chart_style import COLORS, figure_file, style_axes
+    from towers.app.reporting.charts import COLORS, figure_file, style_axes
 
     note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
             f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"

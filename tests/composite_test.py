@@ -9,7 +9,7 @@ import towers
 from tests.conformance.cases import ODD
 from towers import TrainConfig
 from towers.app.diagnosis import plan
-from towers.machine.policy import CPU, GPU
+from towers.machine.devices import CPU, GPU
 from towers.step import TowerStep
 from towers.step.prefetch import prefetched
 from towers.step.structures import batch_specs

@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from tests.isolation import Isolation  # noqa: E402
 from towers.machine.devices import has_gpus  # noqa: E402  (TensorFlow reads the variable at import)
 from towers.machine.logical import logical_cpus, logical_gpus  # noqa: E402
-from towers.machine.policy import REHEARSAL, is_rehearsal  # noqa: E402
+from towers.machine.devices import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
 _LONG = (  # begun last, the others would be done before it

@@ -34,7 +34,7 @@ from absl import flags
 from towers.app import command_line
 from towers.app.config import TrainConfig
 from towers.app.sweep import __main__ as sweep
-from towers.app.sweep.cells import make_cells
+from towers.app.sweep.run_cells import make_cells
 
 sweep.define_flags()
 for path in sys.argv[1:]:

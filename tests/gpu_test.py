@@ -15,12 +15,11 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.conformance.cases import BUILT_IN, ODD, Case
+from tests.conformance.cases import BUILT_IN, Case, ODD
 from tests.conformance.gradients_test import keras_gradients, relative_difference
 from tests.resuming import FLAGS, ROOT, outcome, train
 from tests.step.policy_test import pauses, tower_calls
-from towers.machine.devices import has_gpus
-from towers.machine.policy import GPU
+from towers.machine.devices import GPU, has_gpus
 from towers.step.prefetch import place
 
 L = keras.layers

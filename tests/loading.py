@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.app import datasets
 from towers.app.config import TrainConfig
-from towers.app.datasets.image_files import ImageFiles
+from towers.app.datasets.image_folder import ImageFiles
 from towers.app.datasets.random_access import split_of
 
 

@@ -214,9 +214,9 @@ def meet_at_each_step(fault):
 def _main(fault, argv):
     """Runs train.py's main, with a fault at each step."""
     from towers.app import __main__ as command
-    from towers.app.reporting import curves
+    from towers.app.reporting import charts
 
-    curves.draw_curves = lambda path, results, *_: results and path.touch()  # they take 0.3 s
+    charts.draw_curves = lambda path, results, *_: results and path.touch()  # they take 0.3 s
     meet_at_each_step(fault)
     keras.optimizers.ScheduledAdam = ScheduledAdam  # where --optimizer looks for it
     return command.main(["train.py", *argv])

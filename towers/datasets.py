@@ -2,18 +2,8 @@
 
 from towers.app import datasets as _datasets
 from towers.app.datasets import (
-    NAMES,
-    Dataset,
-    check_arrays,
-    cifar10,
-    fashion_mnist,
-    image_folder,
-    load,
-    mnist,
-    music,
-    npz,
-    num_examples,
-    synthetic,
+    Dataset, NAMES, check_arrays, cifar10, fashion_mnist, image_folder, load, mnist, music, npz,
+    num_examples, synthetic,
 )
 
 __all__ = ["NAMES", "Dataset", "check_arrays", "cifar10", "fashion_mnist", "image_folder", "load",

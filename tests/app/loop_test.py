@@ -13,10 +13,9 @@ from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
 from towers.machine.signals import Pending, StopRequested
 from towers.resume import run_dir
-from towers.resume.best import Monitor
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.train_state import TrainState
-from towers.step.nonfinite import NonFiniteError
+from towers.resume.train_state import Monitor, TrainState
+from towers.step.errors import NonFiniteError
 
 TEST = ["test_begin", *2 * ["test_batch_begin", "test_batch_end"], "test_end"]  # 20 = 16 + 4
 STEP = ["train_batch_begin", "train_batch_end"]

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 import towers
 from towers.app import run as run_lib
-from towers.app.loop import evaluate
-from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
-from towers.app.reporting import curves
-from towers.step.nonfinite import NonFiniteError
+from towers.app.loop import evaluate
+from towers.app.reporting import charts
 from towers.app.training.build import build
+from towers.resume import checkpoints, run_dir
+from towers.step.errors import NonFiniteError
 
 NUM_CLASSES = 3
 
@@ -195,7 +195,7 @@ def test_results_that_cannot_be_written_or_drawn_do_not_end_the_run(monkeypatch,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_dir, "write_results", refuse)
-    monkeypatch.setattr(curves, "draw_curves", refuse)
+    monkeypatch.setattr(charts, "draw_curves", refuse)
     history = towers.train(config(run_dir="run"))
     assert len(history["loss"]) == 2
     said = capsys.readouterr().out

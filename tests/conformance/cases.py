@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app import models
-from towers.app.models import recurrent, residual
+from towers.app.models import builtin
 
 L = keras.layers
 FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx
@@ -51,10 +51,10 @@ BUILDERS: dict[str, Callable[[tuple[int, ...], int], keras.Model]] = {
     "cnn": models.load("cnn").build,
     "notebook_cnn": models.load("notebook_cnn").build,
     "mlp": models.load("mlp").build,
-    "gru": partial(recurrent.build, "gru", L.GRU, num_layers=2, units=6, dense_units=8),
-    "lstm": partial(recurrent.build, "lstm", L.LSTM, num_layers=2, units=6, dense_units=8),
-    "resnet20": partial(residual.build_small, "resnet20", num_blocks=1),
-    "resnet50": partial(residual.build_bottlenecks, "resnet50", num_blocks=(2, 1), filters=4),
+    "gru": partial(builtin.rnn, "gru", L.GRU, num_layers=2, units=6, dense_units=8),
+    "lstm": partial(builtin.rnn, "lstm", L.LSTM, num_layers=2, units=6, dense_units=8),
+    "resnet20": partial(builtin.build_small, "resnet20", num_blocks=1),
+    "resnet50": partial(builtin.build_bottlenecks, "resnet50", num_blocks=(2, 1), filters=4),
 }
 
 

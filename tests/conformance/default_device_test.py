@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import towers
 from tests.parallel.fits import rows
-from towers.machine.policy import REHEARSAL
+from towers.machine.devices import REHEARSAL
 
 C, L = keras.callbacks, keras.layers
 Adam, SGD = keras.optimizers.Adam, keras.optimizers.SGD

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.conformance.cases import BUILT_IN, ODD, Case
+from tests.conformance.cases import BUILT_IN, Case, ODD
 from towers.machine import devices
 from towers.step import TowerStep
-from towers.step.structures import map_tensors
-from towers.step.tensor_rows import as_tensor
+from towers.step.structures import as_tensor, map_tensors
 
 TOWERS = [1, 2, 3, 5, 8]
 BATCHES = [1, 7, 8, 9, 40]

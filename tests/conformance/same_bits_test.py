@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.conformance.cases import BUILDERS, NOISE, ODD, Noise, fan_out, noisy, rows
+from tests.conformance.cases import BUILDERS, NOISE, Noise, ODD, fan_out, noisy, rows
 from towers.machine import devices
-from towers.machine.policy import GPU
+from towers.machine.devices import GPU
 from towers.step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10

@@ -41,7 +41,7 @@ def kinds(num_towers):
 
     from tests.conformance.cases import BUILDERS, ODD, noisy, rows
     from tests.step.assigned_test import keeps
-    from towers.machine.policy import GPU
+    from towers.machine.devices import GPU
 
     labels = "sparse_categorical_crossentropy"
     images = partial(train, num_towers, loss=labels, metrics=["accuracy"])

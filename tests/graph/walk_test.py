@@ -2,9 +2,8 @@
 
 import tensorflow as tf
 
-from towers.graph.dependence import Dependence
+from towers.graph.levels import Dependence, StageLevels
 from towers.graph.rows import Rows
-from towers.graph.stage_levels import StageLevels
 
 
 def test_a_graph_may_be_deeper_than_pythons_stack():

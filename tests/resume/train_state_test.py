@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.results import classifier_result
-from towers.resume.best import Best, Monitor
-from towers.resume.train_state import TrainState, plain
+from towers.resume.train_state import Best, Monitor, TrainState, plain
 
 
 def result(epoch, accuracy=0.5):

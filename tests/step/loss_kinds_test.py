@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 from towers.machine.loss_internals import function_loss
-from towers.step.loss_kinds import NeitherMeanNorSum, check_loss, loss_fault
+from towers.step.loss_kinds import (
+    NeitherMeanNorSum, check_loss, loss_fault, loss_mask, loss_reduction, overrides_call,
+)
 from towers.step.losses import shard_weight
-from towers.step.outputs import loss_mask, loss_reduction, overrides_call
 
 losses = keras.losses
 ROWS = tf.TensorSpec([None, 3], tf.float64)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.step import losses, outputs
+from towers.step import loss_kinds, losses
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 SIZES = (3, 1, 4)  # of the shards: with equal ones a wrong weight would not show
@@ -45,7 +45,7 @@ def test_weighted_by_its_denominator_shards_give_keras_loss_of_all(
         predicted = with_mask(predicted) if is_masked else predicted
         weight = tf.constant(sample_weight[rows, :weighted_steps]) if weighted_steps else None
         labels = tf.constant(y[rows])
-        mask = outputs.loss_mask(loss, labels, predicted)
+        mask = loss_kinds.loss_mask(loss, labels, predicted)
         assert (mask is not None) is is_masked
         w = losses.shard_weight(loss, weight, tf.constant(len(y[rows])), mask)
         return float(loss(labels, predicted, weight)), float(w)
@@ -54,7 +54,7 @@ def test_weighted_by_its_denominator_shards_give_keras_loss_of_all(
     ends = np.cumsum(SIZES)
     parts = [of(slice(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
     total = sum(value * w for value, w in parts)
-    if outputs.loss_reduction(loss) != "sum":
+    if loss_kinds.loss_reduction(loss) != "sum":
         total /= sum(w for _, w in parts)
     assert total == pytest.approx(expected, rel=1e-12)  # rounding of another order of additions
 
@@ -70,13 +70,13 @@ def test_a_loss_masks_by_itself_and_with_its_outputs_mask():
     labels = tf.constant([[0, 9, 1, 9]])
     y_pred = tf.constant([[[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]])
     masked = keras.layers.Masking()(y_pred)
-    assert outputs.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
-    both = outputs.loss_mask(ignoring, labels, masked)
+    assert loss_kinds.loss_mask(ignoring, labels, y_pred).numpy().tolist() == [[True, False] * 2]
+    both = loss_kinds.loss_mask(ignoring, labels, masked)
     assert both.numpy().tolist() == [[True, False, False, False]]
     plain = keras.losses.SparseCategoricalCrossentropy()
-    assert outputs.loss_mask(plain, labels, y_pred) is None
-    assert outputs.makes_mask(ignoring, labels, y_pred)
-    assert not outputs.makes_mask(plain, labels, y_pred)
+    assert loss_kinds.loss_mask(plain, labels, y_pred) is None
+    assert loss_kinds.makes_mask(ignoring, labels, y_pred)
+    assert not loss_kinds.makes_mask(plain, labels, y_pred)
 
 
 def make_step(loss, num_towers=3):

@@ -15,7 +15,7 @@ import towers
 from tests.step import small_step
 from tests.step.partitions import partition_graphs
 from tests.step.small_step import batch
-from towers.machine.policy import CPU, GPU, REHEARSAL
+from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.step.prefetch import place
 
 L = keras.layers

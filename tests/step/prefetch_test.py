@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.step.partitions import partition_graphs
 from tests.step.small_step import make_step
-from towers.machine.policy import CPU, GPU
+from towers.machine.devices import CPU, GPU
 from towers.step.prefetch import place, prefetched
 
 

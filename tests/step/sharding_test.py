@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.step import sharding
-from towers.step.structures import batch_specs
-from towers.step.tensor_rows import as_tensor
+from towers.step.structures import as_tensor, batch_specs
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import towers
-from towers.machine.policy import GPU
+from towers.machine.devices import GPU
 
 L = keras.layers
 

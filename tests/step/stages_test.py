@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.machine.policy import GPU
+from towers.machine.devices import GPU
 from towers.step.stages import Stages, balanced, check_stages
 
 L = keras.layers

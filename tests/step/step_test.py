@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from towers.machine import devices
-from towers.machine.policy import CPU
+from towers.machine.devices import CPU
 from towers.step import TowerStep
 
 L = keras.layers

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.machine.policy import CPU, GPU, REHEARSAL
+from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.step.strategies import ParameterServer
 
 L = keras.layers

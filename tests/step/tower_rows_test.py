@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from towers.step import TowerStep
-from towers.step.fixed_batch import BatchInCode
+from towers.step.checks import BatchInCode
 
 L = keras.layers
 TEXTS = ["a b", "b", "a", "a b a", "a", "b", "a", "a"]

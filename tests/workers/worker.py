@@ -9,10 +9,9 @@ import time
 import tensorflow as tf
 
 from towers.machine import tensorflow_internals
-
+from towers.machine.logical import logical_cpus
 from towers.workers import watch, workers
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
-from towers.machine.logical import logical_cpus
 from towers.workers.worker_collectives import WorkerCollectives
 
 

@@ -18,8 +18,8 @@ from absl import flags
 import towers
 from towers.app import command_line
 from towers.app.after_training.model_files import file_config, find_file
-from towers.app.continued import resolve_config
 from towers.app.config import TrainConfig
+from towers.app.continued import resolve_config
 from towers.machine import terminal
 
 if __name__ != "__main__":
@@ -80,7 +80,7 @@ def run_without_training(config: TrainConfig) -> None:
 
     environment.check()  # before the imports below, which start TensorFlow
     from towers.app.after_training.predicting import evaluate_file, predict_file
-    from towers.app.diagnosis.device_report import device_report
+    from towers.app.diagnosis.describe import device_report
     from towers.app.reporting.report import Report
 
     with closing(Report()) as out, out.show_warnings():

@@ -23,14 +23,13 @@ from towers.app.reporting.progress import ProgressLines
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
 from towers.app.training.several_workers import agreed_signal
-from towers.machine import callback_internals, hang
+from towers.machine import hang, callback_internals
 from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.run_dir import Result
 from towers.resume.train_state import TrainState
-from towers.step.first_error import values_explained
-from towers.step.nonfinite import NonFiniteError
+from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
 
 

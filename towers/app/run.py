@@ -16,27 +16,27 @@ from towers.app.continued import resolve_config
 from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
 from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
-from towers.app.reporting import outcome, report, tensorboard
+from towers.app.recipe import model_changes
+from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values
 from towers.app.reporting.run_files import RunFiles, unreadable
-from towers.app.recipe import starting_values
 from towers.app.training import several_workers
 from towers.app.training.build import Run, build
 from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import load_newest
-from towers.app.training.user_objects import UserObjects, is_python, load_callbacks
+from towers.app.training.task import UserObjects, is_python, load_callbacks
 from towers.machine import environment, hang, places, signals
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.optimizer_options import compared
 from towers.resume.remote_dir import Mirror
 from towers.resume.run_dir import is_remote
+from towers.resume.snapshot import compared
 from towers.resume.train_state import TrainState
-from towers.step.nonfinite import NonFiniteError
+from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
 
 
@@ -80,7 +80,7 @@ def train(
     cluster = workers.join_workers()
     watch.set_timeout(config.worker_timeout)
     if config.tensorboard:
-        tensorboard.check_installed()
+        run_files.check_installed()
     objects = UserObjects(model, train, test)
     if config.resume == AUTO or config.resume is not None and config.run_dir is None:
         config = resolve_config(config.given())
@@ -150,7 +150,7 @@ def _run(
     ):
         train_state = load_newest(run, checkpointer, callbacks, data, options)
         if checkpointer.found is None:
-            starting_values.check_file(config, begun)
+            model_changes.check_file(config, begun)
         _check_limit(run, train_state)
         out.open_log(log)
         if captured is not None:
@@ -162,7 +162,7 @@ def _run(
         if unread is not None:
             out.warn(unread)
         if config.resume is not None:
-            outcome.describe_resumed(checkpointer.found, train_state, out)
+            report.describe_resumed(checkpointer.found, train_state, out)
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
@@ -176,7 +176,7 @@ def _run(
         if config.epochs == 0:
             history = _evaluate_only(run, out)
         elif is_complete:
-            outcome.describe_complete(run, train_state, out)
+            report.describe_complete(run, train_state, out)
             history, model = train_state.history, directory / run_dir.FINAL
         else:
             shown = mirror.url if mirror else directory
@@ -203,13 +203,13 @@ def _train(
 ) -> tuple[dict[str, list[float]], Exception | None]:
     """Trains the remaining epochs and writes final.keras; returns history and a write error."""
     config, directory = run.config, checkpointer.directory
-    words = partial(outcome.resume_words, config, shown)
+    words = partial(report.resume_words, config, shown)
     is_chief = run.workers.cluster.is_chief
     files = RunFiles(run, directory, train_state, out.warn)
     writers: list[keras.callbacks.Callback] = [files] if is_chief else []
     if is_chief and config.tensorboard:
-        folder = directory / tensorboard.FOLDER
-        writers.append(tensorboard.TensorBoardLog(folder, out.warn, config.histograms))
+        folder = directory / run_files.FOLDER
+        writers.append(run_files.TensorBoardLog(folder, out.warn, config.histograms))
     lines = ProgressLines(out, run, train_state)
     fault: Exception | None = None
     with _watch(run, directory, words(), out):
@@ -242,7 +242,7 @@ def _train(
             else:
                 checkpointer.finish(train_state)
     has_final = files.has_final or not is_chief
-    outcome.describe_end(run, train_state, lines.pace.run_seconds, out, has_final=has_final)
+    report.describe_end(run, train_state, lines.pace.run_seconds, out, has_final=has_final)
     return run.step.model.history.history, fault
 
 
@@ -276,7 +276,7 @@ def _check_limit(run: Run, train_state: TrainState) -> None:
     if train_state.step > run.num_steps:
         config = run.config
         name = "epochs" if config.epochs * run.steps_an_epoch < train_state.step else "max_steps"
-        done = outcome.amount(train_state.step, run.steps_an_epoch)
+        done = report.amount(train_state.step, run.steps_an_epoch)
         raise ValueError(
             f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
             "left as it is. Give a larger one, or leave it out to go on as far as before."

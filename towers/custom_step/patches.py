@@ -20,18 +20,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.keras_internals import optimized_variables
-from towers.machine.loss_internals import compiled_metrics
-from towers.machine.replaced import ONE_AT_A_TIME, replaced
-from towers.machine.user_lines import current_line
 from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.custom_step.variables import VariableScope
 from towers.graph.cut import captures
 from towers.graph.facts import Fact
 from towers.graph.rows import Rows
+from towers.machine.keras_internals import optimized_variables
+from towers.machine.replaced import ONE_AT_A_TIME, replaced
+from towers.machine.loss_internals import compiled_metrics
+from towers.machine.user_lines import current_line
 from towers.step.gathering import gathered_by, gatherer
 from towers.step.lookups import join_lookups, separate_lookups
-from towers.step.outputs import overrides_call
+from towers.step.loss_kinds import overrides_call
 from towers.step.raw_variables import read_as_they_are
 
 _VARIABLES = (keras.Variable, tf.Variable)

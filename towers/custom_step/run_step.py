@@ -10,20 +10,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.repeatable import has_unsaved_noise
-from towers.graph.tower_collectives import TowerCollective
-from towers.machine import devices as devices_lib
-from towers.machine.policy import Policy, policy_of
-from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.workers.workers import join_workers
 from towers.custom_step.trace import Trace, trace_step
-from towers.step import checks, scopes, sharding
-from towers.step import state as state_lib
-from towers.step import structures
+from towers.graph.cut import TowerCollective
+from towers.graph.repeatable import has_unsaved_noise
+from towers.machine import devices as devices_lib
+from towers.machine.devices import Policy, policy_of
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.calls import run_levels
-from towers.step.row_counts import checked_rows, gathered_rows_text
+from towers.step.checks import checked_rows, gathered_rows_text
 from towers.step.transfers import spread
+from towers.workers.workers import join_workers
 
 
 class CustomStep:
@@ -130,7 +128,7 @@ class _Run:
         """
         self._trace, self._devices = trace, devices
         self._device, self._policy = parameter_device, policy
-        with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
+        with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
             self._shards = sharding.shard_batch(data, len(devices))
             sizes = [shard.size for shard in self._shards]
             begins = tf.unstack(tf.cumsum(sizes, exclusive=True), num=len(sizes))
@@ -146,7 +144,7 @@ class _Run:
     def result(self) -> Any:
         """Runs all levels; returns the step's logs for the global batch."""
         trace = self._trace
-        with tf.name_scope(scopes.PARAMETERS):
+        with tf.name_scope(structures.PARAMETERS):
             self._read(trace.scope.reads)
         run_levels(
             trace.towers, trace.num_levels, self._towers, self._devices, self._end,
@@ -185,13 +183,13 @@ class _Run:
             self._values.update(zip(segment.outputs, values, strict=True))
         for collective in self._trace.collectives.events:
             if collective.level == level:
-                with tf.name_scope(scopes.SUM):
+                with tf.name_scope(structures.SUM):
                     met = self._outcome(collective)
                 for tower in [self._values, *self._towers]:
                     tower.update(zip([v.name for v in collective.outputs], met, strict=True))
         for update in self._trace.collectives.updates:
             if update.level == level:
-                with tf.name_scope(scopes.UPDATE), tf.device(self._device):
+                with tf.name_scope(structures.UPDATE), tf.device(self._device):
                     self._assign(update.assigned)
                     gradients = [self._central_value(gradient) for gradient in update.gradients]
                     with custom_gradients_forgotten():

@@ -15,15 +15,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.tower_collectives import TowerCollectives
-from towers.machine.loss_internals import marked, marks_of
-from towers.machine.user_lines import current_line
+from towers.graph.cut import TowerCollectives
 from towers.graph.facts import COUNT, Fact
 from towers.graph.rows import Rows
-from towers.step.shard_facts import ShardFacts
+from towers.machine.loss_internals import marked, marks_of
+from towers.machine.user_lines import current_line
+from towers.step.loss_kinds import ShardFacts
 from towers.step.sharding import batch_size
-from towers.step.structures import any_rows, components, packed
-from towers.step.tensor_rows import take_rows
+from towers.step.structures import any_rows, components, packed, take_rows
 
 
 @dataclass

@@ -12,18 +12,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.custom_step.patches import Patches
+from towers.custom_step.step_collectives import StepCollectives
+from towers.custom_step.variables import VariableScope
 from towers.graph.cut import Segment, captures, cut, effects_of
 from towers.graph.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.user_lines import line_of
-from towers.custom_step.patches import Patches
-from towers.custom_step.step_collectives import StepCollectives
-from towers.custom_step.variables import VariableScope
-from towers.step.fixed_batch import check_no_fixed_batch
+from towers.step.checks import check_no_fixed_batch
+from towers.step.gathering import synchronized, synchronized_layers, warn_of_averages
 from towers.step.raw_variables import check_closed, raw_variables_in, reads_none
 from towers.step.state import statistics as statistics_of
 from towers.step.structures import components
-from towers.step.synchronized import synchronized, synchronized_layers, warn_of_averages
 
 _MOST_TRACES = 4  # each may build one more level of nested layers
 _READS_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")

@@ -8,10 +8,10 @@ A synchronized BatchNormalization, on two towers:
               tower 1   mean, sum((x - mean)^2) --+-- collective: their sum
     level 2   tower 0   variance, the normalized x, the next convolution ...
 
-    tower_collectives.py   records the collectives     dependence.py    what tensors depend on
-    cut.py                 one function per level      repeatable.py    bit-identical results
-    merged.py              merges equal operations     stage_levels.py  levels of layers in stages
-    walk.py                walks through a graph for all of these
+    cut.py     records collectives; makes one function for each level
+    levels.py  what tensors depend on, and the levels of layers in stages
+    merged.py  merges equal operations      repeatable.py  gives bit-identical results
+    walk.py    walks through a graph for all of these
 
 No tower waits for another inside of a function, so any number of towers may share a device.
 
@@ -20,7 +20,7 @@ The files below tell what a tensor is to the rows of a shard: rows, a mean, a su
     rows.py    walks through the graph, applies the rules, and warns
     rules.py   the table of rules: an operation's facts follow from its inputs' facts
     facts.py   the facts of a tensor, and their arithmetic
-    axes.py    where the batch axis goes    elements.py, reductions.py   the longer rules
+    axes.py    where the batch axis goes    elements.py   the longer rules, element by element
 
 They are optional reading: for a step whose losses are means over rows, the answer is always "mean".
 """

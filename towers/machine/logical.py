@@ -11,11 +11,11 @@ from itertools import pairwise
 import tensorflow as tf
 
 from towers.machine import nvidia
-
-from towers.workers import workers
-from towers.machine.devices import FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started
-from towers.machine.policy import policy_of
+from towers.machine.devices import (
+    FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started, policy_of,
+)
 from towers.machine.words import plural
+from towers.workers import workers
 
 # TensorFlow leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory in its
 # gpu_device.cc), but none of a divided GPU. The streams of each logical GPU need memory, too.

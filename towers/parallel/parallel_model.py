@@ -18,24 +18,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.devices import policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
-from towers.machine.policy import policy_of
 from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.hang_timeout import HangTimeout
 from towers.parallel.layers_ahead import Base, take_over
 from towers.parallel.model_steps import (
-    STATE,
-    Towers,
-    forget_functions,
-    parameter_device_of,
-    make_function,
-    prepare_training,
-    run_step,
-    towers_of,
+    STATE, Towers, close_batches, forget_functions, make_function, parameter_device_of,
+    prepare_training, run_step, towers_of,
 )
-from towers.parallel.placed_batches import close_batches
 from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit

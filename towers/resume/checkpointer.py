@@ -17,20 +17,15 @@ from typing import Any
 
 import keras
 
+from towers.machine import hang, callback_internals
+from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import Checkpoint, Found
-from towers.resume.optimizer_options import OPTIONS
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
-    assign_arrays,
-    callbacks_arrays,
-    callbacks_state,
-    copy_arrays,
-    restore_callbacks,
+    OPTIONS, assign_arrays, callbacks_arrays, callbacks_state, copy_arrays, restore_callbacks,
 )
 from towers.resume.train_state import TrainState
-from towers.machine import callback_internals, hang
-from towers.machine.places import LostDirectoryError
 from towers.workers import watch
 from towers.workers.workers import Workers
 

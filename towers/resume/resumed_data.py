@@ -26,8 +26,9 @@ import tensorflow as tf
 
 from towers.resume.source import InMemory, num_steps, prepare_ahead, sha256, shuffled
 from towers.resume.stateful import Repeated, has_state
-from towers.step.structures import batch_specs, map_tensors
-from towers.step.tensor_rows import as_tensor, gather_rows, is_composite, is_scipy, take_rows
+from towers.step.structures import (
+    as_tensor, batch_specs, gather_rows, is_composite, is_scipy, map_tensors, take_rows,
+)
 
 _ENDLESS = tf.int64.max
 

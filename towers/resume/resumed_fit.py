@@ -19,10 +19,10 @@ import keras
 from towers.machine import callback_internals, signals
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.optimizer_options import OPTIONS, compared
-from towers.resume.read_through import Lines
 from towers.resume.resume import FitOption, Resume
 from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split_arrays
+from towers.resume.snapshot import OPTIONS, compared
+from towers.resume.source import Lines
 from towers.resume.train_state import TrainState, plain
 from towers.workers.workers import Workers, join_workers
 

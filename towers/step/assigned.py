@@ -29,8 +29,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine.user_lines import current_line, is_of_keras, line_of
+from towers.step.loss_kinds import ShardFacts
 from towers.step.raw_variables import read_as_they_are, variable_behind
-from towers.step.shard_facts import ShardFacts
 from towers.step.state import is_seed
 
 _PASSED_ON = ("Identity", "StopGradient", "IdentityN")

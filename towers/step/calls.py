@@ -6,7 +6,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from towers.graph.cut import Segment
-from towers.step import scopes
+from towers.step import structures
 
 Values: TypeAlias = dict[str, tf.Tensor]  # one tower's tensors, keyed by their name in the trace
 
@@ -26,7 +26,7 @@ def call_in_order(
     """
     ends: dict[str, tf.Operation] = {}  # by device: the end of its latest call
     for t, segment, device in calls:
-        with tf.name_scope(scopes.tower(t)), tf.device(device):
+        with tf.name_scope(structures.tower(t)), tf.device(device):
             values = [towers[t][name] for name in segment.inputs]
             if device in ends:
                 values = _held_back(ends[device], values)

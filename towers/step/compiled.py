@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from towers.machine import loss_internals
-from towers.step.metrics import BatchMetrics, make_metrics, overrides, call_compute_loss
-from towers.step.outputs import ModelLoss
+from towers.step.loss_kinds import ModelLoss
+from towers.step.metrics import BatchMetrics, call_compute_loss, make_metrics, overrides
 
 COMPILED = "compiled"  # stands for the value that the model's `compile` got
 

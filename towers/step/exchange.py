@@ -22,21 +22,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.step.averaging import Tree, Values, add, add_subtrees, add_tree, partial_sums, subtrees
+from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
+from towers.step.structures import join_rows, sparse_rows
+from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
 from towers.workers.worker_collectives import WorkerCollectives
-from towers.step.averaging import (
-    Tree,
-    Values,
-    add,
-    add_subtrees,
-    add_tree,
-    partial_sums,
-    subtrees,
-)
-from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
-from towers.step.transfers import pack, packages, unpack
-from towers.step.tensor_rows import join_rows, sparse_rows
 
 
 def towers_of(worker: int, num_workers: int, num_towers: int) -> range:

@@ -1,12 +1,25 @@
-"""Provides `towers.gather`, which returns the rows of all towers."""
+"""Uses the rows of all towers: `towers.gather`, and synchronized BatchNormalization.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+    tower 0   n, sum(x) --+             +--> mean, sum((x - mean)^2) --+             +--> variance
+    tower 1   n, sum(x) --+-- sum --+--> mean, sum((x - mean)^2) --+-- sum --+--> variance
+    ...
+
+Output, statistics and gradient equal one device's. The backward pass has as many sums over towers.
+A step of ResNet50 on 8 towers (32 images of 64x64, a device each) took 5.7 s of two cores' time,
+as with collective operations, which need a device for each tower and do not add in a fixed order.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
-from towers.step.tensor_rows import as_tensor
+from towers.machine.keras_internals import all_layers, moments_replaced
+from towers.step.structures import as_tensor
 
 _GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
 
@@ -58,3 +71,90 @@ def refuse(rows: tf.Tensor) -> tf.Tensor:
         f"towers.gather of rows of shape {rows.shape}: a TowerStep computes each tower by itself. "
         "Use towers.make_parallel(model, gpus), then compile and fit."
     )
+
+
+# Maps a tower's values to their sums over all towers; gradients are summed over towers, too.
+Sum: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+
+
+def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[keras.layers.Layer]:
+    """Returns the BatchNormalization layers to synchronize: all with batch_norm="synchronized",
+    else layers with `synchronized=True`. Keras ignores that outside of tf.distribute."""
+    return [
+        layer
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and (batch_norm == "synchronized" or layer.synchronized)
+    ]
+
+
+def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
+    """Warns that statistics are averaged by default, because `batch_norm` was not given.
+
+    Args:
+        statistics: the variables of BatchNormalization layers that a train step assigns.
+    """
+    names = list(dict.fromkeys(v.path.rpartition("/")[0] for v in statistics))
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        warnings.warn(
+            f"BatchNormalization ({names[0]}{more}) uses the mean and variance of each tower's own "
+            "examples, so results differ from one device. Pass batch_norm=\"synchronized\" for the "
+            "whole batch's mean and variance, or batch_norm=\"average\" to drop this warning.",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def synchronized(
+    layers: Sequence[keras.layers.Layer], is_real: tf.Tensor, sum_towers: Sum
+) -> Iterator[None]:
+    """Makes the layers compute mean and variance over all towers inside the with block.
+
+    Args:
+        layers: the BatchNormalization layers.
+        is_real: scalar bool, False for an empty shard, whose one row must not count.
+        sum_towers: sums a list of tensors over all towers.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(moments_replaced(layer, _moments(layer, is_real, sum_towers)))
+        yield
+
+
+def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> Callable:
+    """Returns a function (inputs, mask) -> (mean, variance) over all towers, by Keras' formulas."""
+
+    def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        axes = [i for i in range(inputs.shape.rank) if i != layer.axis % inputs.shape.rank]
+        shape = [1 if i in axes else -1 for i in range(inputs.shape.rank)]
+        valid = tf.cast(is_real, inputs.dtype)
+        if mask is None:
+            channels = inputs.shape[layer.axis]
+            count = tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype) * valid)
+        else:
+            valid *= tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
+            count = tf.reduce_sum(valid, axes)
+        (count,) = sum_towers([count])  # separate, because it has no gradient
+        (total,) = sum_towers([_sum_over(axes, shape, inputs * valid)])
+        if mask is not None:
+            count += tf.cast(keras.config.epsilon(), count.dtype)
+        mean = total / count
+        difference = (inputs - tf.reshape(mean, shape)) * valid
+        (squares,) = sum_towers([_sum_over(axes, shape, tf.square(difference))])
+        return mean, squares / count
+
+    return moments
+
+
+def _sum_over(axes: Sequence[int], shape: Sequence[int], values: tf.Tensor) -> tf.Tensor:
+    """Sums like tf.reduce_sum; knowing the kept axes, its gradient has fewer operations."""
+
+    @tf.custom_gradient
+    def total(values: tf.Tensor) -> Any:
+        def spread(gradient: tf.Tensor) -> tf.Tensor:
+            return tf.broadcast_to(tf.reshape(gradient, shape), tf.shape(values))
+
+        return tf.reduce_sum(values, axes), spread
+
+    return total(values)

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import HOST
-from towers.step.shard_facts import ShardFacts
+from towers.step.loss_kinds import ShardFacts
 
 
 def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:

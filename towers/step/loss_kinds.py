@@ -10,22 +10,197 @@
 The loss is traced once on symbolic rows, and `towers.graph` walks its graph; nothing is computed.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.graph.dependence import Dependence
+from towers.graph.facts import CHOSEN, Fact, Fault, UNEVEN
+from towers.graph.levels import Dependence
+from towers.graph.rows import Rows
 from towers.machine.loss_internals import function_loss, keras_mask, marked
 from towers.machine.user_lines import line_of
-from towers.graph.facts import CHOSEN, UNEVEN, Fact, Fault
-from towers.graph.rows import Rows
-from towers.step.fixed_batch import BatchInCode, check_no_fixed_batch
-from towers.step.gathering import NeedsOtherTowers, gathered_by
-from towers.step.outputs import loss_reduction, overrides_call, with_reduction
+from towers.step.checks import BatchInCode, check_no_fixed_batch
+from towers.step.gathering import NeedsOtherTowers, Sum, gathered_by
 from towers.step.raw_variables import read_as_they_are
-from towers.step.structures import batch_specs
+from towers.step.structures import Structure, batch_specs, is_composite, map_tensors
+
+
+class ShardFacts(NamedTuple):
+    """Looks up facts about the tensors of a traced tower in its graph.
+
+    dependence: which tensors depend on the shard. rows: which are means or sums over its rows.
+    weight: scalar float64, n_t / N; 0 for an empty shard.
+    """
+
+    dependence: Dependence
+    rows: Rows
+    weight: tf.Tensor
+
+    def weighted(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns value * n_t / N."""
+        return value * tf.cast(self.weight, value.dtype)
+
+    def masked(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value; zeros for an empty shard."""
+        return tf.where(self.weight > 0, value, tf.zeros_like(value))
+
+    def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        """Returns a shard's part of a value; the towers' parts add up to the global batch's value.
+
+        A sum over the rows is its own part. Any other value is weighted by n_t / N; `rows.warn()`
+        warns if it is neither a sum nor a mean over the rows nor a constant.
+
+        Args:
+            value: the shard's value, without a batch axis.
+            what: describes the value in the warning.
+        """
+        is_sum = self.rows.check(value, what).name == "sum"
+        return self.masked(value) if is_sum else self.weighted(value)
+
+    def known_part(self, value: tf.Tensor) -> tf.Tensor | None:
+        """Returns a tower's part of a sum or a mean over the rows; None for any other value.
+
+        Args:
+            value: the tower's value, without a batch axis.
+        """
+        kind = self.rows.kind(value).name
+        if kind == "sum":
+            return self.masked(value)
+        return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
+
+    def added_loss(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the shard's part of a loss that a layer, or a `compute_loss`, adds: scalar."""
+        return self.part(value, "a loss that a layer, compute_loss or an output adds")
+
+    def has_rows(self, value: Any) -> bool:
+        """Whether an output of the model has a row for each example of the shard."""
+        if value is None or is_composite(value) or value.shape.rank is None:
+            return True
+        if value.shape.rank == 0:
+            return False
+        return value.shape[0] is None or self.rows.fact(value).has_rows
+
+    def declared(self, sum_towers: Sum) -> Sum:
+        """Wraps `sum_towers` to record that its sums are equal in all towers."""
+
+        def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            sums = sum_towers(values)
+            for tensor in sums:
+                self.dependence.feed(tensor, local=False, level=0)
+            return sums
+
+        return meet
+
+
+_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
+
+
+class NoNumber(NeedsOtherTowers):
+    """Signals that a loss has no reduction, so it is not one number."""
+
+
+def check_reduction(loss: keras.losses.Loss) -> None:
+    """Raises NoNumber if a loss has no reduction."""
+    if loss_reduction(loss) not in _REDUCTIONS:
+        raise NoNumber(
+            f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
+            f"number. Use one of {', '.join(_REDUCTIONS)}; or towers.make_parallel(model, gpus), "
+            "whose fit takes the gradient of the sum of all values, as Keras does."
+        )
+
+
+def overrides_call(loss: keras.losses.Loss) -> bool:
+    """Whether a loss replaces `Loss.__call__` and with it Keras' reduction."""
+    return type(loss).__call__ is not keras.losses.Loss.__call__
+
+
+def loss_reduction(loss: keras.losses.Loss) -> str:
+    """Returns a loss's reduction; "mean" if a custom `__call__` replaces Keras' reduction."""
+    return "mean" if overrides_call(loss) else loss.reduction
+
+
+def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss:
+    """Returns a shallow copy of a loss with another reduction; `copy.copy` would serialize it."""
+    copied = object.__new__(type(loss))
+    vars(copied).update(vars(loss))
+    copied.reduction = reduction
+    return copied
+
+
+def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor | None:
+    """Returns the mask that Keras applies: the output's mask & the loss's (such as `ignore_class`).
+
+    Args:
+        loss: the Keras loss.
+        y: labels [n, ...], or a structure of these.
+        y_pred: predictions of the same form, which carry the output's mask if it has one.
+
+    Returns:
+        A bool tensor [n, ...], or None.
+    """
+    mask = keras_mask(y_pred)
+    if not makes_mask(loss, y, y_pred):
+        return mask
+    own = keras_mask(_values(loss, y, y_pred))
+    return own if mask is None else mask & own
+
+
+def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
+    """Whether a loss makes a mask, such as for `ignore_class`.
+
+    The loss is traced in a scratch graph: its assertions would keep all that they read alive in the
+    caller's graph.
+
+    Args:
+        loss: the Keras loss.
+        y, y_pred: labels and predictions, or their specs; only dtypes and shapes matter.
+    """
+    if overrides_call(loss):
+        return False
+    specs = map_tensors(
+        lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), [y, y_pred]
+    )
+    masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
+    return masked.get_concrete_function(*specs).structured_outputs is not None
+
+
+def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor:
+    return loss.call(*map_tensors(lambda v: tf.cast(v, loss.dtype), [y, y_pred]))
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """Wraps a custom `compute_loss`, which replaces the losses of the outputs.
+
+    compute: (x, y, y_pred, sample_weight, training) -> scalar, a mean over the batch.
+    """
+
+    compute: Callable
+
+
+@contextmanager
+def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
+    """Discards the metric updates of a `compute_loss` inside the with block.
+
+    Metrics start at zero there. They are updated later, on the predictions of all towers.
+
+    Raises:
+        NeedsOtherTowers: layers add losses, too, which that later update would not see.
+    """
+    trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    scope.state_mapping.update({id(v): zero for v, zero in trackers})
+    yield
+    if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
+        raise NeedsOtherTowers(
+            "compute_loss updates a metric, and layers add losses with add_loss, which the metric "
+            "would miss. Use towers.make_parallel(model, gpus), or update the metric in "
+            "compute_metrics."
+        )
 
 
 class NeitherMeanNorSum(NeedsOtherTowers):

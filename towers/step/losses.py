@@ -16,16 +16,10 @@ import keras
 import tensorflow as tf
 
 from towers.machine.loss_internals import LossTerm, LossTerms
-from towers.step.loss_kinds import check_loss
-from towers.step.outputs import (
-    ModelLoss,
-    check_reduction,
-    loss_mask,
-    loss_reduction,
-    makes_mask,
+from towers.step.loss_kinds import (
+    ModelLoss, ShardFacts, check_loss, check_reduction, loss_mask, loss_reduction, makes_mask,
     with_reduction,
 )
-from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import Shard
 from towers.step.structures import Structure, map_tensors
 

@@ -8,9 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.devices import short_name
+from towers.machine.devices import Policy, short_name
 from towers.machine.keras_internals import stored_in
-from towers.machine.policy import Policy
 from towers.step.averaging import Tree, Values
 from towers.step.exchange import Exchange
 from towers.step.stages import Stages

@@ -13,11 +13,10 @@ import tensorflow as tf
 
 from towers.machine import hang
 from towers.machine.devices import HOST
-from towers.step.row_counts import check_rows
+from towers.step.checks import check_rows
 from towers.step.sharding import BatchValues, Placed, shard_batch
+from towers.step.structures import any_rows, as_tensor, components, map_tensors, packed
 from towers.step.tower_step import TowerStep
-from towers.step.structures import any_rows, components, map_tensors, packed
-from towers.step.tensor_rows import as_tensor
 
 
 class Batch(NamedTuple):

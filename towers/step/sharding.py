@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.step.structures import Structure, map_tensors
-from towers.step.tensor_rows import join_rows, take_rows
+from towers.step.structures import Structure, join_rows, map_tensors, take_rows
 
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already

@@ -5,21 +5,30 @@
                            conv ... pool      flatten ... loss     a second device group
 
 The stages are contiguous in the order of the layers' calls. They change where an operation runs,
-never its result.
+never its result. The towers of a device group run as a pipeline.
+
+    gpus_per_tower=3. F: a tower's forward pass. B: its backward pass. The last stage joins both.
+
+    stage 0   F0  F1  F2           B0  F3  B1      B2      B3
+    stage 1       F0  F1      B0  F2  B1  F3  B2      B3
+    stage 2           F0B0    F1B1    F2B2    F3B3
+
+Stage s begins with S - s - 1 forward passes. Then forward and backward passes take turns (1F1B of
+PipeDream, Narayanan et al. 2019). It keeps the activations of at most S - s towers.
 """
 
 import bisect
 import difflib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.graph.stage_levels import stage_scope
+from towers.graph.levels import stage_scope
 from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 from towers.machine.tensorflow_internals import custom_gradients_in_scope
@@ -216,3 +225,44 @@ def _sizes(calls: Sequence[Call]) -> list[int]:
             for v in [*call.outputs, *new]
         ))
     return sizes
+
+
+def in_order(
+    groups: Mapping[str, Sequence[str]], devices: Sequence[str], levels: Sequence[int]
+) -> list[tuple[int, int, str]]:
+    """Returns all (tower, level, device) calls; a call follows the calls that it waits for.
+
+    Args:
+        groups: the S devices of each device group, by the group's first device.
+        devices: the first device of each tower's group.
+        levels: the levels that have operations, ascending.
+    """
+    queues: dict[str, list[tuple[int, int]]] = {}
+    for leader, group in groups.items():
+        own = [t for t, device in enumerate(devices) if device == leader]
+        for stage, device in enumerate(group):
+            pieces = one_forward_one_backward(stage, len(group), len(own))
+            queues[device] = [(own[t], level) for t, level in pieces if level in levels]
+    waiting = {t: list(levels) for t in range(len(devices))}
+    order: list[tuple[int, int, str]] = []
+    while any(queues.values()):
+        for device, queue in queues.items():
+            while queue and waiting[queue[0][0]][0] == queue[0][1]:
+                t, level = queue.pop(0)
+                waiting[t].pop(0)
+                order.append((t, level, device))
+    return order
+
+
+def one_forward_one_backward(
+    stage: int, num_stages: int, num_towers: int
+) -> list[tuple[int, int]]:
+    """Returns a stage's (tower, level) calls, in order; the last stage has one level."""
+    last = 2 * (num_stages - 1)
+    ahead = num_stages - 1 - stage
+    forward = [(t, stage) for t in range(num_towers)]
+    if not ahead:
+        return forward
+    backward = [(t, last - stage) for t in range(num_towers)]
+    pairs = itertools.zip_longest(forward[ahead:], backward)
+    return forward[:ahead] + [each for pair in pairs for each in pair if each is not None]

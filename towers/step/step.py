@@ -19,32 +19,30 @@ import keras
 import tensorflow as tf
 
 from towers import __version__
-from towers.machine import choices
-from towers.machine import devices as devices_lib
-from towers.machine.loss_internals import marked
-from towers.workers import workers
-from towers.workers.cluster import Cluster
+from towers.machine import choices, devices as devices_lib
+from towers.machine.devices import Policy, policy_of
 from towers.machine.logical import undivided_cpu
-from towers.machine.policy import Policy, policy_of
-from towers.step import checks, scopes, sharding
-from towers.step import state as state_lib
+from towers.machine.loss_internals import marked
+from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.exchange import make_exchange
-from towers.step.lookups import join_lookups
+from towers.step.checks import checked_rows
 from towers.step.compiled import COMPILED, recipe_of
+from towers.step.errors import checked
+from towers.step.exchange import make_exchange
+from towers.step.gathering import synchronized_layers
+from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
-from towers.step.nonfinite import checked
-from towers.step.row_counts import checked_rows
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_unsynchronized, make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
-from towers.step.synchronized import synchronized_layers
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.traced_tower import TracedTower
 from towers.step.transfers import transfer
 from towers.step.xla import uses_xla
+from towers.workers import workers
+from towers.workers.cluster import Cluster
 
 
 class Computed(NamedTuple):
@@ -188,7 +186,7 @@ class Step:
     def update(self, computed: Computed) -> tf.Tensor:
         """Updates parameters, optimizer and state (arrow 5); returns the loss."""
         variables = self.trainable_variables
-        with tf.name_scope(scopes.UPDATE), tf.device(self.parameter_device):
+        with tf.name_scope(structures.UPDATE), tf.device(self.parameter_device):
             parameters = {i: v for i, v in computed.same.items() if i < len(variables)}
             assign_merged(variables, parameters, {})  # the update starts from assigned values
             if parameters:
@@ -199,7 +197,7 @@ class Step:
 
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """Splits the global batch into T shards (arrow 1)."""
-        with tf.name_scope(scopes.SPLIT), tf.device(devices_lib.HOST):
+        with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
             self.exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.local_towers, placed or []):
@@ -214,7 +212,7 @@ class Step:
             shares = [Shares(tf.zeros([0], tf.float64), shard.share) for shard in shards]
         else:
             losses = self.tower.losses
-            with tf.name_scope(scopes.WEIGHTS), tf.device(self.parameter_device):
+            with tf.name_scope(structures.WEIGHTS), tf.device(self.parameter_device):
                 if weigh is None:
                     weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
                 else:
@@ -230,7 +228,7 @@ class Step:
         TensorFlow sends a value only once to each device, even if several of its towers need it.
         """
         parameter_device = self.parameter_device
-        with tf.name_scope(scopes.PARAMETERS), tf.device(parameter_device):
+        with tf.name_scope(structures.PARAMETERS), tf.device(parameter_device):
             devices = [parameter_device, *self.tower_devices]
             arrived = self.strategy.spread(self.tower.state, devices)
             first = len(self.trainable_variables)
@@ -257,7 +255,7 @@ class Step:
     def _add_up(self, outputs: list[TowerOutput], shards: list[Shard] | None) -> Computed:
         """Adds loss, gradients and state (arrow 4); joins the outputs if `shards` are given."""
         assigned, finite = outputs[0].assigned, None
-        with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
+        with tf.name_scope(structures.SUM), tf.device(self.parameter_device):
             same = dict(zip(assigned.same, self._broadcast(assigned.same.values()), strict=True))
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
             tree = self.strategy.add_up(values, self.tower_devices)
@@ -321,7 +319,7 @@ class Step:
 
     def _sum_towers(self, values: list[Values]) -> Values:
         """Sums V values of each of this worker's towers over all towers; returns V sums."""
-        with tf.name_scope(scopes.SUM), tf.device(self.parameter_device):
+        with tf.name_scope(structures.SUM), tf.device(self.parameter_device):
             return add_tree(self.strategy.reduce(values, self.tower_devices))
 
     def _assign_state(self, computed: Computed, added: Values) -> None:

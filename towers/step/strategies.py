@@ -22,22 +22,14 @@ import keras
 import tensorflow as tf
 
 from towers.graph.merged import with_merged_repeats
-from towers.machine.devices import HOST, short_name
-from towers.machine.policy import Policy
+from towers.machine.devices import HOST, Policy, short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.step.averaging import (
-    Tree,
-    Values,
-    add_subtrees,
-    add_tree,
-    partial_sums,
-    subtrees,
-)
+from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_strategy
 from towers.step.exchange import Exchange
 from towers.step.lookups import join_lookups
-from towers.step.stages import Stages
 from towers.step.parameter_server import ParameterServer, StageServer
+from towers.step.stages import Stages
 from towers.step.structures import components, packed
 from towers.step.transfers import pack, packages, spread, unpack
 

@@ -1,7 +1,7 @@
 """Computes one tower: (parameters, state, shard) -> TowerOutput, without side effects.
 
 A tower is traced once, without a device. The step calls it once for each shard under `tf.device`,
-and the operations run on that device. `synchronized` BatchNormalization and stages cut it.
+and the operations run on that device. Synchronized BatchNormalization and stages cut it.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,24 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.graph.dependence import Dependence
+from towers.graph.levels import Dependence
 from towers.graph.rows import Rows
 from towers.machine.loss_internals import marks_of
 from towers.machine.tensorflow_internals import KEEP_WHOLE, replace_input
 from towers.step import state as state_lib
-from towers.step.assigned import NOTHING, Assigned, TowerScope, what_becomes_of, without_rows
+from towers.step.assigned import Assigned, NOTHING, TowerScope, what_becomes_of, without_rows
 from towers.step.averaging import Values
-from towers.step.fixed_batch import check_open_batch
-from towers.step.gathering import gathered_by, refuse
+from towers.step.checks import check_open_batch
+from towers.step.errors import are_finite
+from towers.step.gathering import Sum, gathered_by, refuse, synchronized, warn_of_averages
 from towers.step.lookups import separate_lookups
-from towers.step.losses import SHARES_SPEC, Losses, Shares
-from towers.step.nonfinite import are_finite
-from towers.step.outputs import trackers_kept_out
+from towers.step.loss_kinds import ShardFacts, trackers_kept_out
+from towers.step.losses import Losses, SHARES_SPEC, Shares
 from towers.step.raw_variables import check_closed
 from towers.step.recomputed import called_in
-from towers.step.shard_facts import ShardFacts
 from towers.step.sharding import BatchValues
 from towers.step.stages import Stages
 from towers.step.structures import Structure, any_rows, components, map_tensors
-from towers.step.synchronized import Sum, synchronized, warn_of_averages
 from towers.step.traced_tower import TracedTower, trace_tower
 
 

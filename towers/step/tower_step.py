@@ -8,13 +8,11 @@ import tensorflow as tf
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.averaging import Values
-from towers.step.first_error import first_error, run_in_turn
-from towers.step.nonfinite import nonfinite_error
-from towers.step.row_counts import check_arrays, check_placed, check_rows
+from towers.step.checks import check_arrays, check_placed, check_rows
+from towers.step.errors import first_error, nonfinite_error, run_in_turn
 from towers.step.sharding import BatchValues, Placed
 from towers.step.step import Step
-from towers.step.structures import any_rows, map_tensors
-from towers.step.tensor_rows import as_tensor
+from towers.step.structures import any_rows, as_tensor, map_tensors
 from towers.workers.watch import watched
 
 

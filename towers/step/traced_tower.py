@@ -2,7 +2,7 @@
 
     in one piece:  towers: the function
     cut:           towers: level 0 --> collective: sums over all towers --> towers: level 1 --> ...
-    in stages:     `pipeline` orders the levels
+    in stages:     `stages` orders the levels
 
 Synchronized BatchNormalization and stages cut a tower. Every level is called once for each tower,
 on the tower's device. Within a level no tower waits for another.
@@ -15,24 +15,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.graph.cut import Levels, Segment, captures, cut, effects_of
+from towers.graph.cut import (
+    Levels, Segment, TowerCollective, TowerCollectives, captures, cut, effects_of,
+)
+from towers.graph.levels import StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
-    draws_noise,
-    has_unsaved_noise,
-    is_repeatable,
-    sums_in_order,
-    warn_of_unordered_sums,
+    draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
-from towers.graph.stage_levels import StageLevels
-from towers.graph.tower_collectives import TowerCollective, TowerCollectives
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
 from towers.step.calls import call_in_order, run_levels
-from towers.step.pipeline import in_order
-from towers.step.stages import Stages
-from towers.step.structures import components, packed
-from towers.step.tensor_rows import is_composite
+from towers.step.stages import Stages, in_order
+from towers.step.structures import components, is_composite, packed
 
 _NOT_COMPILED = (
     "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it would "

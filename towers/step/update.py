@@ -8,7 +8,7 @@ import tensorflow as tf
 from towers.graph.merged import with_merged_repeats
 from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
-from towers.step import scopes
+from towers.step import structures
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.lookups import join_lookups
 
@@ -38,7 +38,7 @@ def update(
         return loss, statistics
 
     def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
-        with tf.name_scope(scopes.SUM):
+        with tf.name_scope(structures.SUM):
             sums = add_tree(tree)
         return update_program(sums)
 

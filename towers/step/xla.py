@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
 from towers.machine.keras_internals import all_layers
 from towers.step.compiled import COMPILED
-from towers.step.synchronized import synchronized_layers
+from towers.step.gathering import synchronized_layers
 
 L = keras.layers
 _LOOPS = (L.GRU, L.LSTM, L.SimpleRNN)

@@ -23,10 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine import hang
-from towers.workers.cluster import LOST_WORKER, Cluster, LostWorkerError
 from towers.machine.devices import HOST
 from towers.machine.tensorflow_internals import health_error
 from towers.machine.words import plural
+from towers.workers.cluster import Cluster, LOST_WORKER, LostWorkerError
 from towers.workers.worker_collectives import WorkerCollectives
 
 DEFAULT_TIMEOUT = 60.0

@@ -8,7 +8,8 @@ from PIL import Image
 
 from tests.loading import refusal
 from towers.app import datasets
-from towers.app.datasets import image_folder, memory_share
+from towers.app.datasets import dataset as dataset_lib
+from towers.app.datasets import image_folder
 from towers.app.datasets.image_folder import load_flat
 
 
@@ -80,7 +81,7 @@ def test_folders_below_a_class_are_its_images_in_the_order_of_keras(tmp_path, mo
     found = keras.utils.image_dataset_from_directory(
         tmp_path / "train", image_size=(4, 5), shuffle=False, verbose=False
     ).file_paths
-    monkeypatch.setattr(memory_share, "usable_memory", lambda: 0)
+    monkeypatch.setattr(dataset_lib, "usable_memory", lambda: 0)
     dataset = load(tmp_path)
     assert [f"{tmp_path}/{name}" for name in dataset.train.names] == found and len(found) == 9
     assert dataset.test_names == ["val/cat/1.png", "val/dog/new/1.png"]

@@ -10,12 +10,11 @@ import tensorflow as tf
 
 import towers
 from tests.loading import config, final_weights, refusal
-from towers.app.datasets import batches as input_lib
-from towers.app.datasets import memory_share, tf_data, user
-from towers.resume import read_through
-from towers.resume.source import InputOptions
+from towers.app.datasets import batches as input_lib, dataset, tf_data, user
 from towers.app.datasets.tf_data import Cached, Streamed
 from towers.app.datasets.user import from_splits, num_examples
+from towers.resume import source
+from towers.resume.source import InputOptions
 
 COUNT, BATCH, BUFFER = 23, 5, 6
 
@@ -23,7 +22,7 @@ COUNT, BATCH, BUFFER = 23, 5, 6
 @pytest.fixture(autouse=True)
 def _without_room(monkeypatch):
     """For 23 examples of 8 bytes; but for 6 of them."""
-    for module in (memory_share, tf_data):
+    for module in (dataset, tf_data):
         monkeypatch.setattr(module, "usable_memory", lambda: 4 * 8 * BUFFER)
 
 
@@ -45,7 +44,7 @@ def order(split=None, **place):
 
 def test_what_fits_into_a_share_of_the_memory_is_kept_there(monkeypatch):
     def kind(split):
-        monkeypatch.setattr(memory_share, "usable_memory", lambda: 4 * 8 * COUNT)
+        monkeypatch.setattr(dataset, "usable_memory", lambda: 4 * 8 * COUNT)
         return type(user.source_of(split))
 
     assert (kind(pairs()), kind(pairs(COUNT + 1))) == (Cached, Streamed)
@@ -117,7 +116,7 @@ def generated(elements):
 
 
 def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(read_through, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(source, "SECONDS_BETWEEN_LINES", 0)
     passes = []
 
     def elements():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from towers.app.diagnosis import plan
-from towers.machine.policy import GPU
+from towers.machine.devices import GPU
 from towers.step import TowerStep
 
 L = keras.layers

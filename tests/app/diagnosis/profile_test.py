@@ -12,10 +12,10 @@ import tensorflow as tf
 from tests.app.training.build_test import config
 from towers.app.datasets.batches import load_examples
 from towers.app.diagnosis import profile
-from towers.app.diagnosis.profile import GRADIENTS, UPDATE, WAITING, Profile
+from towers.app.diagnosis.profile import GRADIENTS, Profile, UPDATE, WAITING
 from towers.app.reporting.report import Report
 from towers.app.training.build import build
-from towers.machine.policy import CPU
+from towers.machine.devices import CPU
 
 
 @pytest.fixture(autouse=True)

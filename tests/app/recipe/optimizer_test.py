@@ -4,8 +4,7 @@ import keras
 import pytest
 
 from towers.app.config import TrainConfig
-from towers.app.recipe.optimizer import make_optimizer, shown_rate, override_optimizer
-from towers.app.recipe.schedules import Length
+from towers.app.recipe.optimizer import Length, make_optimizer, override_optimizer, shown_rate
 
 LENGTH = Length(40, 10)
 

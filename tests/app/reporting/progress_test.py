@@ -10,8 +10,7 @@ from towers.app.config import TrainConfig
 from towers.app.reporting import progress
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
-from towers.resume.best import Best
-from towers.resume.train_state import TrainState
+from towers.resume.train_state import Best, TrainState
 
 LOGS = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3).values
 

@@ -9,11 +9,10 @@ import pytest
 import towers
 from tests.app.run_test import config, small_data
 from tests.results import COLUMNS, classifier_result
-from towers.resume.best import Best
-from towers.resume.train_state import TrainState
 from towers.app.config import TrainConfig
-from towers.step.nonfinite import NonFiniteError
 from towers.app.reporting.run_files import RunFiles, save_model, unreadable
+from towers.resume.train_state import Best, TrainState
+from towers.step.errors import NonFiniteError
 
 
 @pytest.fixture(name="model")

@@ -12,8 +12,7 @@ import pytest
 
 from tests.processes import has_ended, wait_for
 from towers.app.config import TrainConfig
-from towers.app.sweep.cells import make_cells
-from towers.app.sweep.run_cells import run_sweep
+from towers.app.sweep.run_cells import make_cells, run_sweep
 
 
 def sweep(path, text, shared=TrainConfig(), gpu_counts=("1", "2"), **options):

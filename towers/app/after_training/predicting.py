@@ -1,7 +1,12 @@
-"""Runs --evaluate and --predict: a saved model on the test data, on all towers."""
+"""Runs --evaluate and --predict: a saved model on the test data, on all towers.
 
+Predictions are written to a file: .npz with arrays, or .csv with labels.
+"""
+
+import csv
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app import datasets, models, named
-from towers.app.after_training import export, prediction_files
+from towers.app.after_training import export
 from towers.app.after_training.model_files import class_names
 from towers.app.config import TrainConfig
 from towers.app.datasets import image_folder
@@ -21,12 +26,88 @@ from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
 from towers.app.training.several_workers import check_alone
-from towers.app.training.user_objects import PYTHON
+from towers.app.training.task import PYTHON
 from towers.machine.devices import place_towers
 from towers.machine.words import counted
 from towers.parallel.parallel_model import parallel_on
+from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
 from towers.workers.workers import join_workers
+
+_SUFFIXES = (".npz", ".csv")
+_LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat16's rounding
+
+
+def check_output_file(path: str) -> None:
+    """Raises ValueError if the file exists already, or has another suffix."""
+    if not path.endswith(_SUFFIXES):
+        raise ValueError(f"out ({path}) must end in {' or '.join(_SUFFIXES)}.")
+    if Path(path).exists():
+        raise ValueError(f"out ({path}) exists already; name a new file.")
+
+
+def write_predictions(
+    path: str, outputs: Mapping[str, np.ndarray], files: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> None:
+    """Writes a file of predictions, which appears when it is complete.
+
+    Args:
+        path: an .npz file gets the arrays, a .csv file "file,label,class,probability" of the most
+            probable class; unknown columns are left out.
+        outputs: a model's outputs for N examples, [N, ...] each, by name.
+        files: the N examples' file names, or ().
+        class_names: the classes' names by label, or ().
+
+    Raises:
+        ValueError: the file cannot be written, or the outputs cannot be written to a .csv file.
+    """
+    target = Path(path)
+
+    def write_to(file: Path) -> None:
+        if target.suffix == ".csv":
+            _write_csv(file, list(outputs.values()), files, class_names)
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez rejects some names
+            for name, output in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, output)
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, write_to)
+    except OSError as error:
+        raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
+
+
+def _write_csv(
+    path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
+) -> None:
+    values = outputs[0]
+    is_one = len(outputs) == 1 and values.ndim == 2 and bool((values >= 0).all())
+    if not is_one or (
+        np.abs(values.sum(axis=1, dtype=np.float64) - 1.0) > _LARGEST_DEVIATION
+    ).any():
+        raise ValueError(
+            "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
+            "each example; this model's outputs have shapes "
+            f"{[list(output.shape) for output in outputs]}. Use a file that ends in .npz."
+        )
+    labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
+    columns: dict[str, Sequence[object]] = {
+        "file": files,
+        "label": labels,
+        # A model may have more outputs than there were classes.
+        "class": [names.get(label, "") for label in labels] if names else (),
+        "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
+    }
+    known = {name: column for name, column in columns.items() if column}
+    # A file's name may not be valid UTF-8; its bytes are kept.
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(known)
+        rows.writerows(zip(*known.values(), strict=True))
+
 
 _HOME = "/cpu:0"
 
@@ -70,7 +151,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     Raises:
         ValueError: the files, the data or the devices cannot be used.
     """
-    prediction_files.check(path)
+    check_output_file(path)
     classes = class_names(file)
     model, dataset, count, batches = _prepare(config, file, out, "predict")
     found = [
@@ -78,7 +159,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
         for x, _, _ in map(keras.utils.unpack_x_y_sample_weight, batches)
     ]
     outputs = dict(zip(_output_names(model), map(np.concatenate, zip(*found)), strict=True))
-    prediction_files.write(path, outputs, dataset.test_names, classes)
+    write_predictions(path, outputs, dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
     _export(config, file, dataset, out)
 

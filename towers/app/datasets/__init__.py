@@ -6,16 +6,7 @@ from functools import partial
 
 from towers.app import named
 from towers.app.datasets import (
-    cifar10,
-    fashion_mnist,
-    image_folder,
-    mnist,
-    music,
-    npz,
-    record_files,
-    synthetic,
-    tfds,
-    user,
+    cifar10, fashion_mnist, image_folder, mnist, music, npz, record_files, synthetic, user,
 )
 from towers.app.datasets.dataset import Dataset, check_arrays
 from towers.app.datasets.user import num_examples
@@ -64,8 +55,8 @@ def load(
         ValueError: the name is unknown, data_dir, features or image_size has no effect with it, or
             the data cannot be read or are wrong.
     """
-    if name.startswith(tfds.PREFIX):
-        loader: Callable[..., Dataset] = partial(tfds.load, name)
+    if name.startswith(record_files.PREFIX):
+        loader: Callable[..., Dataset] = partial(record_files.load_tfds, name)
     elif ":" in name:
         loader = partial(user.load, name)
     elif name in NAMES:

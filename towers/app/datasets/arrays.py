@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.app.datasets.dataset import Found, check_arrays, check_finite
 from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.named import one_line
-from towers.step.tensor_rows import as_tensor, is_scipy
+from towers.step.structures import as_tensor, is_scipy
 
 _MOST_CLASSES = 2**31 - 1  # int32
 

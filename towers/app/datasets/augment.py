@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from towers.app import named
 from towers.machine.keras_internals import ImageAugmentation
-from towers.step.tensor_rows import is_composite
+from towers.step.structures import is_composite
 
 Augment = Callable[[Any, tf.Tensor], Any]
 Mix = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]

@@ -17,21 +17,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.dataset import Found, describe, is_pair, other_length
-from towers.app.datasets.memory_share import MEMORY_SHARE, fits, usable_memory
+from towers.app.datasets.dataset import (
+    Found, MEMORY_SHARE, describe, fits, is_pair, other_length, usable_memory,
+)
 from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
-from towers.resume.read_through import count_elements, read_through
 from towers.resume.source import (
-    DataSource,
-    Epoch,
-    ExplainedBatches,
-    InputOptions,
-    of_examples,
+    DataSource, Epoch, ExplainedBatches, InputOptions, count_elements, of_examples, read_through,
     with_x,
 )
-from towers.step.tensor_rows import is_composite
+from towers.step.structures import is_composite
 
 # Lengths of datasets: a run needs them several times, and TensorFlow may have to read all to count.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()

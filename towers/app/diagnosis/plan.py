@@ -20,10 +20,9 @@ import tensorflow as tf
 from rich import filesize
 
 from towers.machine.devices import short_name, tower_range
-from towers.step import TowerStep, scopes
+from towers.step import TowerStep, structures
 from towers.step.sharding import shard_sizes
-from towers.step.structures import map_tensors
-from towers.step.tensor_rows import is_composite
+from towers.step.structures import is_composite, map_tensors
 
 
 @dataclass
@@ -83,7 +82,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
         if target in rows and (target != parameter_device or source not in rows):
             row, scope = rows[target], tensor.op.name.partition("/")[0]
             row.sends_in += 1
-            if scope == scopes.SPLIT:
+            if scope == structures.SPLIT:
                 row.inputs += size
             elif source not in rows or source == parameter_device:
                 row.parameters += size

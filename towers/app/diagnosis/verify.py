@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
-from towers.step.synchronized import synchronized_layers
+from towers.step.gathering import synchronized_layers
 from towers.workers.cluster import ALONE
 
 # Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.

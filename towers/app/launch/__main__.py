@@ -12,8 +12,7 @@ import sys
 from absl import flags
 
 from towers.app import command_line
-from towers.app.launch.launcher import launch
-from towers.app.launch.worker_environment import gpu_shares, lines_to_type
+from towers.app.launch.launcher import gpu_shares, launch, lines_to_type
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here

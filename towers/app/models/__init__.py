@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from towers.app import named
-from towers.app.models import feed_forward, recurrent, residual
+from towers.app.models import builtin
 
 _LONGEST_REASON = 300  # characters
 RECURRENT = ("gru", "lstm")  # on a CPU, their towers get the threads that XLA needs
@@ -36,17 +36,17 @@ class ModelSource(NamedTuple):
 _GRU, _LSTM, _NOTES = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128)
 _SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
 _LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
-_RESNET, _RESNET_LARGE, _CIFAR = residual.build_small, residual.build_bottlenecks, (32, 32, 3)
+_RESNET, _RESNET_LARGE, _CIFAR = builtin.build_small, builtin.build_bottlenecks, (32, 32, 3)
 # To add a model, write a function (input_shape, num_classes) in this folder and a line here.
 _BUILT_IN = {source.name: source for source in (
-    ModelSource("cnn", feed_forward.cnn),
-    ModelSource("notebook_cnn", feed_forward.notebook_cnn, optimizer="rmsprop"),
-    ModelSource("mlp", feed_forward.mlp),
-    ModelSource("gru", partial(recurrent.build, "gru", _GRU, **_SMALL), *_NOTES),
-    ModelSource("gru_large", partial(recurrent.build, "gru_large", _GRU, **_LARGE), *_NOTES),
-    ModelSource("lstm", partial(recurrent.build, "lstm", _LSTM, **_SMALL), *_NOTES),
-    ModelSource("lstm_large", partial(recurrent.build, "lstm_large", _LSTM, **_LARGE), *_NOTES),
-    ModelSource("resnet", residual.resnet, _CIFAR),
+    ModelSource("cnn", builtin.cnn),
+    ModelSource("notebook_cnn", builtin.notebook_cnn, optimizer="rmsprop"),
+    ModelSource("mlp", builtin.mlp),
+    ModelSource("gru", partial(builtin.rnn, "gru", _GRU, **_SMALL), *_NOTES),
+    ModelSource("gru_large", partial(builtin.rnn, "gru_large", _GRU, **_LARGE), *_NOTES),
+    ModelSource("lstm", partial(builtin.rnn, "lstm", _LSTM, **_SMALL), *_NOTES),
+    ModelSource("lstm_large", partial(builtin.rnn, "lstm_large", _LSTM, **_LARGE), *_NOTES),
+    ModelSource("resnet", builtin.resnet, _CIFAR),
     ModelSource("resnet20", partial(_RESNET, "resnet20", num_blocks=3), _CIFAR),
     ModelSource("resnet56", partial(_RESNET, "resnet56", num_blocks=9), _CIFAR),
     ModelSource("resnet50", partial(_RESNET_LARGE, "resnet50", num_blocks=(3, 4, 6, 3)),

@@ -1,14 +1,130 @@
-"""Makes the Keras optimizer that a configuration names, with the configured arguments."""
+"""Makes the Keras optimizer and the learning-rate schedule that a configuration names.
+
+rate  |      ____                 constant, with a warm-up of W updates
+      |     /    `-._             linear, cosine: to 0 at the run's last update
+      |    /         `-._
+      |   /              `-._
+      |__/___________________`.
+         0  W                 updates
+"""
 
 import dataclasses
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
 
-from towers.app.config import TrainConfig, fields_with
+from towers.app.config import TrainConfig, fields_with, step_epochs
 from towers.app.fields import Role
-from towers.app.recipe.schedules import Length, make_schedule
+
+_STEP_FACTOR = 0.1  # source: He et al. 2016, Goyal et al. 2017
+_PACKAGE = "towers"
+
+
+class Length(NamedTuple):
+    """Holds the numbers of updates in a run, at most `max_steps`, and in an epoch."""
+
+    num_steps: int
+    steps_an_epoch: int
+
+
+@keras.saving.register_keras_serializable(package=_PACKAGE)
+class WarmUp(LearningRateSchedule):
+    """Gives rate * step / warmup_steps, and from step warmup_steps on the rate of `after`.
+
+    Keras' CosineDecay with an initial rate of 0 has the same warm-up.
+    """
+
+    def __init__(self, rate: float, warmup_steps: int, after: LearningRateSchedule) -> None:
+        """Args: rate: the end of the warm-up; after: a schedule with steps from the run's start."""
+        self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate, a float scalar, of update `step`, counted from 0."""
+        after = tf.convert_to_tensor(self.after(step))
+        part = tf.cast(step, after.dtype) / self.warmup_steps
+        return tf.where(part < 1, tf.cast(self.rate, after.dtype) * part, after)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of `__init__`, with `after` serialized by Keras."""
+        after = keras.optimizers.schedules.serialize(self.after)
+        return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "WarmUp":
+        """Makes the schedule that `get_config` describes."""
+        after = keras.optimizers.schedules.deserialize(config["after"])
+        return cls(config["rate"], config["warmup_steps"], after)
+
+
+def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | LearningRateSchedule:
+    """Returns the learning rate of a run, at most `rate`: a number if it is constant.
+
+    A change of `epochs` or `max_steps`, which set the run's length, stretches a cosine or line.
+
+    Raises:
+        ValueError: the warm-up is not shorter than the run.
+    """
+    schedules, warm, steps = keras.optimizers.schedules, config.warmup_steps, length.num_steps
+    if warm >= max(1, steps):
+        raise ValueError(
+            f"warmup_steps ({warm}) must be fewer than the run's updates: {steps:,}, "
+            f"{length.steps_an_epoch:,} an epoch."
+        )
+    steps = max(1, steps)
+    if config.schedule == "constant" and not warm:
+        return rate
+    if config.schedule in ("constant", "cosine"):  # with alpha=1, the cosine stays at `rate`
+        alpha = 1.0 if config.schedule == "constant" else 0.0
+        if not warm:
+            return schedules.CosineDecay(rate, steps, alpha)
+        return schedules.CosineDecay(
+            0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm
+        )
+    after: LearningRateSchedule
+    if config.schedule == "linear":  # passes `rate` at the warm-up's end, 0 at the run's end
+        after = schedules.PolynomialDecay(rate * steps / (steps - warm), steps, 0.0)
+    else:
+        epochs = step_epochs(config.schedule)
+        # Keras' boundaries are the last steps, counted from 0, that have the earlier rate.
+        boundaries = [epoch * length.steps_an_epoch - 1 for epoch in epochs]
+        rates = [rate * _STEP_FACTOR**n for n in range(len(epochs) + 1)]
+        after = schedules.PiecewiseConstantDecay(boundaries, rates)
+    return WarmUp(rate, warm, after) if warm else after
+
+
+def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
+    """Returns a note that describes the learning rate's warm-up and schedule."""
+    texts = [f"from 0 up over {config.warmup_steps:,} updates"] if config.warmup_steps else []
+    if epochs := step_epochs(config.schedule):
+        texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
+    elif config.schedule != "constant":
+        texts.append(f"{config.schedule} to 0 at update {length.num_steps:,}")
+    return [f"learning rate: {', then '.join(texts)}"]
+
+
+@contextmanager
+def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+    """Replaces an optimizer's `WarmUp` within the context, so that its file needs no towers.
+
+    The file then lacks the warm-up, which a trained model no longer needs.
+    """
+    inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
+    config = {} if inner is None else inner.get_config().get("learning_rate")
+    if not isinstance(config, dict) or config.get("registered_name") != f"{_PACKAGE}>WarmUp":
+        yield
+        return
+    warm_up = keras.optimizers.schedules.deserialize(config)
+    inner.learning_rate = warm_up.after
+    try:
+        yield
+    finally:
+        inner.learning_rate = warm_up
+
 
 _NOT_ALONE = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 

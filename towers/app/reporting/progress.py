@@ -5,8 +5,7 @@ from typing import Any
 
 import keras
 
-from towers.app.reporting.outcome import num_skipped
-from towers.app.reporting.report import Report, format_seconds, format_values, labelled
+from towers.app.reporting.report import Report, format_seconds, format_values, labelled, num_skipped
 from towers.app.training.build import Run
 from towers.machine.words import counted
 from towers.resume.source import num_steps

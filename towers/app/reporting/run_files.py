@@ -1,19 +1,23 @@
-"""Writes a run's results.csv, results.png, and model files that load without towers."""
+"""Writes a run's results.csv, results.png, TensorBoard logs and model files."""
 
+import importlib
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from towers.app.command_line import train_command
 from towers.app.named import one_line
-from towers.app.recipe.schedules import plain_schedule
-from towers.app.reporting import curves
+from towers.app.recipe.optimizer import plain_schedule
+from towers.app.reporting import charts
 from towers.app.training.build import Run
-from towers.app.training.user_objects import title
+from towers.app.training.task import title
 from towers.machine import hang
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
@@ -21,8 +25,55 @@ from towers.resume.checkpoints import is_finite, step_of
 from towers.resume.run_dir import Result
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
-from towers.step.nonfinite import NonFiniteError
+from towers.step.errors import NonFiniteError
 from towers.workers import watch
+
+FOLDER = "tensorboard"  # in the run directory
+_WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end")
+
+
+def check_installed() -> None:
+    """Raises ValueError if the package tensorboard, which shows the log, is missing."""
+    try:
+        importlib.import_module("tensorboard.version")
+    except ImportError as error:
+        raise ValueError(
+            f"`tensorboard` needs the package tensorboard: {error}. Install it with: "
+            "pip install 'tf-towers[tensorboard]'"
+        ) from None
+
+
+class TensorBoardLog(keras.callbacks.TensorBoard):
+    """Writes Keras' log of epochs; if it cannot be written any more, it warns and stops.
+
+    An epoch that a resumed run repeats appears twice in the log, with equal values.
+    """
+
+    def __init__(
+        self, directory: Path, warn: Callable[[str], None], histograms: bool = False
+    ) -> None:
+        """
+        Args:
+            directory: the folder for the event files.
+            warn: a function that shows one line.
+            histograms: whether to write histograms of the parameters after each epoch, too.
+        """
+        super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
+        self._tell: Callable[[str], None] | None = warn
+        for moment in _WRITES:
+            setattr(self, moment, partial(self._written, getattr(self, moment)))
+
+    def _written(self, write: Callable[..., None], *arguments: Any) -> None:
+        if self._tell is None:
+            return
+        try:
+            with hang.within(f"writing {FOLDER}"):
+                write(*arguments)
+        except (OSError, tf.errors.OpError) as error:
+            warn, self._tell = self._tell, None
+            reason = getattr(error, "message", str(error)).splitlines()[0]
+            reason = re.sub(r"\{\{.*?\}\} ?", "", reason)  # TensorFlow's name of the operation
+            warn(f"{self.log_dir} cannot be written any more ({reason}); training continues.")
 
 
 class RunFiles(keras.callbacks.Callback):
@@ -67,10 +118,10 @@ class RunFiles(keras.callbacks.Callback):
 
     def draw(self) -> None:
         """Draws results.png; if that fails, warns and returns."""
-        run, path = self._run, self._directory / curves.CURVES
+        run, path = self._run, self._directory / charts.CURVES
         try:
             results = [Result.of(row, run.columns) for row in self._train_state.results]
-            curves.draw_curves(path, results, title(run.config, run.step.model), run.monitor)
+            charts.draw_curves(path, results, title(run.config, run.step.model), run.monitor)
         except Exception as error:  # whatever matplotlib raises
             self._warn(
                 f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing."

@@ -15,8 +15,7 @@ from absl import flags
 
 from towers.app import command_line
 from towers.app.config import TrainConfig
-from towers.app.sweep.cells import make_cells
-from towers.app.sweep.run_cells import run_sweep
+from towers.app.sweep.run_cells import make_cells, run_sweep
 from towers.resume.run_dir import RUNS, file_name
 
 if __name__ != "__main__":

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towers.app.reporting.chart_style import COLORS, figure_file, style_axes
-from towers.app.sweep.advice import break_even, compared
-from towers.app.sweep.table import Row
+from towers.app.reporting.charts import COLORS, figure_file, style_axes
+from towers.app.sweep.table import Row, break_even, compared
 from towers.machine.words import counted
 
 if TYPE_CHECKING:

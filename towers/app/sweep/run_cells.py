@@ -1,14 +1,17 @@
-"""Runs every cell in a fresh process of train.py; writes a row for each, a picture and advice.
+"""Runs every cell of a sweep in a fresh process of train.py; a cell is one training run.
 
-    OUT_DIR/
-        sweep.json   the cells' settings; models, dropouts, batches and GPU counts may be added
-        sweep.csv    a row for each cell; a cell with a row is not run again
-        sweep.png    the picture
-        cells/       a run directory for each cell, such as cells/cnn-batch128-gpus2/
+Cells: model x dropout x global batch x GPU count.
+
+OUT_DIR/
+    sweep.json   the cells' settings; models, dropouts, batches and GPU counts may be added
+    sweep.csv    a row for each cell; a cell with a row is not run again
+    sweep.png    the picture
+    cells/       a run directory for each cell, such as cells/cnn-batch128-gpus2/
 """
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -17,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from towers import __version__
 from towers.app import child_process
@@ -28,12 +32,66 @@ from towers.app.command_line import show
 from towers.app.config import TrainConfig
 from towers.app.named import one_line
 from towers.app.sweep import table
-from towers.app.sweep.advice import advice
 from towers.app.sweep.chart import draw_sweep
-from towers.app.sweep.table import Row
+from towers.app.sweep.table import Row, advice
 from towers.machine import nvidia
 from towers.machine.words import counted
 from towers.resume import run_dir
+
+
+def make_cells(
+    models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
+    gpu_counts: Sequence[str], shared: TrainConfig,
+) -> dict[Row, TrainConfig]:
+    """Returns all cells in running order: the row without figures -> the run's configuration.
+
+    Args:
+        models, dropouts, batch_sizes, gpu_counts: the texts of the flags; without `dropouts`, each
+            model keeps its dropout rates.
+        shared: the settings of all cells.
+
+    Raises:
+        ValueError: a list is empty, has a value twice, or has a value that train.py rejects.
+    """
+    whole = "whole numbers from 1 on"
+    axes = [
+        _parsed("model", models, str, "names", "cnn,mlp"),
+        _parsed("dropout", dropouts, float, "numbers", "0,0.25") if dropouts else [None],
+        _parsed("batch_sizes", batch_sizes, int, whole, "64,128,256"),
+        _parsed("gpu_counts", gpu_counts, int, whole, "1,2,4,8"),
+    ]
+    most = max(axes[-1])
+    if shared.num_towers is not None and shared.num_towers < most:
+        raise ValueError(
+            f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
+            f"whose devices would have no tower. Use num_towers={most} or more."
+        )
+    cells = {}
+    for model, dropout, batch_size, num_gpus in itertools.product(*axes):
+        config = dataclasses.replace(
+            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
+        )
+        label = model if dropout is None else f"{model} dropout={dropout:g}"
+        towers = shared.num_towers or num_gpus
+        cells[Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)] = config
+    return cells
+
+
+def _parsed(
+    argument: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
+) -> list[Any]:
+    try:
+        values = list(map(kind, texts))
+    except ValueError:
+        values = []
+    is_valid = "" not in values and (kind is not int or min(values, default=0) > 0)
+    if not (values and is_valid and len({*values}) == len(values)):
+        raise ValueError(
+            f"{argument} ({','.join(texts)}) must be a list of different {what}, such as "
+            f"{argument}={example}."
+        )
+    return values
+
 
 SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
 

@@ -9,36 +9,30 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.resume.best import Monitor, find_monitor
 from towers.app.config import AUTO, TrainConfig
 from towers.app.datasets.batches import Examples, load_examples
 from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
-from towers.resume.source import InputOptions, num_steps
 from towers.app.datasets.weighting import weighed
-from towers.machine import devices as devices_lib
-from towers.machine import places
-from towers.machine.devices import device_kind, has_started, is_gpu
+from towers.app.models import ModelSource, RECURRENT
+from towers.app.named import one_line
+from towers.app.recipe.label_smoothing import smoothed
+from towers.app.recipe.model_changes import freeze, set_dropout, take_values
+from towers.app.recipe.optimizer import Length, make_optimizer, override_optimizer, schedule_notes
+from towers.app.training.task import UserObjects, find_source, make_model_and_data
+from towers.machine import devices as devices_lib, places
+from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
 from towers.machine.logical import divide_gpus, undivided_cpu
-from towers.machine.policy import policy_of
-from towers.workers.workers import Workers, join_workers
-from towers.app.models import RECURRENT, ModelSource
-from towers.app.named import one_line
-from towers.app.models.dropout import set_dropout
-from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
-from towers.app.recipe.freezing import freeze
-from towers.app.recipe.label_smoothing import smoothed
-from towers.app.recipe.optimizer import make_optimizer, override_optimizer
-from towers.app.recipe.schedules import Length, schedule_notes
-from towers.app.recipe.starting_values import take_values
+from towers.resume.source import InputOptions, num_steps
+from towers.resume.train_state import Monitor, find_monitor
 from towers.step import TowerStep
+from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
 from towers.step.metrics import BatchMetrics
+from towers.step.stages import check_groups, check_stages
 from towers.step.state import variables_device
 from towers.step.structures import symbolic
-from towers.step.stages import check_groups, check_stages
-from towers.app.training.task import find_source, make_model_and_data
-from towers.app.training.user_objects import UserObjects
+from towers.workers.workers import Workers, join_workers
 
 LOSS = "sparse_categorical_crossentropy"
 METRICS = ("accuracy",)

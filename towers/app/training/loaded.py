@@ -8,15 +8,14 @@ from typing import Any
 
 import keras
 
+from towers.app.config import TrainConfig
+from towers.app.continued import identity
+from towers.app.training.build import Run
+from towers.graph.repeatable import UNSAVED_NOISE
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
-from towers.app.continued import identity
-from towers.resume.optimizer_options import OPTIONS
-from towers.resume.snapshot import variables_of
+from towers.resume.snapshot import OPTIONS, variables_of
 from towers.resume.train_state import TrainState
-from towers.app.config import TrainConfig
-from towers.graph.repeatable import UNSAVED_NOISE
-from towers.app.training.build import Run
 
 _ITERATOR = "iterator"  # a checkpoint's key for the state of the source of examples
 

@@ -1,0 +1,49 @@
+"""results.png: drawn for every kind of figures."""
+
+import math
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+from matplotlib.figure import Figure
+
+from towers.app.reporting.charts import draw_curves
+from towers.resume.run_dir import Result
+from towers.resume.train_state import Monitor
+
+
+@pytest.mark.parametrize("values", [
+    [], [0.5], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
+])
+@pytest.mark.parametrize("columns", [
+    ["loss"], ["loss", "val_loss"], ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
+])
+def test_curves_are_drawn_for_any_epochs_and_columns(columns, values, tmp_path):
+    rows = [Result(i, dict.fromkeys(columns, v), 1.0, 1.0) for i, v in enumerate(values, 1)]
+    draw_curves(tmp_path / "results.png", rows, "a run", Monitor(columns[-1]))
+    assert os.listdir(tmp_path) == (["results.png"] if values else [])
+
+
+def test_each_metric_has_a_chart_which_marks_the_best_epoch_and_leaves_gaps(tmp_path):
+    losses = [3.0, math.nan, 0.01]
+    rows = [Result(i, {"loss": 0.5, "mae": i, "val_loss": v, "val_mae": i}, 1.0, 1.0)
+            for i, v in enumerate(losses, 1)]
+    with mock.patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig) as savefig:
+        draw_curves(tmp_path / "results.png", rows, "a run", Monitor("val_loss", highest=False))
+    loss, mae = savefig.call_args.args[0].axes
+    assert (loss.get_yscale(), mae.get_yscale()) == ("log", "linear")
+    training, validation, _, best = loss.lines
+    assert list(training.get_ydata()) == [0.5] * 3
+    assert [math.isnan(y) for y in validation.get_ydata()] == [False, True, False]
+    assert best.get_label() == "best, epoch 3: 0.01"
+    assert mae.lines[-1].get_label() == "best, epoch 3: 3"
+
+
+def test_neither_matplotlib_nor_tensorflow_is_imported_before_it_is_needed():
+    code = (
+        "import sys, towers.app.reporting.charts, towers.app.sweep.run_cells\n"
+        "assert not {'matplotlib', 'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

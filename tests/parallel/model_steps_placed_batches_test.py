@@ -1,0 +1,83 @@
+"""A fit whose shards reach their devices a step ahead, as on GPUs: same bits, data and errors."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from towers.machine.devices import REHEARSAL
+
+
+@pytest.fixture(autouse=True)
+def _as_on_gpus(monkeypatch):
+    monkeypatch.setenv(REHEARSAL, "1")
+
+
+def make(steps_per_execution=1):
+    keras.utils.set_random_seed(0)
+    with tf.device("/cpu:0"):
+        model = keras.Sequential([
+            keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3), keras.layers.Dense(3, activation="softmax"),
+        ])
+    parallel = towers.make_parallel(model, [1, 2, 3], num_towers=4)
+    parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
+                     steps_per_execution=steps_per_execution)
+    return parallel
+
+
+def rows(count=43):
+    rng = np.random.default_rng(0)
+    weights = rng.random(count).astype("float32")
+    return rng.normal(size=(count, 6)).astype("float32"), rng.integers(0, 3, count), weights
+
+
+def fitted(model):
+    x, y, weights = rows()
+    history = model.fit(x, y, sample_weight=weights, batch_size=10, epochs=2, verbose=0).history
+    return history, [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+
+
+def test_a_fit_has_the_bits_of_one_whose_step_splits_the_batch():
+    """Keras' own function makes several steps at once, and places nothing ahead."""
+    (history, values), (their_history, theirs) = fitted(make()), fitted(make(5))
+    assert history == their_history
+    for a, b in zip(values, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_endless_iterator_goes_on_in_the_next_epoch_and_other_data_begin_anew():
+    model, (x, y, _) = make(), rows(40)
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(10).repeat()
+    model.fit(endless, steps_per_epoch=3, epochs=3, verbose=0)
+    model.fit(x, y, batch_size=10, verbose=0)
+    assert int(model.optimizer.iterations) == 3 * 3 + 4
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_after_a_fit_nothing_reads_ahead_any_more(is_resumed, tmp_path):
+    x, y, _ = rows(40)
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(10).repeat()
+    before = set(threading.enumerate())
+    callbacks = [towers.Resume(tmp_path)] if is_resumed else []
+    make().fit(endless, steps_per_epoch=3, verbose=0, callbacks=callbacks)
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if "ThreadPoolExecutor" in thread.name]
+
+
+def test_an_error_of_the_data_comes_after_the_steps_before_it():
+    def failing():
+        x, y, _ = rows(8)
+        yield x, y
+        yield x, y
+        raise OSError("the disk is broken")
+
+    model = make()
+    spec = tf.TensorSpec([8, 6]), tf.TensorSpec([8], tf.int64)
+    broken = tf.data.Dataset.from_generator(failing, output_signature=spec)
+    with pytest.raises(tf.errors.OpError, match="the disk is broken"):
+        model.fit(broken, verbose=0)
+    assert int(model.optimizer.iterations) == 2

@@ -1,0 +1,149 @@
+"""A batch whose parts differ in their number of rows is refused before anything changes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+from tests.step.small_step import batch, make_step
+from towers.step import checks
+from towers.step.prefetch import place
+
+L = keras.layers
+DIFFER = "the parts of a batch differ in their number of rows: "
+
+
+@pytest.mark.parametrize("y, said", [
+    (np.ones([0, 1]), "x 2, y 0"),
+    (np.array(1.0), "x 2, y none (a scalar)"),
+    (1.0, "x 2, y none (a scalar)"),
+])
+def test_empty_and_scalar_parts_differ_from_the_others(y, said):
+    with pytest.raises(ValueError, match=f"{DIFFER}{said}".replace("(", r"\(").replace(")", r"\)")):
+        checks.check_rows(np.ones([2, 3]), y)
+
+
+# Through what a user calls.
+
+
+def values(variables):
+    return [variable.numpy() for variable in variables]
+
+
+def assert_refused(call, variables, said):
+    before = values(variables)
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert str(caught.value).startswith(DIFFER + said)
+    for old, new in zip(before, values(variables), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
+def test_a_tower_step_changes_nothing(call):
+    """Of dropout's seed, BatchNormalization's statistics and the metrics' sums, too."""
+    step, (x, y), (_, longer) = make_step(), batch(8), batch(11)
+    step(x, y, np.ones(8))
+    variables = [*step.model.variables, *step.optimizer.variables, *step.metrics_variables]
+    assert_refused(lambda: getattr(step, call)(x, longer), variables, "x 8, y 11.")
+    weights = np.ones(11)
+    assert_refused(
+        lambda: getattr(step, call)(x, y, weights), variables, "x 8, y 8, sample_weight 11."
+    )
+
+
+@pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
+def test_lists_of_numbers_are_refused_in_words(call):
+    step, (x, y) = make_step(), batch(8)
+    lists = {"x": (x.tolist(), y), "y": (x, list(y)), "sample_weight": (x, y, [1.0] * 8)}
+    for name, given in lists.items():
+        with pytest.raises(ValueError, match=rf"^{name} is a list of numbers.*asarray\({name}\)"):
+            getattr(step, call)(*given)
+    parallel = towers.make_parallel(step.model, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="^x is a list of numbers"):
+        parallel.train_on_batch(x.tolist(), y)
+
+
+def test_placed_shards_of_another_number_of_examples_are_refused():
+    step, (x, y), (others, labels) = make_step(), batch(8), batch(3)
+    step.train_batch(x, y, placed=place(step, (x, y, None)))
+    with pytest.raises(ValueError, match="the shard of tower 0 has 1 rows; of 8 examples it has 2"):
+        step.train_batch(x, y, placed=place(step, (others, labels, None)))
+    torn = [(shard, y_shard[:1], None) for shard, y_shard, _ in place(step, (x, y, None))]
+    with pytest.raises(ValueError, match="the shard of tower 0 has 1/2 rows; "):
+        step.train_batch(x, y, placed=torn)
+
+
+class Counts(keras.Model):
+    """Its own steps count, whatever the data are."""
+
+    def count(self):
+        counter, = (v for v in self.non_trainable_variables if v.path.endswith("/counter"))
+        counter.assign_add(1.0)
+
+    def train_step(self, data):
+        self.count()
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+    def test_step(self, data):
+        self.count()
+        x, y = data[:2]
+        return {"loss": tf.reduce_mean((self(x, training=False) - y) ** 2)}
+
+    def predict_step(self, data):
+        self.count()
+        return self(data[0], training=False)
+
+
+def make_model(kind):
+    keras.utils.set_random_seed(0)
+    inputs = [keras.Input((4,)), keras.Input((2,))]
+    hidden = L.Dropout(0.5)(L.BatchNormalization()(L.Concatenate()(inputs)))
+    model = kind(inputs, L.Dense(1)(hidden))
+    model.add_weight(name="counter", shape=(), initializer="zeros", trainable=False)
+    parallel = towers.make_parallel(model, 3)
+    parallel.compile("adam", "mse", metrics=["mae"] if kind is keras.Model else None)
+    return parallel
+
+
+def made(count, labels, weights=None):
+    data = np.random.default_rng(0)
+    x = data.normal(size=(count, 4)), data.normal(size=(min(count, 9), 2))
+    rest = data.normal(size=(labels, 1)), *([] if weights is None else [np.ones(weights)])
+    return tuple(tf.nest.map_structure(np.float32, (x, *rest)))
+
+
+def endless(batch):
+    """A dataset that does not know the number of rows."""
+    signature = tf.nest.map_structure(lambda v: tf.TensorSpec([None, *v.shape[1:]]), batch)
+    return tf.data.Dataset.from_generator(lambda: iter([batch] * 9), output_signature=signature)
+
+
+@pytest.mark.parametrize("kind", [keras.Model, Counts], ids=["Keras' steps", "steps of its own"])
+def test_a_parallel_model_changes_nothing(kind):
+    model, good = make_model(kind), made(9, 9)
+    model.fit(endless(good), steps_per_epoch=1, verbose=0)
+    model.evaluate(endless(good), steps=1, verbose=0)
+    model.reset_metrics()  # as each fit and evaluate begins
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    for counts, said in [
+        ((9, 12), "x[0] 9, x[1] 9, y 12."),
+        ((11, 11), "x[0] 11, x[1] 9, y 11."),
+        ((9, 9, 5), "x[0] 9, x[1] 9, y 9, sample_weight 5."),
+    ]:
+        bad = made(*counts)
+        for call in [
+            lambda: model.fit(endless(bad), steps_per_epoch=2, verbose=0),
+            lambda: model.evaluate(endless(bad), verbose=0),
+            lambda: model.train_on_batch(*bad),
+            lambda: model.test_on_batch(*bad),
+        ]:
+            assert_refused(call, variables, said)
+    assert_refused(lambda: model.predict(endless(made(11, 11)), verbose=0), variables, "x[0] 11,")

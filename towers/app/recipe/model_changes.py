@@ -1,0 +1,158 @@
+"""Changes a built model before training: frozen layers, dropout rates, values of a saved model."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from towers.app.config import TrainConfig
+from towers.app.models import load_file
+from towers.machine.keras_internals import all_layers, give_seed_generator
+
+
+def freeze(model: keras.Model, pattern: str) -> str:
+    """Freezes, as in Keras, each layer if `pattern` is found in the paths of all its variables.
+
+    A frozen BatchNormalization layer uses its moving statistics and does not update them.
+
+    Args:
+        model: a built model, before a step is made for its trainable variables.
+        pattern: a regular expression, such as ^(conv1|bn)/.
+
+    Returns:
+        A line about the number of frozen variables.
+
+    Raises:
+        ValueError: `pattern` fits no trainable variable, all of them, or only a part of a layer.
+    """
+    before = model.trainable_variables
+    found = {id(v) for v in model.weights if re.search(pattern, v.path)}
+    for layer in all_layers(model):
+        if layer is not model and layer.weights and found >= set(map(id, layer.weights)):
+            layer.trainable = False
+    left = {id(v): v.path for v in model.trainable_variables}
+    parts = [path for key, path in left.items() if key in found]
+    if parts:
+        raise ValueError(
+            f"freeze ({pattern!r}) is found in {parts[0]}, and not in every variable of its layer. "
+            "Name whole layers, such as ^conv1/."
+        )
+    frozen = [v for v in before if id(v) not in left]
+    if not frozen:
+        raise ValueError(
+            f"freeze ({pattern!r}) is found in no trainable variable's path. There are "
+            f"{len(before)}, such as {', '.join(v.path for v in before[:3])}."
+        )
+    if not left:
+        raise ValueError(f"freeze ({pattern!r}) leaves no variable to train.")
+    count = sum(v.value.shape.num_elements() for v in frozen)
+    return f"{len(frozen)} of {len(before)} trainable variables frozen, {count:,} parameters"
+
+
+_DROPOUT_LAYERS = (  # spatial dropout layers are subclasses of Dropout
+    keras.layers.Dropout, keras.layers.AlphaDropout, keras.layers.GaussianDropout
+)
+_ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
+
+def set_dropout(model: keras.Model, rate: float) -> None:
+    """Sets the rate of every Dropout layer of a model, also of nested layers.
+
+    It also sets `dropout` and `recurrent_dropout` of recurrent layers where they are above 0. It
+    keeps a `recurrent_dropout` of 0, because Keras uses cuDNN only without it.
+
+    Args:
+        model: a built model that is not yet traced; it is changed in place.
+        rate: the share of units that are dropped, from 0 (none) to below 1.
+
+    Raises:
+        ValueError: the model has no rate to set.
+    """
+    layers = all_layers(model)
+    # If its rate was 0, an attention layer never calls the Dropout layer that it has made.
+    unused = {
+        id(inner) for layer in layers if isinstance(layer, _ATTENTION_LAYERS) and not layer.dropout
+        for inner in all_layers(layer)
+    }
+    is_found = False
+    for layer in layers:
+        if isinstance(layer, _DROPOUT_LAYERS) and id(layer) not in unused:
+            is_found, layer.rate = True, rate
+            if rate > 0 and not hasattr(layer, "seed_generator"):  # made with a rate of 0
+                give_seed_generator(layer, layer.seed)
+        elif hasattr(layer, "get_dropout_mask"):  # recurrent cells have no public base class
+            for name in ("dropout", "recurrent_dropout"):
+                if getattr(layer, name):
+                    is_found = True
+                    setattr(layer, name, rate)
+    if not is_found:
+        raise ValueError(
+            f"dropout ({rate}) has no effect: model {model.name!r} has no Dropout layer. Leave "
+            "it out, or choose another `model`."
+        )
+
+
+_LISTED = 6  # a line names this many variables and counts the rest
+
+
+def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
+    """Assigns the values in `init_from` to a model's variables with equal names and shapes.
+
+    A resumed run has its values in its checkpoint, so its file may be missing.
+
+    Args:
+        model: a built model.
+        config: the configuration, whose `init_from` names the file.
+        begun: the directory in which a relative path begins.
+
+    Returns:
+        A line with the number of variables found and the missing ones; None without a file.
+
+    Raises:
+        ValueError: the file cannot be read, or none of its variables fits.
+    """
+    path = config.init_from
+    if path is None or config.resume is not None and not (begun / path).exists():
+        return None
+    check_file(config, begun)
+    saved = load_file(begun / path, "init_from", compile=False)
+    sources = list(zip(_names(saved), saved.weights, strict=True))
+    missing = []
+    for variable, name in zip(model.weights, _names(model), strict=True):
+        found = [v for key, v in sources if _is_same(name, key) and v.shape == variable.shape]
+        if len(found) == 1:
+            variable.assign(found[0].value)
+        else:
+            missing.append(f"{name} {list(variable.shape)}")
+    count, total = len(model.weights) - len(missing), len(model.weights)
+    if count == 0:
+        raise ValueError(
+            f"init_from ({path}) holds no variable of this model's names and shapes. It holds "
+            f"{_listed([f'{name} {list(v.shape)}' for name, v in sources])}; the model "
+            f"has {_listed(missing)}."
+        )
+    text = f"{count} of {total} variables begin with the values in {path}"
+    return f"{text}; not found in it: {_listed(missing)}" if missing else text
+
+
+def check_file(config: TrainConfig, begun: Path = Path()) -> None:
+    """Raises ValueError if `init_from` is set but is not a file."""
+    if config.init_from is not None and not (begun / config.init_from).is_file():
+        raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
+
+
+def _names(model: keras.Model) -> list[str]:
+    """Returns the variables' paths without the model's name, which may differ each time."""
+    return [v.path.removeprefix(f"{model.name}/") for v in model.weights]
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Returns whether one name ends with the other at a layer's name, such as "dense/kernel"."""
+    shorter, longer = sorted((name, other), key=len)
+    return name == other or "/" in shorter and longer.endswith(f"/{shorter}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,195 @@
+"""Tells on how many collectives a tensor of a traced step depends, and in which stage it runs.
+
+    x (a shard)  --> loss, gradient               local, level 0
+                              |
+                           collective
+                              |
+                     the towers' sum  --> clipped     not local, level 1
+
+A local tensor has a value for each tower; any other tensor has one value for all towers. If the
+layers of a tower are in stages, an operation's stage decides its level:
+
+    level:   0          1          2          3          4
+    stage 0  forward                                     backward
+    stage 1             forward               backward
+    stage 2                        forward, loss, backward
+
+Stages decide where an operation runs, never its value: the gradient equals the uncut tower's.
+"""
+
+import re
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from towers.graph.walk import Key, before, follow, key_of
+
+# These pass on a value; any other stateful operation counts as noise that each tower draws.
+_CARRIERS = ("ReadVariableOp", "Placeholder")
+_SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # depend on shapes alone
+
+
+class Dependence:
+    """Tells what the tensors of a graph that is being traced depend on, given the tensors fed."""
+
+    def __init__(self) -> None:
+        # (local, level): whether a value depends on a tower's shard or noise; the number of
+        # collectives and updates before it, along the longest path.
+        self._fed: dict[Key, tuple[bool, int]] = {}  # for tensors
+        self._known: dict[Key, tuple[bool, int]] = {}  # for operations
+
+    def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:
+        """Declares a tensor from outside of the levels: a shard, a read, a collective's result."""
+        self._fed[key_of(tensor)] = local, level
+
+    def is_fed(self, tensor: tf.Tensor) -> bool:
+        """Returns whether `feed` has declared the tensor."""
+        return key_of(tensor) in self._fed
+
+    def local(self, tensor: tf.Tensor, *, but_sizes: bool = False) -> bool:
+        """Returns whether towers have different values of the tensor.
+
+        Args:
+            tensor: a tensor of the graph, of any kind.
+            but_sizes: ignore values that depend on the shape of a shard alone.
+        """
+        if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
+            parts = tf.nest.flatten(tensor, expand_composites=True)
+            return any(self.local(part, but_sizes=but_sizes) for part in parts)
+        is_local, _ = self._of(tensor)
+        if is_local and but_sizes:
+            reached = before([tensor], lambda v: self.is_fed(v) or v.op.type in _SIZES)
+            return any(
+                self._fed[key_of(v)][0] if self.is_fed(v) else _draws(v.op) for v, _ in reached
+            )
+        return is_local
+
+    def level(self, tensor: tf.Tensor) -> int:
+        """Returns the number of collectives and updates before the tensor."""
+        return self._of(tensor)[1]
+
+    def operation_level(self, operation: tf.Operation) -> int:
+        """Returns the number of collectives and updates before the operation."""
+        return self._of_operation(operation)[1]
+
+    def is_recomputed(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is a constant, which every level computes for itself."""
+        operation = tensor.op
+        is_source = not operation.inputs and operation.type != "Placeholder"
+        return is_source and not operation.op_def.is_stateful
+
+    def _of(self, tensor: tf.Tensor) -> tuple[bool, int]:
+        if not tf.is_symbolic_tensor(tensor):  # a value from before the trace
+            return False, 0
+        return self._fed.get(key_of(tensor)) or self._of_operation(tensor.op)
+
+    def _of_operation(self, operation: tf.Operation) -> tuple[bool, int]:
+        def infer(operation: tf.Operation) -> tuple[bool, int]:
+            found = [self._of(v) for v in operation.inputs]
+            is_local = _draws(operation) or any(local for local, _ in found)
+            return is_local, max((level for _, level in found), default=0)
+
+        return follow(
+            operation, self._known, lambda op: [v for v in op.inputs if not self.is_fed(v)], infer
+        )
+
+
+def _draws(operation: tf.Operation) -> bool:
+    return operation.op_def.is_stateful and operation.type not in _CARRIERS
+
+
+# oneDNN's kernels pass a workspace to their gradients, but only within one function.
+_PAIRED = ("MaxPool", "MaxPool3D", "LRN")
+_STAGE = re.compile(r"(?:^|/)stage_(\d+)(?:_\d+)?/")
+_BACKWARD = "gradient_tape/"
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")  # depend on shapes alone
+_RESOURCES = (tf.resource, tf.variant)  # rank 0, but not small: a loop's list of tensors
+
+
+def stage_scope(stage: int) -> str:
+    """Returns the name of the scope in which a stage's layers are traced."""
+    return f"stage_{stage}"
+
+
+class StageLevels:
+    """Finds the levels of a traced tower: forward of stage s is s, backward is 2 * (S - 1) - s.
+
+    A forward operation outside of all layers has the last level of its inputs. A backward one (of a
+    regularizer) has the backward level of the first stage whose forward values it reads.
+    """
+
+    def __init__(self, num_stages: int, fed: Mapping[str, int]) -> None:
+        """
+        Args:
+            num_stages: the number of stages, S.
+            fed: the stage of each argument and capture of the function, by its name.
+        """
+        self._num_stages = num_stages
+        self._fed = dict(fed)
+        self._levels: dict[Key, int] = {}  # by operation
+        self._anew: dict[Key, bool] = {}
+
+    def is_fed(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is an argument or a capture, which each level may take."""
+        return tensor.name in self._fed
+
+    def level(self, tensor: tf.Tensor) -> int:
+        """Returns the level that computes a tensor."""
+        return self._fed[tensor.name] if self.is_fed(tensor) else self.operation_level(tensor.op)
+
+    def operation_level(self, operation: tf.Operation) -> int:
+        """Returns the level that runs an operation."""
+        return follow(
+            operation, self._levels, lambda op: [v for v in op.inputs if not self.is_fed(v)],
+            self._follows,
+        )
+
+    def stage(self, level: int) -> int:
+        """Returns the stage that runs a level."""
+        return min(level, 2 * (self._num_stages - 1) - level)
+
+    def is_recomputed(self, tensor: tf.Tensor) -> bool:
+        """Returns whether each level recomputes it: from constants and scalars, or as `_PAIRED`."""
+        is_paired = tensor.op.type in _PAIRED
+        return not self.is_fed(tensor) and (is_paired or self._is_made_anew(tensor.op))
+
+    def _follows(self, operation: tf.Operation) -> int:
+        levels = [self.level(v) for v in operation.inputs]
+        level = max(levels, default=0)
+        if self._is_made_anew(operation):
+            return level
+        last = 2 * (self._num_stages - 1)
+        is_backward = _BACKWARD in operation.name
+        found = _STAGE.findall(operation.name)
+        if found:
+            stage = int(found[-1])
+            return max(level, last - stage if is_backward else stage)
+        if not is_backward:
+            return level
+        forward = [
+            stage for v, stage in zip(operation.inputs, levels, strict=True)
+            if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_recomputed(v)
+            and not _is_scalar(v) and v.op.type not in _SHAPES
+        ]
+        return max(level, last - min(forward)) if forward else level
+
+    def _is_made_anew(self, operation: tf.Operation) -> bool:
+        def needs(operation: tf.Operation) -> list[tf.Tensor]:
+            """Returns its inputs except scalars, which levels pass on unless they are constants."""
+            is_source = operation.op_def.is_stateful or operation.type == "Placeholder"
+            return [] if is_source else [
+                v for v in operation.inputs
+                if not _is_scalar(v) or not self.is_fed(v) and v.op.type == "Const"
+            ]
+
+        def infer(operation: tf.Operation) -> bool:
+            if operation.op_def.is_stateful or operation.type == "Placeholder":
+                return False
+            is_small = bool(operation.inputs) and all(map(_is_scalar, operation.outputs))
+            return not is_small and all(self._anew[key_of(v.op)] for v in needs(operation))
+
+        return follow(operation, self._anew, needs, infer)
+
+
+def _is_scalar(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 0 and tensor.dtype not in _RESOURCES

@@ -1,0 +1,168 @@
+"""Names the tower that failed: behind a CancelledError, or with NaN or infinity in a gradient.
+
+/gpu:0  tower 0: a label is out of range --> cancels the step --> InvalidArgumentError
+/gpu:1  tower 1: cancelled --> CancelledError       TensorFlow raises the error it sees first
+
+tower 0 ... tower T-1  ->  [T, 1 + V] bool: the tower's loss, and each gradient, is finite
+                           if all are true: update          otherwise: change nothing
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.machine.devices import HOST
+from towers.step.averaging import Values
+from towers.step.structures import Structure, batch_specs, components, packed
+
+_NODE = re.compile(r"\{\{node (.*?)\}\}")
+_AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+File |\s+\[\[")
+
+
+@contextmanager
+def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
+    """Replaces a CancelledError inside the with block by the error of `towers_in_turn`, if any.
+
+    Args:
+        towers_in_turn: runs the step's towers again, one after the other; changes no variable.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as cancelled:
+        error: tf.errors.OpError = cancelled
+        try:
+            towers_in_turn()
+        except tf.errors.OpError as found:
+            error = found
+        except Exception:
+            pass  # a tower that cannot run outside of the graph: keep the CancelledError
+        raise error from None
+
+
+def run_in_turn(
+    step: Any, name: str, x: Structure, y: Structure = None, sample_weight: Structure = None
+) -> None:
+    """Runs the towers of a step outside of a graph, one after the other; changes no variable.
+
+    Args:
+        step: a TowerStep.
+        name: "train", "test" or "predict".
+        x, y, sample_weight: the global batch on which the step failed.
+
+    Raises:
+        tf.errors.OpError: the error of the first tower that fails.
+    """
+    if step.cluster.num_workers == 1:  # collectives would wait for the other workers
+        options = [tf.ones([])] if name == "train" else []
+        step.run_towers(name, step.split((x, y, sample_weight)), *options)
+
+
+@contextmanager
+def values_explained(where: str) -> Iterator[None]:
+    """Turns the with block's InvalidArgumentError into a one-line ValueError; `where`: "step 3"."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        # An operation's message and name, without TensorFlow's stack.
+        lines = [line for line in error.message.splitlines() if not _AROUND.match(line)]
+        node = _NODE.search(error.message)
+        cause = " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
+        raise ValueError(
+            f"{where}: {cause}. Check the inputs, labels and weights of this batch."
+        ) from error
+
+
+class NewestBatch:
+    """Keeps the newest batch of a graph that reads its batches from an iterator itself."""
+
+    def __init__(self) -> None:
+        self._specs: Any = None
+        self._kept: list[tf.Variable] = []
+
+    def prepare(self, *specs: Structure) -> None:
+        """Creates variables for batches of these specs, before a graph is traced for them."""
+        self._specs = batch_specs(specs)
+        with tf.device(HOST):
+            self._kept = [
+                tf.Variable(
+                    tf.zeros([], spec.dtype), trainable=False, shape=tf.TensorShape(None),
+                    validate_shape=False,
+                )
+                for spec in components(self._specs)
+            ]
+
+    def keep(self, *batch: Structure) -> list[tf.Operation]:
+        """Keeps a batch of the graph that is being traced, if its specs were prepared.
+
+        Returns:
+            The operations that the step must wait for.
+        """
+        if batch_specs(batch) != self._specs:
+            return []
+        with tf.device(HOST):
+            values = zip(self._kept, components(batch), strict=True)
+            return [variable.assign(value).op for variable, value in values]
+
+    def read(self) -> Any:
+        """Returns the batch that `keep` stored; None before `prepare`."""
+        if self._specs is None:
+            return None
+        return packed(self._specs, iter([v.read_value() for v in self._kept]))
+
+
+class NonFiniteError(ValueError):
+    """Signals that a tower's loss or gradient is NaN or infinite, and names the tower."""
+
+
+def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:
+    """Returns which results must be finite; a LossScaleOptimizer checks gradients itself."""
+    if nonfinite == "apply":
+        return ()
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return ("loss",) if is_scaled else ("loss", "gradients")
+
+
+def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
+    """Returns [1 + V] bool: whether a loss, and each of V gradients, is finite.
+
+    The test is one pass: is the sum of a gradient's squares finite? Values of about 1e19 overflow
+    it in float32, but also overflow Adam's second moment and the norm for clipping.
+
+    Args:
+        loss: a scalar.
+        gradients: V tensors, IndexedSlices, or None for a variable that the loss does not use.
+    """
+    dtype = _at_least_float32(loss.dtype)
+    squares = []
+    for gradient in gradients:
+        if gradient is None:
+            squares.append(tf.zeros([], dtype))
+            continue
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        values = tf.cast(values, _at_least_float32(values.dtype))
+        squares.append(tf.cast(tf.nn.l2_loss(values), dtype))  # half of the sum
+    return tf.math.is_finite(tf.stack([tf.cast(loss, dtype), *squares]))
+
+
+def _at_least_float32(dtype: tf.DType) -> tf.DType:
+    return dtype if dtype.size >= 4 else tf.float32
+
+
+def nonfinite_error(
+    finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
+) -> NonFiniteError:
+    """Returns an error such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
+
+    Args:
+        finite: `are_finite` of each tower, [T, 1 + V], not all true.
+        places: the device, or the worker, of each tower.
+        variables: the V trainable variables.
+    """
+    tower = next(t for t, row in enumerate(finite) if not all(row))
+    index = list(finite[tower]).index(False)
+    what = f"the gradient of {variables[index - 1].path} in" if index else "the loss of"
+    return NonFiniteError(f"{what} tower {tower} on {places[tower]} is NaN or infinite.")
