@@ -190,7 +190,7 @@ class _AsWritten(flags.ArgumentSerializer):
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command and returns its exit code; errors that a user can fix print as one line."""
     signal.signal(signal.SIGTERM, _raise_terminated)
-    if signal.SIGHUP in signals.not_ignored():
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _raise_terminated)
     signals.show_stacks_on_request()
     prefix = places.prefix(places.here())

@@ -2,9 +2,7 @@
 
     main thread    reading data | a train step | a callback | reading data | a train step ...
     towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
-
-The hanging thread cannot be interrupted, because it may wait forever. If C code holds Python's
-lock, no thread can end the process, so another process (`guard`) does.
+    guard          another process, in case C code holds Python's lock: a line, SIGABRT
 """
 
 import faulthandler
@@ -22,37 +20,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from towers.machine import guard, places
+from towers.machine.terminal import STDERR, python_stderr
 
 HUNG = 4  # the exit code of a process that this module has ended
-READING, BETWEEN = "reading data", "the work between two steps"
 LEAST_SECONDS = 300.0
 MOST_SECONDS = 1_000_000  # the system's limit is not much higher
-_TIMES_THE_LONGEST = 10
-_TICK = 1.0  # seconds
 _SECONDS_TO_SAY = 2.0  # for each write, because writing may hang, too
-_SECONDS_BEHIND = 2.0  # the guard waits longer than the thread, because the thread says more
-_STDERR = 2
 
 
 class _Doing(NamedTuple):
-    """Describes the main thread's phase.
+    """Holds the main thread's phase; if devices compute in it, a message names the towers."""
 
-    is_patient: whether the phase may take any time. computes: whether devices work in it.
-    """
-
-    phase: str = BETWEEN
-    is_patient: bool = False
+    phase: str = "the work between two steps"
+    is_patient: bool = False  # it may take any time
     computes: bool = False
 
 
 class _Now:
-    """Holds the current phase. A step has many phases, so a change is one attribute assignment.
+    """Holds the phase, the kinds of steps so far, and the number of open `Watch`es."""
 
-    doing: the phase, a new object for each change. known: the kinds of steps so far; the first
-    step of each kind is traced and compiled. watchers: the number of open `Watch`es.
-    """
-
-    doing = _Doing()
+    doing = _Doing()  # a new object for each change
     known: set[str] = set()
     watchers = 0
 
@@ -62,13 +49,7 @@ now = _Now()
 
 @contextmanager
 def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
-    """Sets the phase inside the context, and the previous phase after it.
-
-    Args:
-        phase: the text that follows "in" in a message.
-        is_patient: whether the phase may take any time.
-        computes: whether devices work in it; if it hangs, the message names the towers.
-    """
+    """Inside the context, the phase is a new one (see `_Doing`)."""
     before = now.doing
     now.doing = _Doing(phase, is_patient, computes)
     try:
@@ -79,7 +60,7 @@ def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> I
 
 @contextmanager
 def step(phase: str) -> Iterator[None]:
-    """Sets a phase in which devices compute; the first one of a kind may take any time."""
+    """Inside the context, devices compute; the first phase of a kind may take any time."""
     with within(phase, is_patient=phase not in now.known, computes=True):
         yield
     now.known.add(phase)
@@ -89,12 +70,9 @@ def step(phase: str) -> Iterator[None]:
 class Watch:
     """Inside the context, ends the process (`HUNG`) if a phase after the first step is too long.
 
-    towers: a text such as "towers 0-1 on /cpu:0, /cpu:1".
-    remedy: sentences that tell the user how to continue.
-    seconds: a phase's limit; None means 10 times the longest phase so far, 0 means no limit.
-    least: the smallest limit if `seconds` is None.
-    log: the file for the stacks; None means stderr.
-    leave: a function that restores the terminal.
+    towers: a text such as "towers 0-1 on /cpu:0, /cpu:1". remedy: sentences on how to continue.
+    seconds: a phase's limit; 0 means none, and None 10 times the longest phase, at least `least`.
+    log: the file for the stacks; None means stderr. leave: a function that restores the terminal.
     """
 
     towers: str
@@ -118,8 +96,7 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        """Watches the main thread, and ends the process if it hangs."""
-        tick = min(_TICK, (self.seconds or self.least) / 4)
+        tick = min(1.0, (self.seconds or self.least) / 4)
         doing, looked, waited, longest = now.doing, time.monotonic(), 0.0, 0.0
         other: subprocess.Popen[bytes] | None = None
         while not self._ended.wait(tick):
@@ -127,24 +104,22 @@ class Watch:
             waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process
             if now.doing is not doing:
                 doing, longest, waited = now.doing, max(longest, waited), 0.0
-            limit = self.seconds
-            if limit is None:
-                limit = max(self.least, _TIMES_THE_LONGEST * longest)
+            limit = max(self.least, 10 * longest) if self.seconds is None else self.seconds
             if not now.known or doing.is_patient or limit == 0:
                 limit = math.inf
             if waited >= limit and now.doing is doing:
                 self._end_process(doing, waited)
-            if other is None and limit < math.inf:
-                other = guard.start(self.remedy)
-            if other is not None and other.stdin is not None:
-                with suppress(OSError):  # the guard has ended, or no longer reads
-                    os.write(other.stdin.fileno(), f"{limit + _SECONDS_BEHIND}\n".encode())
+            with suppress(OSError):  # the guard cannot start, has ended, or no longer reads
+                if other is None and limit < math.inf and sys.platform == "linux":
+                    other = _start_guard(self.remedy)
+                if other is not None and other.stdin is not None:
+                    line = f"{limit + 2}\n"  # longer, because the thread says more
+                    os.write(other.stdin.fileno(), line.encode())
         if other is not None:
             other.kill()
             other.communicate()
 
     def _end_process(self, doing: _Doing, seconds: float) -> None:
-        """Writes the phase and the stacks in threads, because writing may hang, too; then exits."""
         where = f" ({self.towers})" if doing.computes else stands_in(self._main)
         stacks = "follow" if self.log is None else f"stand in {self.log}"
         text = places.prefix(places.here()).sub("", (
@@ -154,11 +129,10 @@ class Watch:
 
         def write_stacks() -> None:
             if self.log is None:
-                faulthandler.dump_traceback(_STDERR)
+                faulthandler.dump_traceback(STDERR)
                 return
             with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-                file.flush()
+                print(text, end="", file=file, flush=True)
                 faulthandler.dump_traceback(file)
 
         for act in (self.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
@@ -167,6 +141,18 @@ class Watch:
             thread.start()
             thread.join(_SECONDS_TO_SAY)
         os._exit(HUNG)
+
+
+def _start_guard(remedy: str) -> "subprocess.Popen[bytes]":
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STDERR)  # SIGABRT then shows the stacks
+    other = subprocess.Popen(
+        [sys.executable, "-IS", guard.__file__, remedy], stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, stderr=python_stderr(),
+        start_new_session=True,  # so that Ctrl-C and Ctrl-Z do not reach it
+    )
+    os.set_blocking(other.stdin.fileno(), False)  # type: ignore[union-attr]
+    return other
 
 
 def stands_in(thread: int) -> str:

@@ -12,14 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from towers.machine import hang
+from towers.machine.terminal import STDERR, python_stderr
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STDERR = 2  # leads to a run's log.txt while it trains
 _replaced: list[dict[int, Any]] = []  # the handlers that each open `handled_by` restores
 _forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
@@ -31,16 +31,11 @@ class Pending:
         self.number: int | None = None
         self._waits = True
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, _: FrameType | None) -> None:
         """Keeps the first signal; the second one ends the process at once, as if uncaught.
 
         SIGHUP does not count as the second: for one closed terminal, shell and system both send it.
-
-        Raises:
-            KeyboardInterrupt: the second signal is SIGINT, and Python has a prompt.
-            StopRequested: the first signal has come inside `at_once`.
         """
-        del frame
         if self.number is None:
             self.number = number
             if not self._waits:
@@ -52,11 +47,7 @@ class Pending:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside the context, obeys a signal as it comes, because there is nothing to save.
-
-        Raises:
-            StopRequested: a signal has come.
-        """
+        """Inside the context, obeys a signal as it comes, because there is nothing to save."""
         self._waits = False
         try:
             self.obey(self.number or 0)
@@ -107,8 +98,9 @@ def deferred() -> Iterator[Pending]:
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Inside the context, signals that end a run call `receive`; ignored ones stay ignored."""
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in not_ignored()}
-    _replaced.append(dict(before))
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
+    before = {n: handler for n, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    _replaced.append(before)
     for number in before:
         signal.signal(number, receive)
     try:
@@ -120,11 +112,6 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
             _replaced.pop()
 
 
-def not_ignored() -> list[signal.Signals]:
-    """Returns the signals that end a run, except ignored ones, such as SIGHUP under nohup."""
-    return [n for n in _STOPS if signal.getsignal(n) not in (None, signal.SIG_IGN)]
-
-
 def show_stacks_on_request() -> None:
     """Makes SIGUSR1 write all threads' stacks to stderr, instead of ending the process.
 
@@ -134,30 +121,25 @@ def show_stacks_on_request() -> None:
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _show_stacks)
-        faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=False, chain=True)
+        faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=False, chain=True)
 
 
 def _show_stacks(number: int, frame: FrameType | None) -> None:
     """Writes the phase and the stacks to a run's log, or to Python's stderr without a run."""
-    file = _STDERR
-    if not hang.now.watchers:  # before there is a log.txt, `_STDERR` may lead nowhere
-        with suppress(AttributeError, OSError, ValueError):  # closed, or a notebook's
-            file = sys.stderr.fileno()
+    # Before there is a log.txt, `STDERR` may lead nowhere.
+    file = STDERR if hang.now.watchers else python_stderr()
     os.write(file, f"SIGUSR1 in {hang.now.doing.phase}\n".encode())
     faulthandler.dump_traceback(file)
 
 
 def _before_fork() -> None:
     """Blocks signals, so that a signal to the child waits until the child has its handlers."""
-    if _replaced:
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS if _replaced else ())
 
 
 def _after_fork_in_parent() -> None:
-    """Unblocks the signals that were not blocked before the fork."""
-    mask = _forking.__dict__.pop("mask", None)
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    """Restores the mask; each thread has another."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
 def _after_fork_in_child() -> None:

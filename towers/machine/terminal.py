@@ -12,31 +12,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-_STDERR = 2
+STDERR = 2  # leads to a run's log.txt while it trains
 
 
 class CapturedStderr:
-    """Captures the stderr output of libraries in a file.
+    """Holds the stderr output of libraries, in the file `path` after `move_to`."""
 
-    path: the file that holds the output; None until `move_to`.
-    """
+    path: Path | None = None
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.path: Path | None = None
 
     def move_to(self, path: Path) -> None:
-        """Appends the output so far, and all further output, to a file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Appends the output so far, and all further output, to a file."""
         with path.open("ab") as log:
-            os.dup2(log.fileno(), _STDERR)
+            os.dup2(log.fileno(), STDERR)
             self._file.seek(0)
             shutil.copyfileobj(self._file, log)
         self.path = path
@@ -50,15 +44,15 @@ def quiet_stderr() -> Iterator[CapturedStderr]:
     """
     python_stderr = sys.stderr
     try:
-        terminal = os.dup(_STDERR)
+        terminal = os.dup(STDERR)
     except OSError:  # it was closed
         terminal = os.open(os.devnull, os.O_WRONLY)
     # If the root logger has a handler, TensorFlow and absl install none.
-    handler = logging.StreamHandler(_text_file(_STDERR))
+    handler = logging.StreamHandler(_text_file(STDERR))
     handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s: %(message)s"))
     with tempfile.TemporaryFile() as buffer:
         sys.stderr = _text_file(terminal)
-        os.dup2(buffer.fileno(), _STDERR)
+        os.dup2(buffer.fileno(), STDERR)
         # After a crash in C++, Python prints no error: faulthandler prints at least the stacks.
         faulthandler.enable(sys.stderr)
         logging.getLogger().addHandler(handler)
@@ -71,8 +65,15 @@ def quiet_stderr() -> Iterator[CapturedStderr]:
             faulthandler.disable()
             sys.stderr.flush()
             sys.stderr = python_stderr
-            os.dup2(terminal, _STDERR)
+            os.dup2(terminal, STDERR)
             os.close(terminal)
+
+
+def python_stderr() -> int:
+    """Returns the descriptor of sys.stderr; `STDERR` if it has none, as in a notebook."""
+    with suppress(AttributeError, OSError, ValueError):
+        return sys.stderr.fileno()
+    return STDERR
 
 
 def _text_file(descriptor: int) -> TextIO:

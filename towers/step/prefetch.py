@@ -130,7 +130,7 @@ def prefetched(
 def _reading(batches: Iterator[Any]) -> Iterator[Any]:
     """Yields each batch; marks the wait for it as reading, for the check for hanging runs."""
     while True:
-        with hang.within(hang.READING):
+        with hang.within("reading data"):
             batch = next(batches, None)
         if batch is None:
             return
