@@ -1,7 +1,4 @@
-"""Holds the private names of Keras' callbacks that resuming needs. No other module uses them.
-
-They were found in Keras 3.15. If a new version breaks one, the tests of this module name it.
-"""
+"""Holds the private names of Keras' callbacks that resuming needs, as found in Keras 3.15."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +10,6 @@ import numpy as np
 _HOLDS_AVERAGES, _FINALIZE = "_ema_weights_in_model", "_finalize_ema_values"
 
 # Keras' callbacks keep their counts in these attributes, and whether the model holds averages.
-# There are no public names. A callback that lacks an attribute is left alone.
 CALLBACK_FIELDS = (
     "_batches_seen_since_last_saving", "_last_batch_seen",  # ModelCheckpoint, OrbaxCheckpoint
     "_total_batches_seen",  # OrbaxCheckpoint

@@ -2,15 +2,15 @@
 
 tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device t * D // T
 
-`Policy` is the one place for everything that depends on the kind of device. Towers on GPUs follow
-`GPU`. If the environment has TOWERS_REHEARSE_GPUS=1, towers on logical CPU devices follow it, too,
-which runs the code for GPUs without a GPU.
+`Policy` is the one place for everything that depends on the kind of device. If the environment has
+TOWERS_REHEARSE_GPUS=1, towers on logical CPU devices follow the GPUs' policy.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,8 +41,7 @@ def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str
     Raises:
         ValueError: there are fewer devices, or an argument is wrong.
     """
-    kind = device_kind(device)
-    present = device_names(kind)
+    present = device_names(device_kind(device))
     if num_gpus is None:
         return present
     if num_gpus < 1:
@@ -62,13 +61,12 @@ def check_devices(devices: Sequence[str]) -> None:
     """Raises ValueError if a device is repeated, or absent (TensorFlow would use the CPU)."""
     if not devices:
         raise ValueError("devices is empty: name at least one, such as ['/cpu:0'].")
-    present = {short_name(d.name): d.name for d in tf.config.list_logical_devices()}
+    present = {short_name(device.name) for device in tf.config.list_logical_devices()}
     for name in devices:
         if short_name(name) not in present:
-            short = ", ".join(sorted(present.keys()))
-            raise ValueError(f"device {name!r} is not on this machine. It has: {short}.")
-    canonical = [short_name(name) for name in devices]
-    if len(set(canonical)) < len(canonical):
+            has = ", ".join(sorted(present))
+            raise ValueError(f"device {name!r} is not on this machine. It has: {has}.")
+    if len(set(map(short_name, devices))) < len(devices):
         raise ValueError(
             f"devices {list(devices)} names a device twice. For more towers than devices, "
             "name each device once and give num_towers."
@@ -76,11 +74,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
-    """Returns the device of each tower: tower t of T runs on device t * D // T.
-
-    Raises:
-        ValueError: `num_towers` is below 1.
-    """
+    """Returns the device of each tower: tower t of T runs on device t * D // T."""
     if num_towers < 1:
         raise ValueError(f"num_towers ({num_towers}) must be at least 1.")
     return [devices[t * len(devices) // num_towers] for t in range(num_towers)]
@@ -107,12 +101,9 @@ def count_cores() -> int:
 def cpu_threads(
     num_towers: int, num_cores: int | None = None, *, compiled: bool = False
 ) -> tuple[int, int]:
-    """Returns the numbers of (intra-op, inter-op) threads for towers on a CPU.
+    """Returns the numbers of (intra-op, inter-op) threads for towers, which share a CPU's cores.
 
-    Towers run side by side and share the cores, because this scales better than more threads
-    inside each operation. The intra-op count changes the bits of a CPU's results, so it follows
-    from the tower count and the cores, never from the device count.
-
+    The intra-op count changes the bits of a CPU's results, so it does not depend on the devices.
     Compiled towers run on the intra-op threads alone; with one thread, they would take turns.
     """
     cores = num_cores or count_cores()
@@ -137,7 +128,7 @@ def has_started() -> bool:
 
 
 def set_graph_optimizer(is_on: bool) -> None:
-    """Configures grappler, TensorFlow's graph optimizer, for towers.
+    """Configures grappler, TensorFlow's graph optimizer.
 
     Three optimizations are off, because the bits would depend on what shares a device or function:
     arithmetic optimization rewrites additions, remapping fuses, constant folding moves factors.
@@ -160,28 +151,17 @@ def device_kind(device: str) -> str:
     return device
 
 
-def too_many(
-    name: str, value: object, indices: Sequence[int], present: Sequence[str]
-) -> ValueError:
-    """Makes the error for an argument that needs more devices than are present.
-
-    Args:
-        name, value: the argument's name and its value.
-        indices: the device indices that the value stands for.
-        present: names of the present devices, all of one kind.
-    """
-    count = len(present)
-    has = f"{count} ({', '.join(present)})"
-    fewer = f"{name}={count}, or {name}={count} with num_towers={len(indices)}"
+def too_many(name: str, value: Any, indices: Sequence[int], present: Sequence[str]) -> ValueError:
+    """Makes the error for a value that stands for device indices, some of which do not exist."""
+    what, remedy = "GPUs that TensorFlow sees", "Use"
     if not is_gpu(present[0]):
-        return ValueError(
-            f"{name} ({value!r}) is more than the logical CPU devices here: {has}. Call "
-            f"towers.logical_cpus({max(indices) + 1}) {FIRST}, or use {fewer}."
-        )
-    all_gpus = tf.config.list_physical_devices("GPU")
-    is_whole = len(tf.config.get_visible_devices("GPU")) >= len(all_gpus)
-    which = "this machine has" if is_whole else "are left of those that an earlier call has hidden"
-    return ValueError(f"{name} ({value!r}) is more than {which}: {has}. Use {fewer}.")
+        what = "logical CPU devices here"
+        remedy = f"Call towers.logical_cpus({max(indices) + 1}) {FIRST}, or use"
+    count = len(present)
+    return ValueError(
+        f"{name} ({value!r}) is more than the {what}: {count} ({', '.join(present)}). {remedy} "
+        f"{name}={count}, or {name}={count} with num_towers={len(indices)}."
+    )
 
 
 def tower_range(first: int, last: int) -> str:
@@ -211,29 +191,19 @@ REHEARSAL = "TOWERS_REHEARSE_GPUS"
 
 @dataclass(frozen=True)
 class Policy:
-    """Says how a step uses its devices; the defaults are for CPUs.
+    """Says how a step uses its devices; the defaults are for CPUs."""
 
-    take_turns: a tower waits for the previous tower on its device, so that a device needs the
-        memory of one tower. It does not wait for a tower on another device.
-    add_on_devices: each addition of the sum runs on the device of its left operand, and one sum
-        reaches the parameter device. GPUs and CPUs treat denormal numbers differently, so one sum
-        never uses both.
-    optimize_graphs: grappler runs, without the optimizations that change bits. It pays on GPUs
-        (image layout); on a CPU it made no model faster, and took a third of the first step.
-    divide_cores: towers share the CPU's cores; `cpu_threads` computes the threads per operation.
-    prefetch_to_devices: each shard is copied to its device while the previous step runs. Devices
-        that share one memory need no copy.
-    pack_transfers: small values travel between devices as one vector for each dtype.
-    shares_memory: nothing moves between the devices; `--plan` counts the bytes as on GPUs.
-    """
-
+    # A tower waits for the previous one on its device, which then needs the memory of one tower.
     take_turns: bool = False
+    # Each addition of the sum runs on the device of its left operand, and one sum reaches the
+    # parameter device. GPUs and CPUs treat denormal numbers differently: one sum never uses both.
     add_on_devices: bool = False
+    # Grappler pays on GPUs (image layout). On a CPU it took a third of the first step for nothing.
     optimize_graphs: bool = False
-    divide_cores: bool = True
-    prefetch_to_devices: bool = False
-    pack_transfers: bool = False
-    shares_memory: bool = True
+    divide_cores: bool = True  # towers share the CPU's cores, by `cpu_threads`
+    prefetch_to_devices: bool = False  # each shard is copied while the previous step runs
+    pack_transfers: bool = False  # small values travel as one vector for each dtype
+    shares_memory: bool = True  # nothing moves between the devices; --plan counts as on GPUs
 
 
 CPU = Policy()
@@ -249,15 +219,5 @@ def policy_of(devices: Sequence[str]) -> Policy:
 
 
 def is_rehearsal() -> bool:
-    """Returns whether the environment makes logical CPU devices follow the GPUs' policy.
-
-    Raises:
-        ValueError: the variable is neither 0 nor 1.
-    """
-    value = os.environ.get(REHEARSAL, "") or "0"
-    if value not in ("0", "1"):
-        raise ValueError(
-            f"{REHEARSAL} ({value!r}) must be 1, for logical CPU devices that follow the GPUs' "
-            "policy, or 0."
-        )
-    return value == "1"
+    """Returns whether the environment makes logical CPU devices follow the GPUs' policy."""
+    return os.environ.get(REHEARSAL) == "1"

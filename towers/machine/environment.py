@@ -7,21 +7,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-OLDEST_TENSORFLOW = (2, 20)
+_OLDEST = (2, 20)
 
 
 def check() -> None:
-    """Imports TensorFlow, after checking for what would make the import useless.
-
-    Raises:
-        ValueError: Keras uses another backend, or TensorFlow is missing or too old.
-    """
-    check_backend()
-    check_tensorflow()
-
-
-def check_backend() -> None:
-    """Raises ValueError if Keras computes, or would compute, with another backend.
+    """Imports TensorFlow; raises ValueError if it is missing, too old or not Keras' backend.
 
     The backend is found by Keras' rules, but without importing Keras.
     """
@@ -40,20 +30,11 @@ def check_backend() -> None:
             f"Keras' backend is {backend!r} ({where}); towers needs 'tensorflow'. "
             "Set it with: export KERAS_BACKEND=tensorflow"
         )
-
-
-def check_tensorflow() -> None:
-    """Raises ValueError if TensorFlow cannot be imported or is too old."""
-    oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+    oldest = ".".join(map(str, _OLDEST))
+    install = f"Install it with: pip install 'tensorflow>={oldest}'"
     try:
         version = str(importlib.import_module("tensorflow").__version__)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"TensorFlow cannot be imported ({error}). Install it with: "
-            f"pip install 'tensorflow>={oldest}'"
-        ) from error
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TENSORFLOW:
-        raise ValueError(
-            f"TensorFlow {version} is too old; towers needs {oldest} or newer. "
-            f"Install it with: pip install 'tensorflow>={oldest}'"
-        )
+        raise ValueError(f"TensorFlow cannot be imported ({error}). {install}") from error
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        raise ValueError(f"TensorFlow {version} is too old; towers needs {oldest}. {install}")

@@ -12,18 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import (
-    count_cores,
-    device_kind,
-    device_names,
-    has_started,
-    is_gpu,
-    too_many,
+    count_cores, device_kind, device_names, has_started, is_gpu, too_many,
 )
 from towers.machine.logical import is_undivided, logical_cpus
 from towers.machine.words import counted
 from towers.workers.workers import join_workers
-
-_TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def gpu_devices(
@@ -33,21 +26,16 @@ def gpu_devices(
     """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 
     Args:
-        gpus: a count, or a list of distinct device indices such as [0, 2, 4]. None means all GPUs;
-            without a GPU, all logical CPU devices, which are made if the CPU is undivided.
-        num_towers: the towers of all workers, by which the CPU threads are set; None means one
-            for each `gpus_per_tower` devices.
-        device: "gpu", "cpu", or "auto" for the GPUs if there are any, else the CPU.
-        name: the argument's name in errors.
+        gpus: a count, a list of device indices such as [0, 2], or None for all devices. Logical CPU
+            devices are made if the CPU is undivided.
+        num_towers: the towers of all workers; None means one for each `gpus_per_tower` devices.
+        name: the name of the argument `gpus` in errors.
         may_share: whether one undivided CPU device may stand for all devices.
         compiled: whether XLA compiles the towers, which then need other CPU threads.
 
     Returns:
-        Device names such as ["/gpu:0", "/gpu:2"], in the order of the indices. If `_use_only` has
-        hidden the GPUs between them, the names are ["/gpu:0", "/gpu:1"].
-
-    Raises:
-        ValueError: `gpus` is no count or list of indices, or names devices that do not exist.
+        Names such as ["/gpu:0", "/gpu:2"], in the order of the indices; ["/gpu:0", "/gpu:1"] if
+        `_use_only` has hidden the GPUs between them.
     """
     kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":
@@ -89,20 +77,10 @@ shown: list[int] = []
 
 
 def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
-    """Hides all other GPUs from TensorFlow, which then leaves their memory alone.
+    """Hides the other GPUs from TensorFlow; returns the indices that these have from now on.
 
-    If TensorFlow has started, it only warns. It hides no GPU if GPUs are divided into logical
-    ones, or if an index names no GPU.
-
-    Args:
-        indices: distinct indices of GPUs that TensorFlow sees.
-        gpus: the argument with these indices; a count counts the GPUs that are still visible.
-
-    Returns:
-        The indices that the GPUs have from now on; visible GPUs count from 0.
-
-    Raises:
-        ValueError: an earlier call has hidden one of them.
+    It hides no GPU if TensorFlow has started, if GPUs are divided, or if an index names no GPU. A
+    count in `gpus` counts the GPUs that are still visible.
     """
     visible, used = tf.config.get_visible_devices("GPU"), sorted(indices)
     others = [i for i in range(len(visible)) if i not in indices]
@@ -131,11 +109,10 @@ def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
 def multiplies_in_tf32(devices: Sequence[str]) -> bool:
     """Returns whether float32 matmuls and convolutions on any of the devices multiply in TF32.
 
-    GPUs of compute capability 8.0 or higher do (NVIDIA's A100 whitepaper), unless TensorFlow's
-    setting or NVIDIA_TF32_OVERRIDE=0, for NVIDIA's libraries, turns it off.
+    GPUs of compute capability 8.0 or higher do (NVIDIA's A100 whitepaper), unless it is turned off.
     """
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
-    if not any(map(is_gpu, devices)) or not is_on or os.environ.get(_TF32_OVERRIDE) == "0":
+    if not any(map(is_gpu, devices)) or not is_on or os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return False
     found = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return any(details.get("compute_capability", (0, 0)) >= (8, 0) for details in found)
@@ -152,24 +129,15 @@ def as_integer(value: Any) -> int | None:
 
 
 def device_indices(gpus: Any) -> list[int]:
-    """Returns the device indices that `gpus` stands for; a count means 0 to count - 1.
-
-    Raises:
-        ValueError: `gpus` is neither a count nor a list of distinct indices.
-    """
+    """Returns the device indices that `gpus` stands for; a count means 0 to count - 1."""
     count = as_integer(gpus)
-    given: Iterable[Any] = () if count is None else range(count)
-    if count is None and isinstance(gpus, Iterable) and not isinstance(gpus, (str, bytes)):
-        given = gpus
-    indices = [as_integer(value) for value in given]
+    given = gpus if count is None else range(count)
+    indices = [as_integer(value) for value in given] if isinstance(given, Iterable) else []
     valid = [i for i in indices if i is not None and i >= 0]
     if valid and len(set(valid)) == len(indices):
         return valid
-    # Counts physical devices, because an error about the argument must not start TensorFlow.
-    present = len(tf.config.list_physical_devices("GPU"))
-    names = f" ({', '.join(f'/gpu:{i}' for i in range(present))})" if present else ""
+    present = len(tf.config.list_physical_devices("GPU"))  # which does not start TensorFlow
     raise ValueError(
         f"gpus ({gpus!r}) must be a count of at least 1, or a list of distinct device indices from "
-        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(present, 'GPU')}{names}"
-        + ("." if present else "; towers then run on logical CPU devices.")
+        f"0, such as gpus=2 or gpus=[0, 1]. This machine has {counted(present, 'GPU')}."
     )

@@ -1,7 +1,7 @@
-"""Holds the private names of Keras that towers needs. No other module uses them.
+"""Holds the private names of Keras that towers needs, and says why no public name works.
 
-Each part says what needs it and why no public name works. All exist in Keras 3.10, which
-TensorFlow 2.20 requires, to 3.15. If a new version breaks one, this module's tests name it.
+All exist in Keras 3.10, which TensorFlow 2.20 requires, to 3.15. If a new version breaks one, this
+module's tests name it.
 """
 
 import functools
@@ -21,18 +21,13 @@ from towers.machine.replaced import replaced, replaced_by
 def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns a model or layer and all layers inside it, at any depth, each once.
 
-    `model.layers` lists the first level alone, and layers such as Bidirectional, RNN and
-    MultiHeadAttention have no such attribute.
+    `model.layers` lists the first level alone, and a layer such as Bidirectional has no `layers`.
     """
     return layer._flatten_layers()
 
 
 class Call(NamedTuple):
-    """Describes one call of a layer or operation.
-
-    operation: the layer or operation. outputs: its symbolic Keras tensors. arguments: its
-    positional arguments, such as (tensor, 255.0) for `tensor / 255.0`.
-    """
+    """Describes one call; its positional arguments are (tensor, 255.0) for `tensor / 255.0`."""
 
     operation: Any
     outputs: list[Any]
@@ -40,10 +35,9 @@ class Call(NamedTuple):
 
 
 def calls_in_order(model: keras.Model) -> list[Call] | None:
-    """Returns a Sequential or functional model's calls in the order in which it makes them.
+    """Returns a Sequential or functional model's calls, in order; None if `call` is custom.
 
-    A nested model's calls take its place. Returns None for a model with a custom `call`. The
-    order of a graph has no public name.
+    A nested model's calls take its place.
     """
     calls: list[Call] = []
 
@@ -78,11 +72,7 @@ def calls_wrapped(
 ) -> Iterator[None]:
     """Inside the context, runs each call of the operations in a context from `scope_of`.
 
-    Keras has no hook around `call`, where a layer computes everything.
-
-    Args:
-        operations: layers or operations.
-        scope_of: (operation, the number of its earlier calls) -> the context of this call.
+    Args: scope_of: (operation, the number of its earlier calls) -> the context of this call.
     """
     def scoped(operation: Any, call: Callable) -> Callable:
         counter = itertools.count()
@@ -101,10 +91,7 @@ def calls_wrapped(
 
 
 def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
-    """Gives a built layer the `seed_generator` that it lacks; the layer tracks its state.
-
-    A built layer accepts no new state, and `build` does not make what `__init__` has skipped.
-    """
+    """Gives a built layer, which accepts no new state, the `seed_generator` that it lacks."""
     layer._tracker.unlock()
     layer.seed_generator = keras.random.SeedGenerator(seed)
     layer._tracker.lock()
@@ -114,8 +101,7 @@ def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
 def noise_left_out() -> Iterator[None]:
     """Inside the context, Keras draws constants, not random numbers, and dropout keeps all.
 
-    Float constants are not 0 by default, so that each parameter keeps its gradient. `keras.random`
-    and all layers call these functions; no public name turns off the noise of every layer.
+    Float constants are not 0 by default, so that each parameter keeps its gradient.
     """
     from keras.src.backend.tensorflow import random
 
@@ -132,9 +118,7 @@ def noise_left_out() -> Iterator[None]:
         "normal": normal,
         "truncated_normal": normal,
         "uniform": uniform,
-        "categorical": lambda logits, num_samples, dtype="int64", **_: filled(
-            (tf.shape(logits)[0], num_samples), 0, dtype
-        ),
+        "categorical": lambda z, n, dtype="int64", **_: filled((tf.shape(z)[0], n), 0, dtype),
         "randint": lambda shape, minval, maxval, **rest: filled(shape, minval, **rest),
         "gamma": lambda shape, alpha, **rest: filled(shape, alpha, **rest),
         "beta": lambda shape, alpha, beta, **rest: filled(shape, alpha / (alpha + beta), **rest),
@@ -153,12 +137,7 @@ def moments_replaced(
 ) -> AbstractContextManager[None]:
     """Inside the context, a BatchNormalization uses the mean and variance from `moments`.
 
-    Keras' `call` computes them, updates the statistics and normalizes in one method; the public
-    way would be to repeat all of it.
-
-    Args:
-        layer: the BatchNormalization.
-        moments: (inputs [n, ...], mask) -> (mean [channels], variance [channels]) of the batch.
+    Args: moments: (inputs [n, ...], mask) -> (mean [channels], variance [channels]) of the batch.
     """
     return replaced_by(layer, "_moments", moments)
 
@@ -166,29 +145,30 @@ def moments_replaced(
 def surroundings() -> Callable[[], AbstractContextManager[None]]:
     """Returns a function that makes contexts in which layers behave as if called here.
 
-    A layer takes `training` and its compute dtype from the layers around it. The backward pass no
-    longer knows these layers, and neither value has a public name.
+    A layer takes `training` and its dtype from the layers around it; the backward pass knows none.
     """
     from keras.src.backend.common import global_state
 
     names = ("current_call_ctx", "autocast_scope")
     here = [global_state.get_global_attribute(name) for name in names]
 
+    def put(values: Sequence[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            global_state.set_global_attribute(name, value)
+
     @contextmanager
     def around() -> Iterator[None]:
         before = [global_state.get_global_attribute(name) for name in names]
+        put(here)
         try:
-            for name, value in zip(names, here, strict=True):
-                global_state.set_global_attribute(name, value)
             yield
         finally:
-            for name, value in zip(names, before, strict=True):
-                global_state.set_global_attribute(name, value)
+            put(before)
 
     return around
 
 
-# The base class of layers that change images, and labels, at random. It has no public name.
+# The base class of layers that change images, and labels, at random.
 ImageAugmentation = keras.layers.MixUp.__base__
 
 
@@ -196,22 +176,16 @@ ImageAugmentation = keras.layers.MixUp.__base__
 
 
 def stored_value(variable: keras.Variable) -> tf.Variable | None:
-    """Returns the tf.Variable behind a Keras variable; None if it is not made yet.
-
-    `variable.value` returns it too, but in a StatelessScope returns the scope's value or a
-    placeholder. A scope that needs the variable itself has no public way.
+    """Returns the tf.Variable behind a Keras variable, also in a StatelessScope; None if not made.
     """
     return variable._value
 
 
 @contextmanager
-def stored_in(
-    variables: Sequence[keras.Variable], others: Sequence[tf.Variable]
-) -> Iterator[None]:
+def stored_in(variables: Sequence[keras.Variable], others: Sequence[tf.Variable]) -> Iterator[None]:
     """Inside the context, Keras' variables keep their values in other tf.Variables.
 
-    A StatelessScope would replace values by tensors, to which an optimizer cannot assign on
-    TensorFlow.
+    A StatelessScope would replace values by tensors, to which an optimizer cannot assign.
     """
     with ExitStack() as stack:
         for variable, other in zip(variables, others, strict=True):
@@ -220,8 +194,5 @@ def stored_in(
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables that a built optimizer updates, in order.
-
-    `optimizer.variables` lists only the optimizer's state.
-    """
+    """Returns the variables that a built optimizer updates; `variables` lists only its state."""
     return optimizer._trainable_variables

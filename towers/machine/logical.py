@@ -75,12 +75,7 @@ def is_undivided() -> bool:
 def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
     """Returns the warning that all towers share the only CPU device of TensorFlow, or None.
 
-    Args:
-        num_towers: the number of towers of this process.
-        is_chosen: whether the caller chose that number; then one tower needs no warning.
-
-    Returns:
-        None if there is a GPU, the caller has divided the CPU, or one tower is as expected.
+    `num_towers` counts the towers of this process; if it `is_chosen`, one needs no warning.
     """
     count = num_towers if num_towers > 1 else count_cores()
     if not is_undivided() or num_towers < 2 and (is_chosen or count < 2):
@@ -150,11 +145,7 @@ def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
 def _memory_of_each(shares: Sequence[int], name: str) -> int:
     """Returns MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
 
-    nvidia-smi and TensorFlow may order GPUs differently, so no share can be matched to the GPU
-    with more memory.
-
-    Raises:
-        ValueError: the free memory is not known, or too little to train with.
+    nvidia-smi and TensorFlow may order GPUs differently, so no share can be matched to its GPU.
     """
     gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     free = [gpu.free_memory for gpu in gpus if gpu.free_memory is not None]

@@ -14,8 +14,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """Returns the mask that a layer, or a loss with `ignore_class`, left on its output, or None.
 
-    Keras' losses and metrics look for it there. `layer.compute_mask` computes a layer's mask, but
-    does not tell which mask arrives at the end of a model.
+    `layer.compute_mask` does not tell which mask arrives at the end of a model.
     """
     return getattr(tensor, "_keras_mask", None)
 
@@ -27,11 +26,8 @@ def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the mask and the logits that Keras' losses and metrics look for beside a tensor.
 
     Keras computes a crossentropy from the logits if it finds them. `keras.activations` sets them as
-    an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor.
-    There is no public way to either (`_get_logits` in keras/src/backend/tensorflow/nn.py).
-
-    Args:
-        tensor: a symbolic tensor [n, ...].
+    an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor
+    (`_get_logits` in keras/src/backend/tensorflow/nn.py).
 
     Returns:
         Tensors [n, ...]: "mask", "logits" (the attribute), "Sigmoid" or "Softmax" (the input of
@@ -49,10 +45,9 @@ def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Attaches the mask and the logits that `marks_of` returned to a tensor; returns the tensor.
+    """Attaches what `marks_of` returned to a tensor; returns the tensor.
 
-    If the logits were an operation's input, the activation is applied to them again, because Keras
-    looks for the operation itself.
+    Keras looks for the operation Sigmoid or Softmax itself, so it is applied again.
     """
     for kind, activation in _ACTIVATIONS.items():
         if kind in marks:
@@ -66,23 +61,19 @@ def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 # Losses and metrics.
 
-# The base class of all losses that are made from a function; it has no public name.
-_LossFunctionWrapper = keras.losses.MeanSquaredError.__base__
-
 
 def function_loss(function: Callable) -> keras.losses.Loss:
     """Returns the Loss that Keras makes from a function (y_true, y_pred): a mean over examples.
 
-    `keras.losses.get` returns a function unchanged, and a custom Loss would have to repeat how
-    Keras brings labels and predictions to the same rank.
+    `keras.losses.get` returns a function unchanged.
     """
-    return _LossFunctionWrapper(function)
+    return keras.losses.MeanSquaredError.__base__(function)
 
 
 def given_metrics(model: keras.Model) -> tuple[Any, Any]:
     """Returns the (metrics, weighted metrics) that a model was compiled with; each may be None.
 
-    They are public in serialized form only, in which custom functions are lost.
+    The public form is serialized, in which custom functions are lost.
     """
     compiled = model._compile_metrics
     if compiled is None:
@@ -93,8 +84,7 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
     """Returns the (loss, loss weights) that a model was compiled with; (None, None) without loss.
 
-    `model.loss` may be an attribute that the user has set, and the weights are public in
-    serialized form only.
+    `model.loss` may be an attribute that the user has set.
     """
     compiled = model._compile_loss
     if compiled is None:
@@ -103,11 +93,7 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
 
 
 class LossTerm(NamedTuple):
-    """Describes one loss of a compiled model and the arguments of its call.
-
-    loss: the loss. factor: its weight in the total. y, y_pred, sample_weight: its arguments,
-    tensors or structures of tensors; `sample_weight` may be None.
-    """
+    """Describes one loss of a compiled model, its weight in the total and its arguments."""
 
     loss: keras.losses.Loss
     factor: float
@@ -119,16 +105,11 @@ class LossTerm(NamedTuple):
 class LossTerms(CompileLoss):
     """Resolves the losses given to `compile` as Keras does, but returns terms, not values.
 
-    Keras matches losses, labels, outputs and weights in one object that has no public name, and
-    only while it computes the total. Here each loss records its arguments.
+    Keras matches losses, labels, outputs and weights only while it computes the total, so here each
+    loss records its arguments.
     """
 
     def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
-        """
-        Args:
-            loss, loss_weights: as `keras.Model.compile` takes them.
-            output_names: the names of the model's outputs, or None.
-        """
         if isinstance(loss_weights, int):
             loss_weights = float(loss_weights)
         super().__init__(loss, loss_weights, output_names=output_names)
@@ -136,13 +117,9 @@ class LossTerms(CompileLoss):
         self._noted: list[LossTerm] = []
 
     def terms(self, y: Any, y_pred: Any, sample_weight: Any) -> list[LossTerm]:
-        """Returns the terms of the total loss; the first call resolves the losses for all calls.
+        """Returns the terms of the total loss for structures of tensors, or of other objects.
 
-        Args:
-            y, y_pred, sample_weight: structures of tensors, or of objects in place of tensors.
-
-        Raises:
-            ValueError or KeyError: Keras finds that the structures do not match.
+        Keras raises a ValueError or a KeyError if the structures do not match.
         """
         self._noted = []
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -174,10 +151,6 @@ def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: 
     """Updates the running mean of each output's loss, which Keras shows beside the total.
 
     `model.compute_loss` would add the losses of layers, which are in another graph.
-
-    Args:
-        model: a model that was compiled with a loss.
-        y, y_pred, sample_weight: the global batch's labels, outputs and weights.
     """
     model._compile_loss(y, y_pred, sample_weight)
 
@@ -190,25 +163,16 @@ def has_output_losses(model: keras.Model) -> bool:
 def compiled_metrics(model: keras.Model) -> Any:
     """Returns the object that computes a compiled model's metrics; None if there are none.
 
-    `model.metrics` contains it, but nothing there distinguishes it from the others. Its
-    `build(y, y_pred)` makes the metrics' variables without a batch.
+    Its `build(y, y_pred)` makes the metrics' variables without a batch.
     """
     return model._compile_metrics
 
 
 def metric_direction(metric: keras.metrics.Metric) -> str | None:
-    """Returns "up" if higher values of a metric are better, "down" if lower; None if unknown.
-
-    Keras' callbacks read it in mode "auto", to find out which epoch is the best. There is no
-    public name.
-    """
+    """Returns "up" if higher values of a metric are better, "down" if lower; None if unknown."""
     return getattr(metric, "_direction", None)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """Returns the running mean of a compiled model's loss.
-
-    It is the first of `keras.Model.metrics`, even if the user's class overrides this property.
-    The property is public, but its order is not documented.
-    """
+    """Returns the mean of a compiled model's loss, even if its class overrides `metrics`."""
     return keras.Model.metrics.fget(model)[0]

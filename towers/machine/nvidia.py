@@ -1,7 +1,4 @@
-"""Finds NVIDIA's driver and GPUs on this machine, and explains why TensorFlow sees no GPU.
-
-If something is absent, the result is None; nothing here raises an error.
-"""
+"""Finds NVIDIA's driver and GPUs on this machine, and explains why TensorFlow sees no GPU."""
 
 import re
 from contextlib import suppress
@@ -17,15 +14,11 @@ _MIB = 2**20
 
 
 class DriverGpu(NamedTuple):
-    """Describes a GPU that the driver knows, whether or not this process may use it.
+    """Describes a GPU that the driver knows, whether or not this process may use it."""
 
-    number: nvidia-smi's index, which may differ from TensorFlow's.
-    memory, free_memory: total and free MiB; None if the GPU shares the host's memory.
-    """
-
-    number: int
+    number: int  # nvidia-smi's, which may differ from TensorFlow's
     name: str
-    memory: int | None
+    memory: int | None  # MiB; None if the GPU shares the host's memory
     free_memory: int | None
 
 
@@ -41,8 +34,7 @@ def driver_version() -> str | None:
 def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
     """Returns the GPUs that NVML, nvidia-smi's library, lists; None if it fails or hangs.
 
-    Args:
-        visible: numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
+    `visible` holds numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
     """
     answers: list[list[DriverGpu]] = []
 
@@ -73,20 +65,15 @@ def _driver_gpu(name: str) -> DriverGpu:
     with suppress(pynvml.NVMLError_NotSupported):
         memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
     return DriverGpu(
-        pynvml.nvmlDeviceGetIndex(gpu),
-        pynvml.nvmlDeviceGetName(gpu),
-        memory and memory.total // _MIB,
-        memory and memory.free // _MIB,
+        pynvml.nvmlDeviceGetIndex(gpu), pynvml.nvmlDeviceGetName(gpu),
+        memory and memory.total // _MIB, memory and memory.free // _MIB,
     )
 
 
 def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> list[str]:
     """Returns the probable reasons why TensorFlow sees no GPU, each with a fix.
 
-    Args:
-        is_cuda_build: whether TensorFlow is built with CUDA.
-        has_driver: whether NVIDIA's driver is installed.
-        visible: the value of CUDA_VISIBLE_DEVICES; None if it is not set.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, or None.
     """
     if not is_cuda_build:
         return ["this TensorFlow is built without CUDA; on Linux: pip install -e '.[cuda]'"]

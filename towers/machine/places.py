@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-
 LOST_DIRECTORY = 5  # the exit code of a run that can no longer write to its directory
 
 
@@ -32,11 +31,7 @@ def here() -> Path:
 
 
 def prefix(directory: Path) -> re.Pattern[str]:
-    """Returns a pattern for the part that paths in messages leave out: "/home/me/x" -> "x".
-
-    Args:
-        directory: the process's first working directory; for the root, the pattern matches nothing.
-    """
+    """Returns a pattern for the part that paths in messages leave out: "/home/me/x" -> "x"."""
     if directory in (Path(), Path("/")):
         return re.compile(r"(?!)")
     return re.compile(rf"(?<![\w./-]){re.escape(str(directory))}/(?=[^\s/])")

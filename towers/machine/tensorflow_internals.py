@@ -1,7 +1,6 @@
-"""Holds the private names of TensorFlow that towers needs. No other module uses them.
+"""Holds the private names of TensorFlow that towers needs, and says why no public name works.
 
-Each part says what needs it and why no public name works. All exist in TensorFlow 2.20 and 2.21.
-If a new version breaks one, the tests of this module name it.
+All exist in TensorFlow 2.20 and 2.21. If a new version breaks one, this module's tests name it.
 """
 
 import inspect
@@ -17,30 +16,28 @@ from tensorflow.python.ops import resource_variable_ops
 
 from towers.machine.replaced import replaced
 
-# The class of the objects that `tf.Variable(...)` makes, whose methods are replaced. It has no
-# public name, and while a graph is traced, no variable can be made whose class could be taken.
+# The class of what `tf.Variable(...)` makes. While a graph is traced, no variable can be made whose
+# class could be taken.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
-# The spec of a None in a tf.data element, such as an optional input that is not given. It has no
-# public name, and taking the class from a data set's element makes operations.
+# The spec of a None in a tf.data element; to take the class from an element makes operations.
 NONE_SPEC: type = NoneTensorSpec
 
 # Graphs.
 
-# For `tf.function(experimental_attributes=)`: the graph optimizer works on the function alone,
-# and does not copy its body into each caller. The argument is public, the attribute's name is not.
+# For `tf.function(experimental_attributes=)`: the graph optimizer works on the function alone, and
+# does not copy its body into each caller.
 KEEP_WHOLE = {"_noinline": True}
 
 # The attribute of a graph's node that names the nodes it must be placed with. TensorFlow rejects
-# a node that is copied without these nodes; `tf.graph_util` removes no attributes.
+# a node that is copied without these nodes.
 COLOCATION = "_class"
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Makes an operation of a graph that is still being traced read another tensor.
 
-    Public functions can only add to a graph, and a tape ignores
-    `tf.Graph.gradient_override_map` when it adds operations.
+    Public functions can only add to a graph, and a tape ignores `tf.Graph.gradient_override_map`.
     """
     operation._update_input(index, tensor)
 
@@ -54,10 +51,7 @@ def read_instead(old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def left_out(graph: tf.Graph, names: Collection[str]) -> None:
-    """Leaves the named operations, which nothing reads, out of the function made from a graph.
-
-    The function holds the operations of `tf.Graph.get_operations`; no public name removes one.
-    """
+    """Leaves the named operations, which nothing reads, out of the function made from a graph."""
     get_operations = graph.get_operations
     graph.get_operations = lambda: [op for op in get_operations() if op.name not in names]
 
@@ -65,8 +59,7 @@ def left_out(graph: tf.Graph, names: Collection[str]) -> None:
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:
     """Registers the functions of a graph's library in the process, under their names.
 
-    `tf.graph_util.import_graph_def` adds them only to the graph that it imports to; functions
-    that call this graph do not find them. A registered name must have the same definition.
+    `tf.graph_util.import_graph_def` adds them only to one graph; its callers do not find them.
     """
     from tensorflow.python.eager import context
 
@@ -78,11 +71,7 @@ def define_functions(definition: tf.compat.v1.GraphDef) -> None:
 def called_graph(operation: tf.Operation, name: str) -> Any:
     """Returns the FuncGraph that an operation calls; None if Python did not trace the function.
 
-    The operation's function name is public, but a graph has no public lookup by name.
-
-    Args:
-        operation: a calling operation, such as a StatefulPartitionedCall or a While.
-        name: the operation's attribute for the function, such as "f" or "body".
+    Args: name: the operation's attribute for the function, such as "f" or "body".
     """
     try:
         function = operation.graph._get_function(operation.get_attr(name).name)
@@ -95,10 +84,8 @@ def called_graph(operation: tf.Operation, name: str) -> Any:
 def custom_gradients_forgotten() -> Iterator[None]:
     """Removes the custom gradients traced inside the context, which are never differentiated.
 
-    TensorFlow keeps every custom gradient in a registry of the process forever, and with it the
-    graph and the variables that it reads. Keras' optimizers make one (the all-reduce of
-    tf.distribute), so each new step would leave its parameters and slots in memory. There is no
-    public way to remove an entry.
+    TensorFlow keeps every custom gradient forever, and with it the graph and its variables. Keras'
+    optimizers make one, so each new step would leave its parameters and slots in memory.
     """
     from tensorflow.python.framework import ops
 
@@ -116,26 +103,22 @@ def custom_gradients_forgotten() -> Iterator[None]:
 def custom_gradients_in_scope() -> Iterator[None]:
     """Inside the context, custom gradients are traced in the name scope of their forward pass.
 
-    A tape puts the gradient of each TensorFlow operation into "gradient_tape/SCOPE/", which tells
-    the layer. It puts the gradient of a `tf.custom_gradient` (`tf.nn.silu`), or of a nested
-    `tf.function`, into no scope. The tape has no hook.
+    A tape puts the gradient of each TensorFlow operation into "gradient_tape/SCOPE/", but a
+    `tf.custom_gradient`'s (`tf.nn.silu`), or a nested `tf.function`'s, into no scope.
     """
     from tensorflow.python.eager import record
 
     def recording(original: Callable) -> Callable:
         def record_in_scope(
-            op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Callable,
-            *others: Any, **more: Any,
+            op_type: Any, outputs: Any, inputs: Any, backward: Callable, *others: Any, **more: Any
         ) -> Any:
             scope = tf.get_current_name_scope()
 
             def backward_in_scope(*gradients: Any) -> Any:
                 with tf.name_scope(f"gradient_tape/{scope}/"):
-                    return backward_function(*gradients)
+                    return backward(*gradients)
 
-            return original(
-                op_type, output_tensors, input_tensors, backward_in_scope, *others, **more
-            )
+            return original(op_type, outputs, inputs, backward_in_scope, *others, **more)
 
         return record_in_scope
 
@@ -147,15 +130,12 @@ def custom_gradients_in_scope() -> Iterator[None]:
 
 
 @contextmanager
-def recomputed_by(
-    call: Callable[[Callable, Sequence[Any], Mapping[str, Any]], Any],
-) -> Iterator[None]:
+def recomputed_by(call: Callable[[Callable, Sequence, Mapping], Any]) -> Iterator[None]:
     """Inside the context, in this thread's graphs, `call` calls tf.recompute_grad's functions.
 
     Replacing tf.recompute_grad is too late, because layers wrap functions when they are made.
 
-    Args:
-        call: (the function that was wrapped, args, kwargs) -> the function's result.
+    Args: call: (the function that was wrapped, args, kwargs) -> the function's result.
     """
     from tensorflow.python.ops import custom_gradient
 
@@ -176,28 +156,27 @@ def recomputed_by(
 
 # Workers.
 
+_JOB = "worker"
+_TASK = f"/job:{_JOB}/replica:0/task:{{}}"  # a worker's name in TensorFlow's messages
+
 
 def start_collectives(addresses: Sequence[str], index: int) -> None:
     """Connects the collective operations of this process with other processes, over gRPC.
 
-    Call it before TensorFlow starts, because its server then begins to listen. The public way is
-    tf.distribute's strategies. They need scopes, which towers does not use, and a coordination
-    service, which swallows SIGTERM and waits minutes for a worker that never starts.
+    Call it before TensorFlow starts. The public way, tf.distribute, needs scopes and a coordination
+    service that swallows SIGTERM and waits minutes for a worker that never starts.
     """
     from tensorflow.python.eager import context
 
     context.context().configure_collective_ops(
-        collective_leader=_task_name(0), scoped_allocator_enabled_ops=(),
+        collective_leader=_TASK.format(0), scoped_allocator_enabled_ops=(),
         device_filters=(f"/job:{_JOB}/task:{index}",),
     )
     context.context().enable_collective_ops(_Server(list(addresses), index))
 
 
 class _Server:
-    """Stands for the ServerDef that TensorFlow serializes when it starts.
-
-    The ServerDef is made only then, because logical devices and threads may change until then.
-    """
+    """Stands for the ServerDef; devices and threads may change until TensorFlow serializes it."""
 
     job_name = property(lambda self: _JOB)
 
@@ -212,26 +191,22 @@ class _Server:
         config.device_filters[:] = [f"/job:{_JOB}/task:{self.task_index}"]
         server: bytes = tensorflow_server_pb2.ServerDef(
             cluster=tf.train.ClusterSpec({_JOB: self._addresses}).as_cluster_def(),
-            default_session_config=config,
-            job_name=_JOB,
-            task_index=self.task_index,
+            default_session_config=config, job_name=_JOB, task_index=self.task_index,
             protocol="grpc",
         ).SerializeToString()
         return server
 
 
 def health_error(index: int, timeout: float) -> tf.errors.OpError | None:
-    """Checks whether a worker's TensorFlow answers, which does not mean that it computes.
+    """Returns None if a worker's TensorFlow answers in time, although it may compute nothing.
 
-    Returns:
-        None if it answers within `timeout` seconds; `tf.errors.UnavailableError` if nothing
-        listens at its address. Any other error means that the worker is silent.
+    `tf.errors.UnavailableError` means that nothing listens at its address, another error silence.
     """
     from tensorflow.python.eager import context
 
     try:
         context.context().check_collective_ops_peer_health(
-            _task_name(index), timeout_in_ms=round(1000 * timeout)
+            _TASK.format(index), timeout_in_ms=round(1000 * timeout)
         )
     except tf.errors.OpError as error:
         return error
@@ -242,18 +217,7 @@ _SAME_ELEMENTS = re.compile("_?(Cache|Options|Prefetch|Repeat|Shuffle|Skip|Take)
 
 
 def ends_in_batch(dataset: tf.data.Dataset) -> bool:
-    """Returns whether `batch` made a data set's elements, and no function has changed them since.
-
-    The data set that another one is made from has no public name.
-    """
+    """Returns whether `batch` made a data set's elements, and no function changed them since."""
     while _SAME_ELEMENTS.fullmatch(type(dataset).__name__):
         dataset = dataset._input_dataset
     return "Batch" in type(dataset).__name__
-
-
-def _task_name(index: int) -> str:
-    """Returns a worker's name in TensorFlow's messages."""
-    return f"/job:{_JOB}/replica:0/task:{index}"
-
-
-_JOB = "worker"

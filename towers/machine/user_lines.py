@@ -37,16 +37,12 @@ def line_of(operation: Any) -> str:
 def line_of_error(error: BaseException | None) -> str | None:
     """Returns the innermost line of the user's code that raised an error or its cause, or None.
 
-    Args:
-        error: an error that has been raised. Code that pip installed is not the user's code.
+    Code that pip installed is not the user's code.
     """
     while error is not None:
-        walked = traceback.walk_tb(error.__traceback__)
-        frames = [(frame.f_code.co_filename, line) for frame, line in walked]
-        line = _first_of_the_users(
-            (name, number) for name, number in reversed(frames)
-            if "site-packages" not in name
-        )
+        walked = list(traceback.walk_tb(error.__traceback__))
+        frames = ((frame.f_code.co_filename, number) for frame, number in reversed(walked))
+        line = _first_of_the_users(each for each in frames if "site-packages" not in each[0])
         if line != _UNKNOWN:
             return line
         error = error.__cause__
@@ -54,8 +50,7 @@ def line_of_error(error: BaseException | None) -> str | None:
 
 
 def is_of_keras(operation: Any, folder: str) -> bool:
-    """Returns whether Keras' "layers" or "metrics" made an operation, not user code that they call.
-    """
+    """Returns whether Keras' "layers" or "metrics" made an operation, not code that they call."""
     return _is_made_in(str(_KERAS / folder), operation, _CALLERS)
 
 
