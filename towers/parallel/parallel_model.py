@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
@@ -87,7 +88,7 @@ def make_parallel(
         ValueError: towers cannot compute the model, or an argument is wrong.
     """
     check_model(model)
-    checks.check_batch_norm(batch_norm)
+    checks.check_choice("batch_norm", batch_norm or "average", BATCH_NORM)
     checks.check_strategy(strategy)
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):

@@ -59,23 +59,19 @@ def _in_place_of(parameter: tf.Tensor, value: tf.Tensor) -> Any:
 class TowerScope(keras.StatelessScope):
     """Redirects reads and assignments of variables to values in the trace.
 
+    parameters: the ids of the trained parameters.
+    lines: by id, the user's line that assigned a variable last.
     unknown: by id, variables that were read without being listed in `known`.
     """
 
     def __init__(self, known: Iterable[tuple[Any, tf.Tensor]], num_parameters: int) -> None:
-        """
-        Args:
-            known: pairs of a variable and its value in the trace: parameters, then state.
-            num_parameters: the number of pairs that are parameters.
-        """
+        """Args: known: (variable, value in the trace) pairs; parameters are first."""
         super().__init__(collect_losses=True)
         self._graph = tf.compat.v1.get_default_graph()
-        self._variables, self._before = [], {}
-        for variable, value in known:
-            self._variables.append(variable)
-            self.state_mapping[id(variable)] = self._before[id(variable)] = value
-        self._parameters = {id(v) for v in self._variables[:num_parameters]}
-        self._lines: dict[int, str] = {}
+        self._known = list(known)
+        self.state_mapping.update({id(variable): value for variable, value in self._known})
+        self.parameters = {id(variable) for variable, _ in self._known[:num_parameters]}
+        self.lines: dict[int, str] = {}
         self._made: list[tuple[Any, str]] = []
         self.unknown: dict[int, Any] = {}
 
@@ -88,14 +84,13 @@ class TowerScope(keras.StatelessScope):
                 return None
             self.unknown[id(variable)] = variable
             with self._graph.as_default(), read_as_they_are():
-                value = tf.convert_to_tensor(stored)
-            self.state_mapping[id(variable)] = self._before[id(variable)] = value
+                self.state_mapping[id(variable)] = tf.convert_to_tensor(stored)
         return self.state_mapping[id(variable)]
 
     def as_now(self) -> "TowerScope":
         """Returns a new scope that starts from the current values of this one."""
-        values = [(v, self.state_mapping[id(v)]) for v in self._variables]
-        return TowerScope(values, len(self._parameters))
+        values = [(variable, self.state_mapping[id(variable)]) for variable, _ in self._known]
+        return TowerScope(values, len(self.parameters))
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
         """Records a (variable, value) pair; only parameters' values keep a gradient, as in Keras.
@@ -110,32 +105,27 @@ class TowerScope(keras.StatelessScope):
                 "after that."
             )
         before = self.get_current_value(variable)
-        self._lines[id(variable)] = current_line()
-        if id(variable) in self._parameters:
-            value = _in_place_of(before, value)
-        else:
-            value = tf.stop_gradient(value)
+        self.lines[id(variable)] = current_line()
+        is_parameter = id(variable) in self.parameters
+        value = _in_place_of(before, value) if is_parameter else tf.stop_gradient(value)
         super().add_update((variable, value))
 
     def changed(self) -> list[tuple[int, Any, tf.Tensor, tf.Tensor]]:
         """Returns (index, variable, value before, value after) of each variable assigned so far.
 
-        Raises:
-            ValueError: the trace has created variables.
+        Raises ValueError if the trace has created variables.
         """
         self.check_none_made(trainable=False)
-        pairs = [(self._before[id(v)], self.state_mapping[id(v)]) for v in self._variables]
         return [
-            (i, v, before, after)
-            for i, (v, (before, after)) in enumerate(zip(self._variables, pairs, strict=True))
-            if after is not before
+            (i, variable, before, after)
+            for i, (variable, before) in enumerate(self._known)
+            if (after := self.state_mapping[id(variable)]) is not before
         ]
 
     def check_none_made(self, *, trainable: bool) -> None:
         """Raises ValueError if the trace has created variables: they would become constants.
 
-        Args:
-            trainable: check trainable variables only, so that a `compute_loss` may create metrics.
+        With `trainable`, only trainable ones count, because a `compute_loss` may create metrics.
         """
         for variable, line in self._made:
             if variable.trainable or not trainable:
@@ -144,83 +134,48 @@ class TowerScope(keras.StatelessScope):
                     "variables in __init__ or build, or call the layer on a batch first."
                 )
 
-    def is_parameter(self, variable: Any) -> bool:
-        """Whether a variable is one of the trained parameters."""
-        return id(variable) in self._parameters
-
-    def line(self, variable: Any) -> str:
-        """Returns the user's line that assigned a variable last."""
-        return self._lines[id(variable)]
-
 
 def assign_merged(
-    variables: Sequence[Any],
-    same: Mapping[int, tf.Tensor],
-    sums: Mapping[int, tf.Tensor],
+    variables: Sequence[Any], same: Mapping[int, tf.Tensor], sums: Mapping[int, tf.Tensor]
 ) -> None:
-    """Assigns the merged values of all towers to the model's variables.
-
-    Args:
-        variables: the variables that the keys of `same` and `sums` index.
-        same: tower 0's `Assigned.same`.
-        sums: the sums of `Assigned.parts` over all towers; each is added to `same`, if both exist.
-    """
+    """Assigns `same` + `sums`, tower 0's `Assigned.same` and the sums of `Assigned.parts`."""
     for i in {**same, **sums}:
         values = [values[i] for values in (same, sums) if i in values]
         variables[i].assign(functools.reduce(tf.add, values))
 
 
 def what_becomes_of(
-    changed: Sequence[tuple[int, Any, tf.Tensor, tf.Tensor]],
-    scope: TowerScope,
-    shard: ShardFacts,
-    statistics: Collection[int],
-    takes_first: bool,
+    changed: Sequence[tuple[int, Any, tf.Tensor, tf.Tensor]], scope: TowerScope, shard: ShardFacts,
+    statistics: Collection[int], takes_first: bool,
 ) -> Assigned:
-    """Sorts the values that a forward pass assigns by how they are merged over the towers.
+    """Sorts the values of `scope.changed()` by how they are merged over the towers.
 
-    Args:
-        changed: (index, variable, value before, value after) tuples from `scope.changed()`.
-        scope: the scope of the forward pass.
-        shard: the facts about the traced tensors.
-        statistics: the ids of BatchNormalization's statistics, which are averaged.
-        takes_first: take tower 0's statistics instead.
+    statistics: the ids of BatchNormalization's statistics. They are averaged, unless `takes_first`.
 
-    Raises:
-        ValueError: a parameter's value depends on the shard, or a variable with aggregation="sum",
-            such as a metric's, gets a value that cannot be added up.
-
-    Warns:
-        UserWarning: another variable's value depends on the shard, and no rule merges it.
+    Raises ValueError if a parameter's value depends on the shard, or if a value with
+    aggregation="sum", such as a metric's, cannot be added up. Warns if no rule merges a value.
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
-        is_first = variable.aggregation == "only_first_replica"
-        if scope.is_parameter(variable) and shard.dependence.local(after) and not is_first:
-            raise _refused(
-                variable, scope.line(variable), "Assign parameters what no row has a part in.")
-        same, parts = terms_of_new(
-            variable, after, shard, statistics, takes_first, scope.line(variable), before
-        )
-        if same:
-            assigned.same[i] = functools.reduce(tf.add, same)
-        if parts:
-            assigned.parts[i] = functools.reduce(tf.add, parts)
+        line, is_first = scope.lines[id(variable)], variable.aggregation == "only_first_replica"
+        if id(variable) in scope.parameters and shard.dependence.local(after) and not is_first:
+            raise ValueError(
+                _of_a_shard(variable, line) + "Assign parameters what no row has a part in."
+                + _OR_GATHER
+            )
+        merged = terms_of_new(variable, after, shard, statistics, takes_first, line, before)
+        for found, terms in zip(assigned, merged, strict=True):
+            if terms:
+                found[i] = functools.reduce(tf.add, terms)
     return assigned
 
 
 def without_rows(
     predictions: Sequence[tf.Tensor], facts: ShardFacts, *, is_alone: bool
 ) -> Assigned:
-    """Finds the outputs without a batch axis, by index, and how the towers' values are merged.
+    """Finds the flattened outputs without a batch axis, by index, and how they are merged.
 
-    Args:
-        predictions: the flattened outputs.
-        facts: the facts about the traced tensors.
-        is_alone: whether there is only one tower.
-
-    Raises:
-        ValueError: an output is neither a mean nor a sum over the batch's rows.
+    Raises ValueError if one is neither a mean nor a sum over the rows, unless a tower `is_alone`.
     """
     whole = Assigned({}, {})
     for i, value in enumerate(predictions):
@@ -236,10 +191,8 @@ def without_rows(
                 reason = f"{line_of(fault.operation)} {fault.what}" if fault else "it has no rows"
                 raise ValueError(
                     f"an output of the model, of shape {value.shape}, is neither a value for each "
-                    f"example nor a mean or a sum over the examples: {reason}. Each tower has only "
-                    "its own rows of the batch. Compute the output from towers.gather(rows), the "
-                    "rows of all towers, with towers.make_parallel(model, gpus); or from each "
-                    "example."
+                    f"example nor a mean or a sum over the examples: {reason}. Compute the output "
+                    "from each example." + _OR_GATHER
                 )
             whole.parts[i] = part
     return whole
@@ -251,12 +204,11 @@ def terms_of_new(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Splits an assigned value into (terms that count once, this tower's summands of the rest).
 
-    If towers disagree about a term that counts once, tower 0's is used.
+    If towers disagree about a term that counts once, tower 0's is used. Other arguments are as in
+    `what_becomes_of`.
 
-    Args:
-        variable, line: the variable that gets the value, and the user's line that assigns it.
-        facts, statistics, takes_first: `shard` and the arguments after it of `what_becomes_of`.
-        before: the old value, to which aggregation="sum" adds; None to ignore that aggregation.
+    line: the user's line that assigns the value.
+    before: the old value, to which aggregation="sum" adds; None to ignore that aggregation.
     """
     is_statistic = id(variable) in statistics
     is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"
@@ -271,7 +223,10 @@ def terms_of_new(
         return same, known
     if variable.aggregation == "sum" and before is not None:
         if not (len(same) == 1 and same[0] is before):
-            raise _refused(variable, line, "Add to it, by assign_add, what the shard's rows add.")
+            raise ValueError(
+                _of_a_shard(variable, line)
+                + "Add to it, by assign_add, what the shard's rows add." + _OR_GATHER
+            )
         for term in own:
             fault = facts.rows.kind(term).fault
             if fault and not is_of_keras(fault.operation, "metrics"):
@@ -283,13 +238,16 @@ def terms_of_new(
     if variable.aggregation == "mean" and value.dtype.is_floating:
         facts.rows.check(value, f"what is assigned to variable {variable.path!r}")
         return [], [facts.weighted(value)]
-    _warn_of_first(variable, line)
+    warnings.warn(
+        _of_a_shard(variable, line) + "Tower 0's value is kept. Make the variable with "
+        'aggregation="mean" or "sum", or compute its value from towers.gather(rows) in a custom '
+        "train_step.",
+        stacklevel=2,
+    )
     return [value], []
 
 
-def terms_of(
-    value: tf.Tensor, facts: ShardFacts
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+def terms_of(value: tf.Tensor, facts: ShardFacts) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Splits a sum, or a multiple of one, into (terms that depend on no shard, terms that do)."""
     operation, is_local = value.op, facts.dependence.local
     if operation.type in _PASSED_ON:
@@ -308,20 +266,15 @@ def terms_of(
     return [], [value]
 
 
-def _warn_of_first(variable: Any, line: str) -> None:
-    """Warns that only tower 0's value of this variable is kept."""
-    warnings.warn(
-        f"{line} assigns variable {variable.path!r} a value that it computes from a "
-        "shard, so each tower has another value. Tower 0's value is kept. Make the variable with "
-        'aggregation="mean" or "sum", or compute its value from towers.gather(rows) in a custom '
-        "train_step.",
-        stacklevel=2,
-    )
+_OR_GATHER = (
+    " Or compute it from towers.gather(rows), the rows of all towers, with "
+    "towers.make_parallel(model, gpus)."
+)
 
 
-def _refused(variable: Any, line: str, remedy: str) -> ValueError:
-    return ValueError(
-        f"{line} assigns variable {variable.path!r} a value that it computes from "
-        f"a shard, so each tower has another value. {remedy} Or compute it from "
-        "towers.gather(rows), the rows of all towers, with towers.make_parallel(model, gpus)."
+def _of_a_shard(variable: Any, line: str) -> str:
+    """Returns the beginning of a message about a value that differs between towers."""
+    return (
+        f"{line} assigns variable {variable.path!r} a value that it computes from a shard, so each "
+        "tower has another value. "
     )

@@ -1,9 +1,4 @@
-"""Checks models, arguments and batches before a step, and raises one-line errors.
-
-Inputs, labels and weights must have one row for each example. If Python knows the numbers of rows
-and they differ, a ValueError is raised. If only the graph knows them (batches of a tf.data
-iterator), the graph compares them before the step.
-"""
+"""Checks models, arguments and batches before a step, and raises one-line errors."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -54,12 +49,6 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
         )
 
 
-def check_batch_norm(batch_norm: str | None) -> None:
-    """Raises ValueError for an unknown way to merge BatchNormalization statistics."""
-    if batch_norm is not None:
-        check_choice("batch_norm", batch_norm, choices.BATCH_NORM)
-
-
 def check_strategy(strategy: str) -> None:
     """Raises ValueError for an unknown strategy and for asynchronous updates."""
     if strategy == choices.ASYNC:
@@ -87,11 +76,9 @@ class BatchInCode(ValueError):
 
 
 def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
-    """Raises BatchInCode if a model returns a fixed number of rows for any batch.
+    """Raises BatchInCode if flattened outputs have a fixed number of rows for any batch.
 
-    Args:
-        outputs: the model's flattened outputs, symbolic tensors [n, ...].
-        facts: the ShardFacts of their graph.
+    facts: the ShardFacts of their graph.
     """
     dense = [output for output in outputs if not is_composite(output)]
     if dense:
@@ -118,12 +105,7 @@ def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
 
 
 def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
-    """Raises BatchInCode if a shard's rows are paired with a fixed number of other rows.
-
-    Args:
-        graph: the graph of a traced tower or loss.
-        dependence: which of the graph's tensors depend on the shard.
-    """
+    """Raises BatchInCode if a graph pairs a shard's rows with a fixed number of other rows."""
     for operation in graph.get_operations():
         if operation.type not in _ROW_BY_ROW:
             continue
@@ -141,40 +123,32 @@ def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
 
 
 _PARTS = ("x", "y", "sample_weight")
-_BEGIN, _END = "the parts of a batch differ in their number of rows: ", " in every part."
-_WAY_OUT = ". Give one row for each example" + _END
+_DIFFER = "the parts of a batch differ in their number of rows: "
+_REMEDY = ". Give one row for each example in every part."
 _GATHERED = (
     " needs one row for each example of a shard. Gather two views of a batch one by one, and "
     "concatenate them after that."
 )
 _SAID = re.compile(
-    f"{re.escape(_BEGIN)}.*?{re.escape(_END)}|towers\\.gather, [^ ]*:{re.escape(_GATHERED)}",
+    r"the parts of a batch differ .*? in every part\.|towers\.gather, \S*: .*? after that\.",
     re.DOTALL,
 )
 _SCALAR = -1
 
 
 def check_rows(*batch: Any) -> None:
-    """Raises ValueError if parts of a batch are known to have different numbers of rows.
-
-    Args:
-        batch: x, y and sample_weight, structures of tensors or arrays; None for an absent part.
-    """
+    """Raises ValueError if x, y and sample_weight are known to differ in their number of rows."""
     known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
     if len(known) > 1 or _SCALAR in known:
         check_arrays(*batch)
         odd = {_SCALAR: "none (a scalar)", None: "?"}
         rows = {name: _rows(part) for name, part in _named_parts(batch)}
         listed = ", ".join(f"{name} {odd.get(n, n)}" for name, n in rows.items())
-        raise ValueError(_BEGIN + listed + _WAY_OUT)
+        raise ValueError(_DIFFER + listed + _REMEDY)
 
 
 def check_arrays(*batch: Any) -> None:
-    """Raises ValueError for lists of numbers: TensorFlow would make a tensor of each number.
-
-    Args:
-        batch: up to three structures, x, y and sample_weight.
-    """
+    """Raises ValueError for lists of numbers: TensorFlow would make a tensor of each number."""
     for name, part in zip(_PARTS, batch):
         numbers = (isinstance(v, bool | int | float | np.generic) for v in tf.nest.flatten(part))
         if isinstance(part, list | tuple | dict) and any(numbers):
@@ -188,23 +162,19 @@ def check_arrays(*batch: Any) -> None:
 def checked_rows(*batch: Any) -> Iterator[None]:
     """Makes operations of the with block wait until the graph has compared the numbers of rows.
 
-    Args:
-        batch: x, y and sample_weight, structures of the graph's tensors; or None.
-
-    Raises:
-        ValueError: the numbers differ already in the trace. If they differ only when the graph
-            runs, it fails with an InvalidArgumentError, which `readable` converts.
+    Raises ValueError if they differ already in the trace, as in `check_rows`. Otherwise the graph
+    fails with an InvalidArgumentError, which `readable` converts.
     """
     check_rows(*batch)
     named, assertions = _named_parts(batch), []
-    said: list[Any] = []
     if len(named) > 1 and any(_rows(part) is None for _, part in named):
         with tf.device(HOST):
             counts = [tf.cast(tf.shape(part)[0], tf.int32) for _, part in named]
+            said: list[Any] = []
             for (name, _), count in zip(named, counts, strict=True):
-                said += [f"{', ' if said else _BEGIN}{name} ", count]
+                said += [f"{', ' if said else _DIFFER}{name} ", count]
             same = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
-            assertions = [tf.debugging.Assert(same, [*said, _WAY_OUT])]
+            assertions = [tf.debugging.Assert(same, [*said, _REMEDY])]
     with tf.control_dependencies(assertions):
         yield
 
@@ -223,21 +193,12 @@ def readable() -> Iterator[None]:
 
 
 def gathered_rows_text(line: str) -> str:
-    """Returns the assertion text for rows to gather that differ in number from the shard's.
-
-    Args:
-        line: the user's line that calls `gather`, such as "file.py:12".
-    """
+    """Returns the text for rows, gathered by the user's `line`, that do not fit the shard."""
     return f"towers.gather, {line}:{_GATHERED}"
 
 
 def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: range) -> None:
-    """Raises ValueError if the shards' numbers of rows do not fit the batch.
-
-    Args:
-        placed, local_towers: the shards and indices of this worker's towers; None: no shards yet.
-        batch: a structure of tensors or arrays [N, ...], for `num_towers` towers.
-    """
+    """Raises ValueError if the rows of `placed`, the shards of this worker, do not fit a batch."""
     if placed is None:
         return
     check_rows(batch)

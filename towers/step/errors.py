@@ -25,11 +25,7 @@ _AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+F
 
 @contextmanager
 def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
-    """Replaces a CancelledError inside the with block by the error of `towers_in_turn`, if any.
-
-    Args:
-        towers_in_turn: runs the step's towers again, one after the other; changes no variable.
-    """
+    """Replaces a CancelledError inside the with block by the error of `towers_in_turn`, if any."""
     try:
         yield
     except tf.errors.CancelledError as cancelled:
@@ -46,15 +42,9 @@ def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
 def run_in_turn(
     step: Any, name: str, x: Structure, y: Structure = None, sample_weight: Structure = None
 ) -> None:
-    """Runs the towers of a step outside of a graph, one after the other; changes no variable.
+    """Runs the towers of a TowerStep on a batch outside of a graph, one after the other.
 
-    Args:
-        step: a TowerStep.
-        name: "train", "test" or "predict".
-        x, y, sample_weight: the global batch on which the step failed.
-
-    Raises:
-        tf.errors.OpError: the error of the first tower that fails.
+    name: "train", "test" or "predict". Changes no variable. The first tower that fails raises.
     """
     if step.cluster.num_workers == 1:  # collectives would wait for the other workers
         options = [tf.ones([])] if name == "train" else []
@@ -63,17 +53,17 @@ def run_in_turn(
 
 @contextmanager
 def values_explained(where: str) -> Iterator[None]:
-    """Turns the with block's InvalidArgumentError into a one-line ValueError; `where`: "step 3"."""
+    """Turns the with block's InvalidArgumentError into a one-line ValueError; where: "step 3"."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         # An operation's message and name, without TensorFlow's stack.
         lines = [line for line in error.message.splitlines() if not _AROUND.match(line)]
-        node = _NODE.search(error.message)
-        cause = " ".join(" ".join(lines).split()).rstrip(".") + (f" (in {node[1]})" if node else "")
-        raise ValueError(
-            f"{where}: {cause}. Check the inputs, labels and weights of this batch."
-        ) from error
+        cause = " ".join(" ".join(lines).split()).rstrip(".")
+        if node := _NODE.search(error.message):
+            cause += f" (in {node[1]})"
+        advice = "Check the inputs, labels and weights of this batch."
+        raise ValueError(f"{where}: {cause}. {advice}") from error
 
 
 class NewestBatch:
@@ -88,19 +78,12 @@ class NewestBatch:
         self._specs = batch_specs(specs)
         with tf.device(HOST):
             self._kept = [
-                tf.Variable(
-                    tf.zeros([], spec.dtype), trainable=False, shape=tf.TensorShape(None),
-                    validate_shape=False,
-                )
+                tf.Variable(tf.zeros([], spec.dtype), trainable=False, shape=tf.TensorShape(None))
                 for spec in components(self._specs)
             ]
 
     def keep(self, *batch: Structure) -> list[tf.Operation]:
-        """Keeps a batch of the graph that is being traced, if its specs were prepared.
-
-        Returns:
-            The operations that the step must wait for.
-        """
+        """Keeps a batch of the traced graph, if its specs were prepared; returns its operations."""
         if batch_specs(batch) != self._specs:
             return []
         with tf.device(HOST):
@@ -127,29 +110,22 @@ def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str,
 
 
 def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
-    """Returns [1 + V] bool: whether a loss, and each of V gradients, is finite.
+    """Returns [1 + V] bool: whether a scalar loss, and each of V gradients, is finite.
 
     The test is one pass: is the sum of a gradient's squares finite? Values of about 1e19 overflow
     it in float32, but also overflow Adam's second moment and the norm for clipping.
-
-    Args:
-        loss: a scalar.
-        gradients: V tensors, IndexedSlices, or None for a variable that the loss does not use.
     """
-    dtype = _at_least_float32(loss.dtype)
-    squares = []
+
+    def widened(values: tf.Tensor) -> tf.Tensor:
+        return values if values.dtype.size >= 4 else tf.cast(values, tf.float32)
+
+    loss = widened(loss)
+    found = [loss]
     for gradient in gradients:
-        if gradient is None:
-            squares.append(tf.zeros([], dtype))
-            continue
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        values = tf.cast(values, _at_least_float32(values.dtype))
-        squares.append(tf.cast(tf.nn.l2_loss(values), dtype))  # half of the sum
-    return tf.math.is_finite(tf.stack([tf.cast(loss, dtype), *squares]))
-
-
-def _at_least_float32(dtype: tf.DType) -> tf.DType:
-    return dtype if dtype.size >= 4 else tf.float32
+        half = 0.0 if values is None else tf.nn.l2_loss(widened(values))  # half of the sum
+        found.append(tf.cast(half, loss.dtype))
+    return tf.math.is_finite(tf.stack(found))
 
 
 def nonfinite_error(
@@ -157,10 +133,7 @@ def nonfinite_error(
 ) -> NonFiniteError:
     """Returns an error such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
 
-    Args:
-        finite: `are_finite` of each tower, [T, 1 + V], not all true.
-        places: the device, or the worker, of each tower.
-        variables: the V trainable variables.
+    finite: `are_finite` of each tower, [T, 1 + V], not all true. places: each tower's device.
     """
     tower = next(t for t, row in enumerate(finite) if not all(row))
     index = list(finite[tower]).index(False)

@@ -120,7 +120,7 @@ class Step:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
         """
         checks.check_model(model)
-        checks.check_batch_norm(batch_norm)
+        checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         self.devices = list(devices_lib.tower_devices() if devices is None else devices)
         devices_lib.check_devices(self.devices)
