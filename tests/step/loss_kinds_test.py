@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 from towers.machine.loss_internals import function_loss
+from towers.step.gathering import NeedsOtherTowers
 from towers.step.loss_kinds import (
-    NeitherMeanNorSum, check_loss, loss_fault, loss_mask, loss_reduction, overrides_call,
+    check_loss, loss_fault, loss_mask, loss_reduction, overrides_call,
 )
 from towers.step.losses import shard_weight
 
@@ -147,7 +148,7 @@ def test_towers_make_the_batchs_value_of_a_mean(loss, y, y_pred, float64):
 
 @pytest.mark.parametrize("loss, y, y_pred", cases(OTHERS, ROWS, ROWS))
 def test_a_loss_that_is_neither_mean_nor_sum_is_found(loss, y, y_pred, float64):
-    with pytest.raises(NeitherMeanNorSum, match="neither a mean nor a sum over the examples"):
+    with pytest.raises(NeedsOtherTowers, match="neither a mean nor a sum over the examples"):
         check_loss(resolved(loss), y, y_pred)
 
 
@@ -169,7 +170,7 @@ def test_keras_losses_are_means_and_sums_with_weights_too(reduction):
         (losses.SparseCategoricalCrossentropy, CLASSES, ROWS), (losses.CTC, *STEPS),
     ]:
         assert loss_fault(resolved(loss(reduction=reduction)), y, y_pred) is None, loss
-    with pytest.raises(NeitherMeanNorSum):
+    with pytest.raises(NeedsOtherTowers):
         check_loss(losses.Circle(), CLASSES, ROWS)
 
 
@@ -190,5 +191,5 @@ def test_what_cannot_be_traced_alone_needs_the_rows_of_all_towers():
     def refuses(y, y_pred):
         raise RuntimeError("not here")
 
-    with pytest.raises(NeitherMeanNorSum, match="traced alone .RuntimeError: not here"):
+    with pytest.raises(NeedsOtherTowers, match="traced alone .RuntimeError: not here"):
         check_loss(resolved(refuses), ROWS, ROWS)

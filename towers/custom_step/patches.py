@@ -29,7 +29,7 @@ from towers.machine.keras_internals import optimized_variables
 from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.loss_internals import compiled_metrics
 from towers.machine.user_lines import current_line
-from towers.step.gathering import gathered_by, gatherer
+from towers.step.gathering import GATHERER, gathered_by
 from towers.step.lookups import join_lookups, separate_lookups
 from towers.step.loss_kinds import overrides_call
 from towers.step.raw_variables import read_as_they_are
@@ -71,7 +71,7 @@ class Patches:
             """Returns a call of function(original, ...), in the thread of this trace only."""
 
             def call(*args: Any, **options: Any) -> Any:
-                if gatherer() != gather:
+                if GATHERER.get() != gather:
                     return original(*args, **options)
                 return function(original, *args, **options)
 

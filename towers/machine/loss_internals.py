@@ -168,7 +168,7 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
-def metric_direction(metric: keras.metrics.Metric) -> str | None:
+def metric_direction(metric: keras.metrics.Metric | None) -> str | None:
     """Returns "up" if higher values of a metric are better, "down" if lower; None if unknown."""
     return getattr(metric, "_direction", None)
 

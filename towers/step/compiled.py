@@ -20,13 +20,8 @@ def recipe_of(
     """Returns the built optimizer, the loss, its weights and the metrics, given `TowerStep`'s.
 
     `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
-    loss brings its weights and the metrics, unless they are given.
-
-    Args:
-        parameter_device: the device for the variables of the optimizer and the metrics.
-
-    Raises:
-        ValueError: the model is not compiled, or its class has a custom `train_step`.
+    loss brings its weights and the metrics, unless they are given. Raises ValueError if the model
+    is not compiled, or its class has a custom `train_step`.
     """
     given = {"optimizer": optimizer, "loss": loss}
     missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]
@@ -71,26 +66,21 @@ def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None
     """Compiles a compiled model again with another optimizer; keeps its losses and metrics."""
     loss, loss_weights = loss_internals.compiled_loss(model)
     metrics, weighted_metrics = loss_internals.given_metrics(model)
-    keras.Model.compile(  # a custom `compile` may take other arguments
-        model, optimizer, loss, loss_weights, metrics, weighted_metrics
-    )
+    # A custom `compile` may take other arguments.
+    keras.Model.compile(model, optimizer, loss, loss_weights, metrics, weighted_metrics)
 
 
 def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
     """Returns whether the loss and each metric improve "up" or "down"; None if unknown.
 
-    Args:
-        model: a compiled model whose metrics are built.
-        names: the names of the loss and the metrics, from `BatchMetrics.names`.
+    names: from `BatchMetrics.names` of the compiled model, whose metrics are built.
     """
     metrics = {metric.name: metric for metric in model.metrics}
     compiled = loss_internals.compiled_metrics(model)
     if compiled is not None and compiled.built:
         metrics |= dict(zip(compiled.result(), compiled.metrics, strict=True))
-    found: dict[str, str | None] = {}
-    for name in names:
-        known = name in metrics
-        found[name] = loss_internals.metric_direction(metrics[name]) if known else None
-        if found[name] is None and f"_{name}".endswith("_loss"):
-            found[name] = "down"
-    return found
+    return {
+        name: loss_internals.metric_direction(metrics.get(name))
+        or ("down" if f"_{name}".endswith("_loss") else None)
+        for name in names
+    }

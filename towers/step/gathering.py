@@ -21,7 +21,8 @@ import tensorflow as tf
 from towers.machine.keras_internals import all_layers, moments_replaced
 from towers.step.structures import as_tensor
 
-_GATHER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
+# The function that `gather` calls in this thread; None if it returns its argument.
+GATHERER: ContextVar[Callable[[tf.Tensor], tf.Tensor] | None] = ContextVar("gather", default=None)
 
 
 class NeedsOtherTowers(ValueError):
@@ -46,23 +47,18 @@ def gather(rows: tf.Tensor) -> tf.Tensor:
     Raises:
         ValueError: `rows` has no batch axis, or the call is within a condition or a loop.
     """
-    gather_rows = _GATHER.get()
+    gather_rows = GATHERER.get()
     return rows if gather_rows is None else gather_rows(as_tensor(rows))
 
 
 @contextmanager
 def gathered_by(gather_rows: Callable[[tf.Tensor], tf.Tensor] | None) -> Iterator[None]:
     """Sets the function that `gather` calls inside the with block, in this thread, or None."""
-    token = _GATHER.set(gather_rows)
+    token = GATHERER.set(gather_rows)
     try:
         yield
     finally:
-        _GATHER.reset(token)
-
-
-def gatherer() -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns the function that `gather` calls in this thread; None if it returns its argument."""
-    return _GATHER.get()
+        GATHERER.reset(token)
 
 
 def refuse(rows: tf.Tensor) -> tf.Tensor:
@@ -78,8 +74,10 @@ Sum: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
 def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[keras.layers.Layer]:
-    """Returns the BatchNormalization layers to synchronize: all with batch_norm="synchronized",
-    else layers with `synchronized=True`. Keras ignores that outside of tf.distribute."""
+    """Returns the layers to synchronize: all of them, or those with `synchronized=True`.
+
+    Keras ignores that argument of BatchNormalization outside of tf.distribute.
+    """
     return [
         layer
         for layer in all_layers(model)
@@ -89,11 +87,7 @@ def synchronized_layers(model: keras.Model, batch_norm: str | None) -> list[kera
 
 
 def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
-    """Warns that statistics are averaged by default, because `batch_norm` was not given.
-
-    Args:
-        statistics: the variables of BatchNormalization layers that a train step assigns.
-    """
+    """Warns that a train step averages these statistics, because `batch_norm` was not given."""
     names = list(dict.fromkeys(v.path.rpartition("/")[0] for v in statistics))
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""
@@ -111,10 +105,7 @@ def synchronized(
 ) -> Iterator[None]:
     """Makes the layers compute mean and variance over all towers inside the with block.
 
-    Args:
-        layers: the BatchNormalization layers.
-        is_real: scalar bool, False for an empty shard, whose one row must not count.
-        sum_towers: sums a list of tensors over all towers.
+    is_real: scalar bool, False for an empty shard, whose one row must not count.
     """
     with ExitStack() as stack:
         for layer in layers:
@@ -128,6 +119,14 @@ def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
         axes = [i for i in range(inputs.shape.rank) if i != layer.axis % inputs.shape.rank]
         shape = [1 if i in axes else -1 for i in range(inputs.shape.rank)]
+
+        @tf.custom_gradient
+        def total(values: tf.Tensor) -> Any:  # its gradient is shorter than tf.reduce_sum's
+            def spread(gradient: tf.Tensor) -> tf.Tensor:
+                return tf.broadcast_to(tf.reshape(gradient, shape), tf.shape(values))
+
+            return tf.reduce_sum(values, axes), spread
+
         valid = tf.cast(is_real, inputs.dtype)
         if mask is None:
             channels = inputs.shape[layer.axis]
@@ -136,25 +135,12 @@ def _moments(layer: keras.layers.Layer, is_real: tf.Tensor, sum_towers: Sum) -> 
             valid *= tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
             count = tf.reduce_sum(valid, axes)
         (count,) = sum_towers([count])  # separate, because it has no gradient
-        (total,) = sum_towers([_sum_over(axes, shape, inputs * valid)])
+        (summed,) = sum_towers([total(inputs * valid)])
         if mask is not None:
             count += tf.cast(keras.config.epsilon(), count.dtype)
-        mean = total / count
+        mean = summed / count
         difference = (inputs - tf.reshape(mean, shape)) * valid
-        (squares,) = sum_towers([_sum_over(axes, shape, tf.square(difference))])
+        (squares,) = sum_towers([total(tf.square(difference))])
         return mean, squares / count
 
     return moments
-
-
-def _sum_over(axes: Sequence[int], shape: Sequence[int], values: tf.Tensor) -> tf.Tensor:
-    """Sums like tf.reduce_sum; knowing the kept axes, its gradient has fewer operations."""
-
-    @tf.custom_gradient
-    def total(values: tf.Tensor) -> Any:
-        def spread(gradient: tf.Tensor) -> tf.Tensor:
-            return tf.broadcast_to(tf.reshape(gradient, shape), tf.shape(values))
-
-        return tf.reduce_sum(values, axes), spread
-
-    return total(values)

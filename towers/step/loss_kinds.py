@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.graph.facts import CHOSEN, Fact, Fault, UNEVEN
+from towers.graph.facts import CHOSEN, Fault, UNEVEN
 from towers.graph.levels import Dependence
 from towers.graph.rows import Rows
 from towers.machine.loss_internals import function_loss, keras_mask, marked
@@ -50,24 +50,16 @@ class ShardFacts(NamedTuple):
         return tf.where(self.weight > 0, value, tf.zeros_like(value))
 
     def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
-        """Returns a shard's part of a value; the towers' parts add up to the global batch's value.
+        """Returns a shard's part of a value without a batch axis, for a sum over the towers.
 
         A sum over the rows is its own part. Any other value is weighted by n_t / N; `rows.warn()`
-        warns if it is neither a sum nor a mean over the rows nor a constant.
-
-        Args:
-            value: the shard's value, without a batch axis.
-            what: describes the value in the warning.
+        warns if it is neither a sum nor a mean over the rows nor a constant. what: its name there.
         """
         is_sum = self.rows.check(value, what).name == "sum"
         return self.masked(value) if is_sum else self.weighted(value)
 
     def known_part(self, value: tf.Tensor) -> tf.Tensor | None:
-        """Returns a tower's part of a sum or a mean over the rows; None for any other value.
-
-        Args:
-            value: the tower's value, without a batch axis.
-        """
+        """Returns a tower's part of a sum or a mean over the rows; None for any other value."""
         kind = self.rows.kind(value).name
         if kind == "sum":
             return self.masked(value)
@@ -100,14 +92,10 @@ class ShardFacts(NamedTuple):
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
 
-class NoNumber(NeedsOtherTowers):
-    """Signals that a loss has no reduction, so it is not one number."""
-
-
 def check_reduction(loss: keras.losses.Loss) -> None:
-    """Raises NoNumber if a loss has no reduction."""
+    """Raises NeedsOtherTowers if a loss has no reduction, so it is not one number."""
     if loss_reduction(loss) not in _REDUCTIONS:
-        raise NoNumber(
+        raise NeedsOtherTowers(
             f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
             f"number. Use one of {', '.join(_REDUCTIONS)}; or towers.make_parallel(model, gpus), "
             "whose fit takes the gradient of the sum of all values, as Keras does."
@@ -133,16 +121,7 @@ def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss
 
 
 def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor | None:
-    """Returns the mask that Keras applies: the output's mask & the loss's (such as `ignore_class`).
-
-    Args:
-        loss: the Keras loss.
-        y: labels [n, ...], or a structure of these.
-        y_pred: predictions of the same form, which carry the output's mask if it has one.
-
-    Returns:
-        A bool tensor [n, ...], or None.
-    """
+    """Returns the mask that Keras applies: the output's & the loss's own, as for `ignore_class`."""
     mask = keras_mask(y_pred)
     if not makes_mask(loss, y, y_pred):
         return mask
@@ -151,14 +130,10 @@ def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Te
 
 
 def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
-    """Whether a loss makes a mask, such as for `ignore_class`.
+    """Whether a loss makes a mask for such labels and predictions, as `ignore_class` does.
 
     The loss is traced in a scratch graph: its assertions would keep all that they read alive in the
     caller's graph.
-
-    Args:
-        loss: the Keras loss.
-        y, y_pred: labels and predictions, or their specs; only dtypes and shapes matter.
     """
     if overrides_call(loss):
         return False
@@ -187,10 +162,8 @@ class ModelLoss:
 def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
     """Discards the metric updates of a `compute_loss` inside the with block.
 
-    Metrics start at zero there. They are updated later, on the predictions of all towers.
-
-    Raises:
-        NeedsOtherTowers: layers add losses, too, which that later update would not see.
+    Metrics start at zero there. They are updated later, on the predictions of all towers. Raises
+    NeedsOtherTowers if layers add losses, too, which that later update would not see.
     """
     trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     scope.state_mapping.update({id(v): zero for v, zero in trackers})
@@ -203,18 +176,12 @@ def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterat
         )
 
 
-class NeitherMeanNorSum(NeedsOtherTowers):
-    """Signals that the towers' losses do not add up to the loss of the global batch."""
-
-
 class WeightShapeError(ValueError):
     """Signals that sample weights have an axis that the values of the loss do not have."""
 
 
-def check_loss(
-    loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None
-) -> None:
-    """Raises NeitherMeanNorSum if `loss_fault` finds an operation, or the loss cannot be traced.
+def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    """Raises NeedsOtherTowers if `loss_fault` finds an operation, or the loss cannot be traced.
 
     Raises WeightShapeError for sample weights that do not fit the loss, and BatchInCode if its code
     fixes the batch size.
@@ -228,7 +195,7 @@ def check_loss(
         first_line = f"{error}".strip().partition("\n")[0]
         why = f"it cannot be traced alone ({type(error).__name__}: {first_line})"
     if why:
-        raise NeitherMeanNorSum(
+        raise NeedsOtherTowers(
             f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Each tower has "
             "only its own rows of the batch. Use towers.make_parallel(model, gpus), whose fit "
             "gathers the rows of all towers for this loss; or return one value for each example."
@@ -240,16 +207,10 @@ def loss_fault(
 ) -> Fault | None:
     """Returns the operation after which a loss is neither a mean nor a sum; None if it is one.
 
-    The loss is traced in a scratch graph. It may read tensors of the caller's graph, and its
-    assignments have no effect.
-
-    Args:
-        loss: a Keras loss.
-        y, y_pred, sample_weight: the loss's arguments, symbolic tensors [n, ...] or their specs;
-            sample_weight may be None, and y_pred may carry a mask.
+    The loss is traced in a scratch graph, on symbolic tensors [n, ...] or their specs. It may read
+    tensors of the caller's graph, and its assignments have no effect.
     """
     found: list[Fault | None] = []
-
     specs = batch_specs([y, y_pred, sample_weight, keras_mask(y_pred)])
     flat_specs = tf.nest.flatten(specs)
 
@@ -265,7 +226,12 @@ def loss_fault(
         if sample_weight is not None and not overrides_call(loss):
             _check_weight_shape(loss, unreduced(y, y_pred), sample_weight)
         value = tf.convert_to_tensor(unreduced(y, y_pred, sample_weight))
-        found.append(_fault(value, rows.fact(value), loss_reduction(loss)))
+        fact = rows.fact(value)
+        expected = int(loss_reduction(loss) == "sum" and not fact.has_rows)
+        fault = None if fact.degree == expected else Fault(value.op, *UNEVEN)
+        if fact.has_rows and fact.each is None:
+            fault = Fault(value.op, CHOSEN)
+        found.append(fact.fault or fault)
         dependence = Dependence()
         for tensor in tf.nest.flatten(given, expand_composites=True):
             dependence.feed(tensor, local=True, level=0)
@@ -292,15 +258,6 @@ def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any
             f"shape {tuple(shape)}, where None is the number of examples. Give one weight for "
             "each example, or for each value."
         )
-
-
-def _fault(value: tf.Tensor, fact: Fact, reduction: str) -> Fault | None:
-    if fact.fault:
-        return fact.fault
-    if fact.has_rows and fact.each is None:
-        return Fault(value.op, CHOSEN)
-    expected = int(reduction == "sum" and not fact.has_rows)
-    return None if fact.degree == expected else Fault(value.op, *UNEVEN)
 
 
 def _name(loss: keras.losses.Loss) -> str:

@@ -50,8 +50,7 @@ class Losses:
     ) -> None:
         """
         Args:
-            loss: a loss in any form that `keras.Model.compile` takes, a ModelLoss, or None.
-            loss_weights: a factor for each loss, in any form that `compile` takes.
+            loss, loss_weights: in any form that `keras.Model.compile` takes; or a ModelLoss.
             names: the names of the model's outputs, if they have names.
             is_alone: whether there is only one tower; then any loss is exact.
         """
@@ -72,11 +71,11 @@ class Losses:
         """Returns the K terms of the loss; Keras matches losses, labels, outputs and weights.
 
         Args:
-            y, sample_weight: structures of tensors [n, ...] or None.
             predictions: the flattened outputs; None if the terms' predictions are not needed.
 
         Raises:
-            ValueError, KeyError: the structures do not match. NoNumber: a loss has no reduction.
+            ValueError, KeyError: the structures do not match.
+            NeedsOtherTowers: a loss has no reduction.
         """
         if self._terms is None:
             return []
@@ -93,35 +92,29 @@ class Losses:
         return terms
 
     def total(
-        self,
-        y: Structure,
-        predictions: Sequence[tf.Tensor],
-        sample_weight: Structure,
-        added: Sequence[tf.Tensor],
-        shares: Shares,
-        facts: ShardFacts,
+        self, y: Structure, predictions: Sequence[tf.Tensor], sample_weight: Structure,
+        added: Sequence[tf.Tensor], shares: Shares, facts: ShardFacts,
     ) -> tf.Tensor:
         """Returns a shard's part of the global batch's loss: the sum of share * factor * loss.
 
         The loss of an output without a batch axis is treated like a loss that a layer adds.
 
         Args:
-            y, sample_weight: the shard's labels and weights, structures of [n, ...] or None.
             predictions: the flattened outputs.
             added: the shard's parts of losses that layers, or a `compute_loss`, have added.
-            shares: the tower's share of each term.
-            facts: the facts about the traced tensors.
 
         Raises:
             ValueError: there is no loss at all.
-            NeitherMeanNorSum: a loss needs the rows of all towers.
+            NeedsOtherTowers: a loss needs the rows of all towers.
         """
         values = []
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):
             has_rows = all(map(facts.has_rows, tf.nest.flatten(term.y_pred)))
             if has_rows and not self._is_alone:
                 check_loss(term.loss, term.y, term.y_pred, term.sample_weight)
-            loss = with_reduction(term.loss, "sum") if divides_by_weights(term) else term.loss
+            loss = term.loss
+            if divides_by_weights(loss, term.sample_weight):
+                loss = with_reduction(loss, "sum")
             value = loss(term.y, term.y_pred, term.sample_weight)
             if has_rows:
                 values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
@@ -133,18 +126,12 @@ class Losses:
         return tf.add_n([tf.cast(value, values[0].dtype) for value in values])
 
     def weigh(
-        self,
-        y: Structure,
-        sample_weight: Structure,
-        size: tf.Tensor,
+        self, y: Structure, sample_weight: Structure, size: tf.Tensor,
         predictions: Sequence[tf.Tensor] | None = None,
     ) -> tf.Tensor:
-        """Returns w_t of each term of the loss on a shard: [K] float64.
+        """Returns w_t of each term of the loss on a shard of `size` examples: [K] float64.
 
-        Args:
-            y, sample_weight: the shard's labels and weights.
-            size: scalar int32, the shard's number of examples; 0 for an empty shard.
-            predictions: the flattened outputs, to apply masks; None ignores masks.
+        predictions: the flattened outputs, to apply masks; None ignores masks.
         """
         weights = []
         for term in self.terms(y, sample_weight, predictions):
@@ -155,38 +142,27 @@ class Losses:
     def have_masks(
         self, y: Structure, predictions: Sequence[tf.Tensor], masks: Sequence[tf.Tensor | None]
     ) -> bool:
-        """Whether a mask decides the weight of some term.
-
-        Args:
-            y: a shard's labels.
-            predictions, masks: a traced tower's flattened outputs and their masks, or None; only
-                their dtypes and shapes matter.
-        """
-        of_outputs = [term.y_pred for term in self.terms(y, None, masks)]
+        """Whether a mask, of a traced tower's flattened outputs or a loss's, decides a weight."""
+        with_masks = self.terms(y, None, masks)
         return any(
-            mask is not None and not tf.nest.is_nested(mask)
+            masked.y_pred is not None and not tf.nest.is_nested(masked.y_pred)
             or makes_mask(term.loss, term.y, term.y_pred)
-            for term, mask in zip(self.terms(y, None, predictions), of_outputs, strict=True)
+            for term, masked in zip(self.terms(y, None, predictions), with_masks, strict=True)
         )
 
 
 def tower_shares(
     terms: Sequence[LossTerm], weights: Sequence[tf.Tensor], shards: Sequence[Shard]
 ) -> list[Shares]:
-    """Returns the shares of each tower.
+    """Returns the shares of T towers, given w_t of their shards, each [K] float64.
 
     With reduction="sum" a share is w_t itself. If Keras divides by sample weights, a share is
     1 / sum(w): weights of both signs may sum to 0 in one shard, but not in all. If all weights of a
     term are 0, its shares are 0, the result of Keras' own division.
-
-    Args:
-        terms: the K terms of the loss.
-        weights: w_t of T shards, each [K] float64.
-        shards: the T shards.
     """
     stacked = tf.stack(list(weights))
     sums = tf.constant([loss_reduction(term.loss) == "sum" for term in terms], tf.bool)
-    by_weights = tf.constant([divides_by_weights(term) for term in terms], tf.bool)
+    by_weights = tf.constant([divides_by_weights(t.loss, t.sample_weight) for t in terms], tf.bool)
     is_real = tf.stack([[tf.cast(shard.size > 0, tf.float64)] for shard in shards])
     divided = tf.math.divide_no_nan(
         tf.where(by_weights, is_real, stacked), tf.reduce_sum(stacked, axis=0)
@@ -195,16 +171,11 @@ def tower_shares(
     return [Shares(each, shard.share) for each, shard in zip(found, shards, strict=True)]
 
 
-# Keras' reductions.
-
-
 def shard_weight(
-    loss: keras.losses.Loss,
-    sample_weight: tf.Tensor | None,
-    size: tf.Tensor,
+    loss: keras.losses.Loss, sample_weight: tf.Tensor | None, size: tf.Tensor,
     mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns w_i, the denominator of Keras' reduction of this loss on this shard.
+    """Returns w_i, the denominator of Keras' reduction of this loss on this shard: scalar float64.
 
     | reduction               | w_i                                                          |
     | ----------------------- | ------------------------------------------------------------ |
@@ -214,33 +185,24 @@ def shard_weight(
 
     Source: `reduce_weighted_values` and `apply_mask` in keras/src/losses/loss.py.
 
-    Args:
-        loss: the Keras loss.
-        sample_weight: [n, ...], or None for 1 everywhere.
-        size: scalar int32, the shard's number of examples; 0 for an empty shard.
-        mask: [n, ...] of bool, or None.
-
-    Returns:
-        A scalar float64, 0 for an empty shard.
+    size: scalar int32, the shard's number of examples. An empty shard has size 0 and weight 0.
     """
-    reduction = loss_reduction(loss)
-    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+    if loss_reduction(loss) == "sum":
+        weight = tf.ones([], tf.float64)
+    elif divides_by_weights(loss, sample_weight):
         weight = tf.cast(sample_weight, tf.float64)
         if mask is not None:
             while weight.shape.rank < mask.shape.rank:
                 weight = weight[..., tf.newaxis]
             weight = weight * tf.cast(mask, tf.float64)
         weight = tf.reduce_sum(weight)
-    elif reduction != "sum" and mask is not None:
+    elif mask is not None:
         weight = tf.reduce_sum(tf.cast(mask, tf.float64))
-    elif reduction == "sum":
-        weight = tf.ones([], tf.float64)
     else:
         weight = tf.cast(size, tf.float64)
     return tf.where(size > 0, weight, 0.0)
 
 
-def divides_by_weights(term: LossTerm) -> bool:
+def divides_by_weights(loss: keras.losses.Loss, sample_weight: tf.Tensor | None) -> bool:
     """Whether Keras divides the loss by the sum of the sample weights."""
-    is_divided = loss_reduction(term.loss) == "mean_with_sample_weight"
-    return is_divided and term.sample_weight is not None
+    return loss_reduction(loss) == "mean_with_sample_weight" and sample_weight is not None

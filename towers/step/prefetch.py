@@ -4,6 +4,7 @@
     second thread:  [ batch 2: split, to all devices at once ] [ batch 3: ... ] ...
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -43,12 +44,7 @@ class WeightedBatch(NamedTuple):
 def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     """Copies the shards of this worker's towers to their devices, concurrently; returns them.
 
-    Args:
-        step: the `TowerStep` whose towers get the shards.
-        batch: (x, y, sample_weight), structures of tensors or arrays [N, ...]; or None.
-
-    Raises:
-        ValueError: the parts of the batch have different numbers of rows.
+    Raises ValueError if the parts of the batch have different numbers of rows.
     """
     with tf.device(HOST):
         tensors = map_tensors(as_tensor, batch)
@@ -57,7 +53,10 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
     groups = step.stages and step.stages.groups
     key = f"{specs} {step.num_towers} {step.local_towers} {step.tower_devices} {groups}"
     if key not in _placing:
-        _placing[key] = _traced_placing(step, specs)
+        # Outside of a graph TensorFlow's copies block, one after another. A tf.function would copy
+        # its results back to the CPU, because it adds an operation without a device to each.
+        place_all = functools.partial(_place_all, step, specs)
+        _placing[key] = tf.compat.v1.wrap_function(place_all, components(specs))
     placed = iter(_placing[key](*components(tensors)))
     return [packed(specs, placed) for _ in step.local_towers]
 
@@ -65,34 +64,22 @@ def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
 _placing: dict[str, Callable] = {}  # by structure and devices, shared by all steps
 
 
-def _traced_placing(step: TowerStep, specs: BatchValues) -> Callable[..., list[tf.Tensor]]:
-    """Traces a function from a batch's tensors to all shards' tensors, on their devices.
-
-    Outside of a graph TensorFlow's copies block, one after another. A `tf.function` would copy its
-    results back to the CPU first, because it adds an operation without a device to each result.
-    """
-    num_towers, towers, devices = step.num_towers, step.local_towers, list(step.tower_devices)
+def _place_all(step: TowerStep, specs: BatchValues, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """Maps a batch's tensors to all shards' tensors, on their devices, in a graph."""
     last = {first: group[-1] for first, group in step.stages.groups.items()} if step.stages else {}
-
-    def place_all(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        with tf.device(HOST):
-            shards = shard_batch(packed(specs, iter(tensors)), num_towers)
-        placed: list[tf.Tensor] = []
-        for tower, device in zip(towers, devices, strict=True):
-            x, *others = shards[tower].values
-            for values, place in ((x, device), (others, last.get(device, device))):
-                with tf.device(place):
-                    placed += map(tf.identity, components(values))
-        return placed
-
-    return tf.compat.v1.wrap_function(place_all, components(specs))
+    with tf.device(HOST):
+        shards = shard_batch(packed(specs, iter(tensors)), step.num_towers)
+    placed: list[tf.Tensor] = []
+    for tower, device in zip(step.local_towers, step.tower_devices, strict=True):
+        x, *others = shards[tower].values
+        for values, place in ((x, device), (others, last.get(device, device))):
+            with tf.device(place):
+                placed += map(tf.identity, components(values))
+    return placed
 
 
 def prefetched(
-    step: TowerStep,
-    batches: Iterable[Any],
-    *,
-    to_devices: bool | None = None,
+    step: TowerStep, batches: Iterable[Any], *, to_devices: bool | None = None
 ) -> Iterator[Any]:
     """Yields each batch with its shards copied to their devices while the step before it runs.
 

@@ -12,7 +12,7 @@ assignments (`scatter_update`, a slice) are not replaced; `check_closed` raises 
 
 import functools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,26 +29,17 @@ from towers.machine.user_lines import line_of
 _SCOPE: ContextVar[keras.StatelessScope | None] = ContextVar("scope", default=None)
 # By the variable's id: one RawVariable for each, which keeps the variable (and so the id) alive.
 _RAW: WeakValueDictionary[int, "RawVariable"] = WeakValueDictionary()
-_AGGREGATIONS = {
-    tf.VariableAggregation.MEAN: "mean",
-    tf.VariableAggregation.SUM: "sum",
-    tf.VariableAggregation.ONLY_FIRST_REPLICA: "only_first_replica",
-}
 
 
 class RawVariable:
-    """Gives a tf.Variable the attributes of a Keras variable that towers use.
-
-    value: the tf.Variable.
-    """
+    """Gives a tf.Variable, its `value`, the attributes of a Keras variable that towers use."""
 
     def __init__(self, variable: tf.Variable) -> None:
-        """Args: variable: the tf.Variable to wrap."""
         self.value = variable
         self.path = self.name = variable.name.split(":")[0]
         self.shape, self.dtype = variable.shape, variable.dtype.name
         self.trainable = variable.trainable
-        self.aggregation = _AGGREGATIONS.get(variable.aggregation, "none")
+        self.aggregation = variable.aggregation.name.lower()
 
     def assign(self, value: tf.Tensor) -> None:
         """Assigns a value to the variable."""
@@ -68,23 +59,19 @@ def variable_behind(variable: Any) -> tf.Variable | None:
 def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
     """Redirects tf.Variables to a scope inside the with block, in this thread.
 
-    Args:
-        scope: a scope whose `get_current_value` and `add_update` take a RawVariable, too.
+    scope: its `get_current_value` and `add_update` take a RawVariable, too.
     """
     with ONE_AT_A_TIME, ExitStack() as stack:
         for name, function in _REPLACEMENTS.items():
-            stack.enter_context(
-                replaced(VARIABLE_CLASS, name, functools.partial(_in_a_scope, function=function))
-            )
+            make = functools.partial(_in_a_scope, function=function)
+            stack.enter_context(replaced(VARIABLE_CLASS, name, make))
         with _current(scope):
             yield
 
 
-@contextmanager
-def read_as_they_are() -> Iterator[None]:
+def read_as_they_are() -> AbstractContextManager[None]:
     """Suspends `raw_variables_in` inside the with block, in this thread."""
-    with _current(None):
-        yield
+    return _current(None)
 
 
 @contextmanager
@@ -99,9 +86,7 @@ def _current(scope: keras.StatelessScope | None) -> Iterator[None]:
 def check_closed(function: Any, reads: Collection[str] = ()) -> None:
     """Raises ValueError if a traced tower still uses a variable, which all towers would share.
 
-    Args:
-        function: the concrete function of the tower.
-        reads: the names of tensors that are allowed reads of a variable.
+    reads: the names of tensors that are allowed reads of a variable.
     """
     for handle, inside in captures(function):
         names = [variable.name for variable in function.variables if variable.handle is handle]
@@ -123,6 +108,10 @@ def reads_none(operation: tf.Operation, reads: Collection[str]) -> bool:
 # The replacements of the methods.
 
 
+def _raw(variable: tf.Variable) -> RawVariable:
+    return _RAW.get(id(variable)) or _RAW.setdefault(id(variable), RawVariable(variable))
+
+
 def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
     return scope.get_current_value(_raw(variable))
 
@@ -131,9 +120,8 @@ def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable
     """Returns a replacement; `new_value`: (function that reads the old, argument) -> new value."""
 
     def assign(
-        scope: keras.StatelessScope, variable: tf.Variable, value: Any, *args: Any, **options: Any
-    ) -> tf.Tensor:
-        del args, options  # use_locking, name, read_value
+        scope: keras.StatelessScope, variable: tf.Variable, value: Any, *_args: Any, **_options: Any
+    ) -> tf.Tensor:  # ignores use_locking, name and read_value
         given = tf.convert_to_tensor(value, variable.dtype)
         raw = _raw(variable)
         scope.add_update((raw, new_value(lambda: scope.get_current_value(raw), given)))
@@ -151,13 +139,6 @@ _REPLACEMENTS: dict[str, Callable] = {
     "assign_add": _assigned(lambda old, given: old() + given),
     "assign_sub": _assigned(lambda old, given: old() - given),
 }
-
-
-def _raw(variable: tf.Variable) -> RawVariable:
-    known = _RAW.get(id(variable))
-    if known is None:
-        known = _RAW[id(variable)] = RawVariable(variable)
-    return known
 
 
 def _in_a_scope(original: Callable, function: Callable) -> Callable:

@@ -8,7 +8,7 @@ other noise. Here `f` is called again in the first call's context: the scope's v
 and seeds), the layer's dtype and `training`, and the sums over towers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,42 +21,38 @@ from towers.step.raw_variables import raw_variables_in
 
 
 @contextmanager
-def called_in(
-    scope: TowerScope, meeting: Callable[[], AbstractContextManager]
-) -> Iterator[None]:
+def called_in(scope: TowerScope, meeting: Callable[[], AbstractContextManager]) -> Iterator[None]:
     """Gives layers the scope's values inside the with block, and recomputes what keras.remat wraps.
 
-    Args:
-        scope: the values of the tower's variables.
-        meeting: makes the context in which synchronized layers sum over all towers.
+    meeting: makes the context in which synchronized layers sum over all towers.
     """
 
     def call(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         before, around = scope.as_now(), surroundings()
-        inputs = _Floats((args, kwargs))
+        inputs = args, kwargs
         graph = tf.compat.v1.get_default_graph()
         earlier = {operation.name for operation in graph.get_operations()}
-        outputs = _Floats(f(*args, **kwargs))
+        outputs = f(*args, **kwargs)
         read = _read_since(graph, earlier)
-        floats = _Floats(read).tensors
+        floats, results = _floats(read), _floats(outputs)
 
         def gradient(*upstream: tf.Tensor) -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                late = _after(upstream, inputs.tensors)
+                late = _after(upstream, _floats(inputs))
                 tape.watch([late, floats])
-                again_args, again_kwargs = inputs.replaced(late)
+                again_args, again_kwargs = _replace_floats(inputs, late)
                 with called_in(before, meeting), around():
-                    again = _Floats(f(*again_args, **again_kwargs))
-            return tape.gradient(again.tensors, [*late, *floats], output_gradients=upstream)
+                    again = _floats(f(*again_args, **again_kwargs))
+            return tape.gradient(again, [*late, *floats], output_gradients=upstream)
 
         @tf.custom_gradient
         def attached(*sources: tf.Tensor) -> Any:
             del sources
-            return [tf.identity(output) for output in outputs.tensors], gradient
+            return list(map(tf.identity, results)), gradient
 
-        if not outputs.tensors or any(tensor.dtype == tf.variant for tensor in read):
-            return outputs.structure  # has its usual gradient, and keeps its activations
-        return outputs.replaced(attached(*inputs.tensors, *floats))
+        if not results or any(tensor.dtype == tf.variant for tensor in read):
+            return outputs  # with the usual gradient, which keeps the activations
+        return _replace_floats(outputs, attached(*_floats(inputs), *floats))
 
     with meeting(), scope, raw_variables_in(scope), recomputed_by(call):
         yield
@@ -71,24 +67,21 @@ def _read_since(graph: tf.Graph, earlier: set[str]) -> list[tf.Tensor]:
     return list({tensor.ref(): tensor for tensor in read}.values())
 
 
-class _Floats:
-    """Finds the tensors of a structure that can have a gradient."""
+def _is_float(value: Any) -> bool:
+    """Whether a value is a tensor that can have a gradient."""
+    return tf.is_symbolic_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
 
-    def __init__(self, structure: Any) -> None:
-        self.structure = structure
-        self._flat = tf.nest.flatten(structure, expand_composites=True)
-        self._places = [
-            i for i, v in enumerate(self._flat)
-            if tf.is_symbolic_tensor(v) and (v.dtype.is_floating or v.dtype.is_complex)
-        ]
-        self.tensors = [self._flat[i] for i in self._places]
 
-    def replaced(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """Returns the structure with these tensors replaced by the arguments."""
-        flat = list(self._flat)
-        for i, tensor in zip(self._places, tensors, strict=True):
-            flat[i] = tensor
-        return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
+def _floats(structure: Any) -> list[tf.Tensor]:
+    return list(filter(_is_float, tf.nest.flatten(structure, expand_composites=True)))
+
+
+def _replace_floats(structure: Any, tensors: Iterable[tf.Tensor]) -> Any:
+    """Returns the structure with other tensors in the place of `_floats(structure)`."""
+    others = iter(tensors)
+    return tf.nest.map_structure(
+        lambda v: next(others) if _is_float(v) else v, structure, expand_composites=True
+    )
 
 
 def _after(upstream: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

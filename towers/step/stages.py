@@ -49,14 +49,11 @@ class Stages:
     ) -> None:
         """
         Args:
-            model: a built Sequential or functional model.
             devices: the S devices of each group, group after group.
-            num_stages: S.
             begun_at: the names of the layers that begin the stages 1 ... S - 1. None balances the
                 stages by the bytes of their parameters and outputs.
 
-        Raises:
-            ValueError: the model has a custom `call`, or its layers do not fit S or `begun_at`.
+        Raises ValueError if the model has a custom `call`, or too few layers, or other layers.
         """
         calls = calls_in_order(model)
         if calls is None:
@@ -70,23 +67,22 @@ class Stages:
                 f"gpus_per_tower ({num_stages}) is more than the {len(calls)} layers of model "
                 f"{model.name!r}: each stage needs one."
             )
-        begins = balanced(_sizes(calls), num_stages) if begun_at is None else _found(
-            begun_at, [call.operation.name for call in calls]
-        )
+        names = [call.operation.name for call in calls]
+        begins = _found(begun_at, names) if begun_at else balanced(_sizes(calls), num_stages)
         self.num_stages = num_stages
         self.groups = {
             devices[i]: list(devices[i:i + num_stages]) for i in range(0, len(devices), num_stages)
         }
-        parts = [calls[i:j] for i, j in itertools.pairwise([*begins, len(calls)])]
-        self.names = [list(dict.fromkeys(c.operation.name for c in part)) for part in parts]
+        ends = [*begins[1:], len(calls)]
+        self.names = [list(dict.fromkeys(names[i:j])) for i, j in zip(begins, ends, strict=True)]
         self._operations = list({id(c.operation): c.operation for c in calls}.values())
         self._of_calls: dict[int, list[int]] = {}  # by operation, the stage of each of its calls
         self._of_variables: dict[int, int] = {}
-        for stage, part in enumerate(parts):
-            for call in part:
-                self._of_calls.setdefault(id(call.operation), []).append(stage)
-                for variable in getattr(call.operation, "variables", ()):
-                    self._of_variables.setdefault(id(variable), stage)
+        for i, call in enumerate(calls):
+            stage = bisect.bisect(begins, i) - 1
+            self._of_calls.setdefault(id(call.operation), []).append(stage)
+            for variable in getattr(call.operation, "variables", ()):
+                self._of_variables.setdefault(id(variable), stage)
 
     def of(self, variables: Iterable[Any]) -> list[int]:
         """Returns each variable's stage: the first that uses it, or the last if no layer does."""
@@ -116,21 +112,17 @@ def make_stages(
 
 def check_groups(num_devices: int, gpus_per_tower: int) -> None:
     """Raises ValueError if `gpus_per_tower` does not divide the number of a worker's devices."""
-    if num_devices % gpus_per_tower:
-        whole = num_devices - num_devices % gpus_per_tower
+    if rest := num_devices % gpus_per_tower:
         raise ValueError(
             f"gpus_per_tower ({gpus_per_tower}) must divide the number of devices, which is "
-            f"{num_devices}: use {whole or gpus_per_tower} devices."
+            f"{num_devices}: use {num_devices - rest or gpus_per_tower} devices."
         )
 
 
 def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: Any) -> None:
-    """Raises ValueError for stages that no model and no devices allow.
+    """Raises ValueError for arguments of `TowerStep` that no model and no devices allow.
 
-    Args:
-        gpus_per_tower: S.
-        stages: the names of the layers that begin the stages 1 ... S - 1, or None.
-        others: `TowerStep`'s arguments strategy, batch_norm and jit_compile.
+    others: strategy, batch_norm and jit_compile.
     """
     if (as_integer(gpus_per_tower) or 0) < 1:
         raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
@@ -142,13 +134,11 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
             f"stages, and gpus_per_tower ({gpus_per_tower}) has {gpus_per_tower - 1} of these: "
             f"give gpus_per_tower={len(stages) + 1}, or other names."
         )
-    if gpus_per_tower == 1:
-        return
-    for name, refused in _REFUSED.items():
-        if name in others and others[name] in refused:
+    for name, value in others.items():
+        if gpus_per_tower > 1 and (name, value) in _REFUSED:
             raise ValueError(
-                f"gpus_per_tower ({gpus_per_tower}) does not go with {name}={others[name]}: "
-                f"{refused[others[name]]}"
+                f"gpus_per_tower ({gpus_per_tower}) does not go with {name}={value}: "
+                f"{_REFUSED[name, value]}"
             )
 
 
@@ -165,12 +155,13 @@ def check_unsynchronized(
 
 
 _COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
-_REFUSED: dict[str, dict[Any, str]] = {
-    "strategy": {"mirrored": _COPIES, "auto": _COPIES},
-    "batch_norm": {"synchronized": "towers would wait for each other within a stage. Use "
-                   "batch_norm=average, or fewer and larger towers."},
-    "jit_compile": {True: "XLA would compile each stage by itself, with other bits. Use "
-                    "jit_compile=False."},
+_REFUSED: dict[tuple[str, Any], str] = {
+    ("strategy", "mirrored"): _COPIES,
+    ("strategy", "auto"): _COPIES,
+    ("batch_norm", "synchronized"): "towers would wait for each other within a stage. Use "
+    "batch_norm=average, or fewer and larger towers.",
+    ("jit_compile", True): "XLA would compile each stage by itself, with other bits. Use "
+    "jit_compile=False.",
 }
 
 
@@ -206,10 +197,9 @@ def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
             total += size
         return found
 
-    smallest = max(sizes)
-    limits = range(smallest, sum(sizes) + 1)
-    limit = bisect.bisect_left(limits, True, key=lambda n: len(begins(n)) <= num_parts)
-    return begins(smallest + limit)
+    limits = range(max(sizes), sum(sizes) + 1)
+    smallest = bisect.bisect_left(limits, True, key=lambda n: len(begins(n)) <= num_parts)
+    return begins(limits[smallest])
 
 
 def _sizes(calls: Sequence[Call]) -> list[int]:
@@ -232,10 +222,8 @@ def in_order(
 ) -> list[tuple[int, int, str]]:
     """Returns all (tower, level, device) calls; a call follows the calls that it waits for.
 
-    Args:
-        groups: the S devices of each device group, by the group's first device.
-        devices: the first device of each tower's group.
-        levels: the levels that have operations, ascending.
+    groups: as in `Stages`. devices: the first device of each tower's group.
+    levels: the levels that have operations, ascending.
     """
     queues: dict[str, list[tuple[int, int]]] = {}
     for leader, group in groups.items():
@@ -254,15 +242,12 @@ def in_order(
     return order
 
 
-def one_forward_one_backward(
-    stage: int, num_stages: int, num_towers: int
-) -> list[tuple[int, int]]:
+def one_forward_one_backward(stage: int, num_stages: int, num_towers: int) -> list[tuple[int, int]]:
     """Returns a stage's (tower, level) calls, in order; the last stage has one level."""
-    last = 2 * (num_stages - 1)
     ahead = num_stages - 1 - stage
     forward = [(t, stage) for t in range(num_towers)]
     if not ahead:
         return forward
-    backward = [(t, last - stage) for t in range(num_towers)]
+    backward = [(t, stage + 2 * ahead) for t in range(num_towers)]
     pairs = itertools.zip_longest(forward[ahead:], backward)
     return forward[:ahead] + [each for pair in pairs for each in pair if each is not None]

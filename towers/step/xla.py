@@ -27,28 +27,18 @@ _BESIDE_LOOPS = (
 
 
 def uses_xla(
-    model: keras.Model,
-    devices: Sequence[str],
-    jit_compile: bool | str,
-    num_towers: int,
-    loss: Any,
+    model: keras.Model, devices: Sequence[str], jit_compile: bool | str, num_towers: int, loss: Any,
     batch_norm: str | None,
 ) -> bool:
-    """Whether XLA compiles the towers.
+    """Whether XLA compiles the towers, given arguments of `TowerStep`.
 
-    Args:
-        model: a model, compiled or not.
-        devices: the devices of the towers.
-        jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never
-            compiles CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is
-            not compiled, also compile if `small_loops` is true. Both skip recurrent loops that
-            synchronized BatchNormalization would cut; True raises an error for them.
-        num_towers: T.
-        loss, batch_norm: the arguments of `TowerStep`.
+    jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
+        CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled,
+        also compile if `small_loops` is true. Both skip recurrent loops that synchronized
+        BatchNormalization would cut.
 
-    Raises:
-        ValueError: `jit_compile` is True, and XLA lacks operations of a layer (such as cuDNN's for
-            recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
+    Raises ValueError if `jit_compile` is True, and XLA lacks operations of a layer (such as cuDNN's
+    for recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
     """
     # A cut would put a loop's forward and backward part, which share lists, into two programs.
     has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
@@ -70,8 +60,14 @@ def uses_xla(
                 "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in "
                 "between, for synchronized BatchNormalization. Use jit_compile=False."
             )
-    if jit_compile:
-        _warn_of_threads(devices)
+    threads, at_once = intra_op_threads(), min(len(devices), count_cores())
+    if jit_compile and threads < at_once and not any(map(is_gpu, devices)):
+        warnings.warn(
+            f"jit_compile: XLA runs towers on TensorFlow's threads of an operation, here {threads}:"
+            f" fewer than the {at_once} towers that the cores could compute at once. Call "
+            f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
+            "last bits.", stacklevel=3,
+        )
     return bool(jit_compile)
 
 
@@ -82,48 +78,28 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
     It compiles again for each sequence length, so lengths must be fixed. Only Keras' layers and
     losses are known to use no operation that XLA lacks. The devices do not matter, because
     compiling changes the last bits.
-
-    Args:
-        model: a built model.
-        num_towers: T.
-        loss: the argument of `TowerStep`.
     """
     layers = all_layers(model)
     loops = [layer for layer in layers if type(layer) in _LOOPS]
     if not loops or has_gpus() or intra_op_threads() < min(num_towers, count_cores()):
         return False
-    if any(loop.unroll or loop.units > _MOST_UNITS for loop in loops):
-        return False
-    if any(loop.compute_dtype not in ("float32", "float64") for loop in loops):
-        return False
     inputs = getattr(model, "inputs", None) or [tf.TensorSpec([None, None])]
+    given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     return (
         all(
-            type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(type(v))
+            loop.units <= _MOST_UNITS and not loop.unroll
+            and loop.compute_dtype in ("float32", "float64")
+            for loop in loops
+        )
+        and all(
+            type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(v)
             for v in layers
         )
         and all(None not in value.shape[1:] for value in inputs)
-        and all(map(_is_keras_loss, tf.nest.flatten(loss)))
+        and all(map(_is_keras, given))
     )
 
 
-def _is_keras_loss(loss: Any) -> bool:
-    if isinstance(loss, keras.losses.Loss):
-        loss = type(loss)
-    return loss is None or isinstance(loss, str) or _is_keras(loss)
-
-
-def _is_keras(definition: Any) -> bool:
-    return getattr(definition, "__module__", "").startswith("keras.")
-
-
-def _warn_of_threads(devices: Sequence[str]) -> None:
-    """Warns if towers on a CPU would take turns because XLA compiles them."""
-    threads, at_once = intra_op_threads(), min(len(devices), count_cores())
-    if threads < at_once and not any(map(is_gpu, devices)):
-        warnings.warn(
-            f"jit_compile: XLA runs towers on TensorFlow's threads of an operation, here {threads}:"
-            f" fewer than the {at_once} towers that the cores could compute at once. Call "
-            f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
-            "last bits.", stacklevel=4,
-        )
+def _is_keras(value: Any) -> bool:
+    """Whether Keras defines a function, a class or the class of an object."""
+    return getattr(value, "__module__", "").startswith("keras.")
