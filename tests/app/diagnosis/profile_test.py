@@ -81,13 +81,12 @@ def test_a_batch_too_large_for_the_memory_or_the_data_is_left_out(most, num_exam
     assert found.speedup(2, 2) is None
 
 
-GPUS = SimpleNamespace(devices=["/gpu:0", "/gpu:1"], parameter_device="/cpu:0", uses_xla=False)
-CPUS = SimpleNamespace(devices=["/cpu:0"], parameter_device="/cpu:0", uses_xla=False)
+GPUS, CPUS = (SimpleNamespace(devices=[name]) for name in ("/gpu:0", "/cpu:0"))
 
 
 @pytest.mark.parametrize("step, seconds, words", [
     (GPUS, (0.9, 0.1, 0.05), ["waiting for input, 89%", "--data_workers", "at most 1.0 times"]),
-    (GPUS, (0.1, 1.0, 0.9), ["gradients, 90%", "--jit_compile", "at most 1.8 times", "hardly"]),
+    (GPUS, (0.1, 1.0, 0.9), ["gradients, 90%", "--jit_compile", "at most 1.8 times"]),
     (CPUS, (0.1, 1.0, 0.9), ["a GPU", "share the cores", "--num_towers="]),
     (GPUS, (0.1, 1.0, 0.2), ["update, 80%", "--variable_device=gpu", "1.1 times", "1.7 times"]),
     (CPUS, (0.1, 1.0, 0.2), ["update, 80%", "--batch_size"]),
@@ -99,8 +98,6 @@ def test_the_longest_part_is_named_with_what_to_change(step, seconds, words, tmp
     })
     text = "\n".join(map(str, profile.report(found, step, tmp_path)))
     assert [word for word in words if word not in text] == [], text
-    if step is CPUS:
-        assert "--variable_device" not in text
 
 
 def test_a_run_is_measured_and_left_as_it_was(tmp_path):

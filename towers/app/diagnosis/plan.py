@@ -5,10 +5,6 @@
 
     stage 0   --- outputs that later stages read --->   stage 1
               <-- gradients of these outputs ---
-
-Transfers are counted as on GPUs, even for logical CPU devices, which share one memory. Between its
-forward and its backward pass, a stage holds the tensors that both use; the last stage runs both
-passes at once.
 """
 
 from collections.abc import Sequence
@@ -27,36 +23,24 @@ from towers.step.structures import is_composite, map_tensors
 
 @dataclass
 class Traffic:
-    """Counts the bytes that one step moves to and from a device, by kind.
+    """Counts the bytes that one step moves to and from a device, by kind."""
 
-    towers: the first and the last tower on that device. examples: the shard sizes there.
-    parameters: parameters and state, in. inputs: examples, in. sums: sums of gradients, in, from
-    other towers' devices. results: sums, state and predictions, out.
-    sends_in, sends_out: the number of tensors that carry these bytes.
-    """
-
-    towers: tuple[int, int]
-    examples: list[int]
-    parameters: int = 0
-    inputs: int = 0
-    sums: int = 0
-    results: int = 0
-    sends_in: int = 0
+    towers: tuple[int, int]  # the first and the last one on that device
+    examples: list[int]  # shard sizes
+    parameters: int = 0  # parameters and state, in
+    inputs: int = 0  # examples, in
+    sums: int = 0  # sums of gradients, in, from other towers' devices
+    results: int = 0  # sums, state and predictions, out
+    sends_in: int = 0  # tensors that carry these bytes
     sends_out: int = 0
 
 
 def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
-    """Returns the transfers of one step for each device.
+    """Returns the transfers of one step for each device; examples must have one shape.
 
     Transfers with the parameter device count only at the other device, unless all have copies.
 
-    Args:
-        step: the towers, with the policy for GPUs.
-        batch_size: the global batch.
-        batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
-
-    Raises:
-        ValueError: the examples have different shapes.
+    batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
     """
     def full(part: Any) -> tf.TensorSpec:
         if is_composite(part) or not part.shape[1:].is_fully_defined():
@@ -66,16 +50,15 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
             )
         return tf.TensorSpec([batch_size, *part.shape[1:]], part.dtype)
 
-    def update(*batch: Any) -> tf.Tensor:
-        return step.update(step.compute(batch))
-
     specs = [map_tensors(full, part) for part in keras.utils.unpack_x_y_sample_weight(batch)]
-    devices, sizes = step.tower_devices, shard_sizes(batch_size, step.num_towers)
-    rows = {}
-    for device in dict.fromkeys(devices):
-        towers = [t for t, other in enumerate(devices) if other == device]
-        rows[device] = Traffic((towers[0], towers[-1]), [sizes[t] for t in towers])
-    graph = tf.function(update, autograph=False).get_concrete_function(*specs).graph
+    rows: dict[str, Traffic] = {}
+    sizes = shard_sizes(batch_size, step.num_towers)
+    for tower, (device, size) in enumerate(zip(step.tower_devices, sizes, strict=True)):
+        row = rows.setdefault(device, Traffic((tower, tower), []))
+        row.towers = row.towers[0], tower
+        row.examples.append(size)
+    update = tf.function(lambda *batch: step.update(step.compute(batch)), autograph=False)
+    graph = update.get_concrete_function(*specs).graph
     parameter_device = "" if step.strategy.num_copies else step.parameter_device
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)
@@ -107,10 +90,7 @@ def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
         for operation in graph.get_operations() for tensor in operation.inputs
         if tensor.dtype != tf.resource and operation.device and place(tensor.op)
     }
-    return [
-        (tensor, source, target) for (_, source, target), tensor in found.items()
-        if source != target
-    ]
+    return [(t, source, target) for (_, source, target), t in found.items() if source != target]
 
 
 def table(rows: dict[str, Traffic]) -> list[str]:
@@ -118,11 +98,9 @@ def table(rows: dict[str, Traffic]) -> list[str]:
     cells = [["device", "towers", "examples", "parameters in", "examples in", "sums in",
               "results out", "sends in", "sends out"]]
     for device, row in rows.items():
-        low, high = min(row.examples), max(row.examples)
-        each = f"{high:,}" if low == high else f"{low:,}-{high:,}"
-        count = f"{len(row.examples)} x {each}" if len(row.examples) > 1 else each
+        times = f"{len(row.examples)} x " if len(row.examples) > 1 else ""
         cells.append([
-            device, tower_range(*row.towers), count,
+            device, tower_range(*row.towers), times + span(row.examples),
             *map(_moved, (row.parameters, row.inputs, row.sums, row.results)),
             f"{row.sends_in:,}", f"{row.sends_out:,}",
         ])
@@ -132,29 +110,22 @@ def table(rows: dict[str, Traffic]) -> list[str]:
 
 
 def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
-    """Returns the stages of a step as lines of aligned columns.
+    """Returns the stages of a step as lines of aligned columns; `batch` is as for `traffic`.
 
     Bytes that depend on examples are for a tower with the largest shard:
 
         parameters        a device of the stage receives them each step, and sends their gradients
         held by a tower   tensors from its forward to its backward pass; none in the last stage
         to later stages   outputs of the stage; "back": gradients for the earlier stages
-
-    Args:
-        step: the towers, in stages.
-        batch_size: the global batch.
-        batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
     """
     assert step.stages is not None
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    tower, _ = step.tower.trace("train", (x, y, sample_weight))
+    tower, _ = step.tower.trace("train", keras.utils.unpack_x_y_sample_weight(batch))
     num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
     made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
     reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}
     parameters = [0] * num_stages
-    for variable, stage in zip(
-        step.trainable_variables, step.stages.of(step.trainable_variables)
-    ):
+    variables = step.trainable_variables
+    for variable, stage in zip(variables, step.stages.of(variables), strict=True):
         parameters[stage] += _num_bytes(variable.value)
     towers = max(step.tower_devices.count(first) for first in step.stages.groups)
 
@@ -183,13 +154,16 @@ def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
     return _aligned(cells)
 
 
+def span(sizes: Sequence[int]) -> str:
+    """Returns "16", or "12-13" if the sizes differ."""
+    low, high = min(sizes), max(sizes)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows of cells as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
 def _moved(count: int) -> str:

@@ -28,31 +28,30 @@ from towers.step import TowerStep
 from towers.step.prefetch import prefetched
 
 WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"
+_REMEDIES = {
+    WAITING: "the input is slower than the step. Make what the data set does for each example "
+    "cheaper, do it once before training, or read in processes: --data_workers=4.",
+    GRADIENTS: "the towers and their average, where a step's time belongs. Faster: --jit_compile, "
+    "--precision=mixed_bfloat16 where the device computes it fast, or a GPU.",
+    UPDATE: "fewer or cheaper updates: a larger --batch_size, an optimizer with fewer slots, such "
+    "as sgd, or, with GPUs, --variable_device=gpu or --strategy=mirrored.",
+}
 
 _ROUNDS = 5
 _WARM_UP_SECONDS = 0.2  # before each measurement: drains buffers, fills caches
 _SECONDS = 0.4  # for each measurement in each round
 _TRACED_STEPS = 3
 _BAR_WIDTH = 30
-_WORTHWHILE = 1.2  # times the examples per second
 
 
 class Profile(NamedTuple):
-    """Holds the measured seconds, each the median over the rounds.
+    """Holds the measured seconds, each the median over the rounds."""
 
-    batch_size: the global batch, B.
-    whole: a training step with its input.
-    input: reading and placing a batch, without a step.
-    step: a training step on a batch that is already placed.
-    gradients: the averaged gradients of a batch, by its size: B, B // 2, and also 2 * B if there
-        are enough examples and enough memory.
-    """
-
-    batch_size: int
-    whole: float
-    input: float
-    step: float
-    gradients: dict[int, float]
+    batch_size: int  # the global batch, B
+    whole: float  # a training step with its input
+    input: float  # reading and placing a batch, without a step
+    step: float  # a training step on a batch that is already placed
+    gradients: dict[int, float]  # by batch size: B // 2, B, and 2 * B if data and memory suffice
 
     @property
     def parts(self) -> dict[str, float]:
@@ -64,9 +63,7 @@ class Profile(NamedTuple):
     def speedup(self, shard: float, batch: float) -> float | None:
         """Returns the factor on the examples per second for other sizes; None if not measured.
 
-        Args:
-            shard: a tower's examples, as a multiple of the present number.
-            batch: the global batch, as a multiple of the present one; its input grows equally.
+        shard, batch: a tower's examples and the global batch, as multiples of the present numbers.
         """
         gradients = self.gradients.get(int(shard * self.batch_size))
         if gradients is None:
@@ -76,21 +73,13 @@ class Profile(NamedTuple):
 
 
 def show_profile(run: Run, directory: Path, out: Report) -> None:
-    """Measures the run's training steps and shows where their time goes; changes no variable.
-
-    Args:
-        run: a run that has not begun.
-        directory: the directory for a trace by `tf.profiler`.
-        out: the report that prints the lines.
-    """
-    step, seed = run.step, run.config.seed
-    step.build_metrics("train", *run.train.specs)
+    """Measures a run that has not begun, writes a trace, and restores all variables."""
+    step, train = run.step, run.train
+    step.build_metrics("train", *train.specs)
     before = copy_arrays(variables_of(step))
+    batches = partial(full_batches, train, seed=run.config.seed)
     try:
-        profile = measure(
-            step, lambda size: full_batches(run.train, size, seed), run.batch_size,
-            run.train.num_examples, directory,
-        )
+        profile = measure(step, batches, run.batch_size, train.num_examples, directory)
     finally:
         assign_arrays(variables_of(step), before, Path("the profile"))
     for line in report(profile, step, directory):
@@ -98,7 +87,7 @@ def show_profile(run: Run, directory: Path, out: Report) -> None:
 
 
 def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any]:
-    """Yields shuffled global batches, epoch after epoch, without an uneven last batch."""
+    """Yields shuffled global batches of one size, epoch after epoch."""
     full = min(batch_size, examples.num_examples)
     for epoch in itertools.count():
         for batch in shuffled_batches(examples, batch_size, seed, epoch):
@@ -107,20 +96,12 @@ def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any
 
 
 def measure(
-    step: TowerStep,
-    batches: Callable[[int], Iterator[Any]],
-    batch_size: int,
-    num_examples: int,
+    step: TowerStep, batches: Callable[[int], Iterator[Any]], batch_size: int, num_examples: int,
     directory: Path,
 ) -> Profile:
     """Times steps and parts of steps in turns, so that load affects all; then traces a few steps.
 
-    Args:
-        step: the step to measure, which trains its model.
-        batches: (size) -> endless batches (x, y) of this size, as `prefetched` takes them.
-        batch_size: the global batch.
-        num_examples: the number of examples, which no batch can exceed.
-        directory: the directory for the trace.
+    batches: (size) -> endless batches (x, y) of this size.
     """
     batch_size = min(batch_size, num_examples)
     ahead = prefetched(step, batches(batch_size))
@@ -166,67 +147,30 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
     """Returns a table of the parts, the bottleneck, and the effect of more GPUs or examples."""
-    bound = max(profile.parts, key=profile.parts.__getitem__)
-    share = profile.parts[bound] / profile.whole
-    return [
-        *_table(profile),
-        labelled("Bottleneck", f"  {bound}, {share:.0%}: {_remedy(bound, step)}"),
-        labelled("2 x GPUs", _more_gpus(profile, step)),
-        labelled("2 x batch", _larger_batch(profile)),
-        labelled("Trace", f"{directory} for tensorboard --logdir, with tensorboard-plugin-profile"),
-    ]
-
-
-def _table(profile: Profile) -> list[str]:
+    whole = profile.whole
     lines = [f"{'part of a step':<20}      ms  share"]
     for part, seconds in profile.parts.items():
-        share = seconds / profile.whole
-        bar = "=" * round(_BAR_WIDTH * share)
-        lines.append(f"{part:<20}{1e3 * seconds:8.2f}   {share:4.0%}  {bar}".rstrip())
-    rate = profile.batch_size / profile.whole
-    lines.append(f"{'whole step':<20}{1e3 * profile.whole:8.2f}         {rate:,.0f} examples/s")
+        bar = "=" * round(_BAR_WIDTH * seconds / whole)
+        lines.append(f"{part:<20}{1e3 * seconds:8.2f}   {seconds / whole:4.0%}  {bar}".rstrip())
+    rate = profile.batch_size / whole
+    lines.append(f"{'whole step':<20}{1e3 * whole:8.2f}         {rate:,.0f} examples/s")
     lines.append(f"{'input without steps':<20}{1e3 * profile.input:8.2f}")
-    return lines
-
-
-def _remedy(part: str, step: TowerStep) -> str:
-    on_gpus = is_gpu(step.devices[0])
-    if part == WAITING:
-        return (
-            "the input is slower than the step. Make what the data set does for each example "
-            "cheaper, do it once before training, or read in processes: --data_workers=4."
-        )
-    if part == UPDATE:
-        ways = ["a larger --batch_size", "an optimizer with fewer slots, such as sgd"]
-        if on_gpus and not is_gpu(step.parameter_device):
-            ways += ["--variable_device=gpu", "--strategy=mirrored"]
-        return f"fewer or cheaper updates: {', '.join(ways)}."
-    ways = [] if step.uses_xla else ["--jit_compile"]
-    if keras.config.dtype_policy().name == "float32":
-        ways.append("--precision=mixed_bfloat16, where the device computes it fast")
-    if not on_gpus:
-        ways.append("a GPU")
-    faster = f" Faster: {', '.join(ways)}." if ways else ""
-    return f"the towers and their average, where a step's time belongs.{faster}"
-
-
-def _more_gpus(profile: Profile, step: TowerStep) -> str:
+    bound, longest = max(profile.parts.items(), key=lambda item: item[1])
+    bottleneck = f"  {bound}, {longest / whole:.0%}: {_REMEDIES[bound]}"
+    more, larger = profile.speedup(0.5, 1), profile.speedup(2, 2)
+    gpus = "a batch of one example cannot be shared: use a larger --batch_size"
+    if more is not None:
+        gpus = f"at most {more:.1f} times the examples/s"
     if not is_gpu(step.devices[0]):
         cores = count_cores()
-        return (
-            "logical CPU devices share the cores and do not tell; here, compare one tower a core "
-            f"and two: --num_towers={cores}, --num_towers={2 * cores}"
-        )
-    speedup = profile.speedup(0.5, 1)
-    if speedup is None:
-        return "a batch of one example cannot be shared: use a larger --batch_size"
-    advice = "" if speedup >= _WORTHWHILE else "; for more, use a larger --batch_size"
-    return f"at most {speedup:.1f} times the examples/s{advice}"
-
-
-def _larger_batch(profile: Profile) -> str:
-    speedup = profile.speedup(2, 2)
-    if speedup is None:
-        return "not measured: there are too few examples, or too little memory"
-    size, judgement = 2 * profile.batch_size, "" if speedup >= _WORTHWHILE else ": hardly faster"
-    return f"about {speedup:.1f} times the examples/s with --batch_size={size}{judgement}"
+        gpus = ("logical CPU devices share the cores and do not tell; here, compare one tower a "
+                f"core and two: --num_towers={cores}, --num_towers={2 * cores}")
+    batch = "not measured: there are too few examples, or too little memory"
+    if larger is not None:
+        size = 2 * profile.batch_size
+        batch = f"about {larger:.1f} times the examples/s with --batch_size={size}"
+    return [
+        *lines, labelled("Bottleneck", bottleneck),
+        labelled("2 x GPUs", gpus), labelled("2 x batch", batch),
+        labelled("Trace", f"{directory} for tensorboard --logdir, with tensorboard-plugin-profile"),
+    ]

@@ -36,23 +36,13 @@ class Verification(NamedTuple):
 
     difference: max|a - b| / max|b| of the variable where it is largest; a is the averaged
         gradient, b the full-batch gradient. If b is nearly zero, see `_NEGLIGIBLE`.
-    variable: the path of this variable.
-    multiplied_in: the dtype that matmuls and convolutions round to, see `multiplied_in`.
-    by_design: the reasons, as texts, for which towers must differ from one device.
-    cause: the model's lines that cause the difference, if known, and the fix; empty if the
-        difference is float rounding or by design.
     """
 
     difference: float
     variable: str
     multiplied_in: str
-    by_design: list[str]
-    cause: str = ""
-
-    @property
-    def tolerance(self) -> float:
-        """Returns the largest difference that float rounding explains."""
-        return _TOLERANCES[self.multiplied_in]
+    by_design: list[str]  # the reasons for which towers must differ from one device
+    cause: str = ""  # the lines that cause the difference, with the fix; "": rounding or by design
 
     @property
     def error(self) -> str | None:
@@ -68,10 +58,11 @@ class Verification(NamedTuple):
     def __str__(self) -> str:
         found = f"largest relative difference {self.difference:.1e} ({self.variable})"
         name = "" if self.multiplied_in == "float32" else f" of {self.multiplied_in}"
-        rounding = f"float rounding{name} ({self.tolerance:.0e})"
+        tolerance = _TOLERANCES[self.multiplied_in]
+        rounding = f"float rounding{name} ({tolerance:.0e})"
         if self.cause:
             return f"{found}, MORE than {rounding} explains: {self.cause.rstrip('.')}"
-        if self.difference > self.tolerance:
+        if self.difference > tolerance:
             return f"{found}: by design, {' and '.join(self.by_design)}"
         within = f", within {rounding}" if name else ""
         return f"{found}: the averaged gradient is the full-batch gradient{within}"
@@ -82,11 +73,7 @@ def verify_gradients(
 ) -> Verification:
     """Computes both gradients on one batch without noise; changes no variable and no seed.
 
-    Args:
-        step: a step made for this check alone, because its graph is traced without noise.
-        loss, loss_weights: the arguments that `step` was made with.
-        x: the global batch's inputs [N, ...], or a structure of such tensors.
-        y, sample_weight: the global batch's labels and weights, in the same form.
+    step: a step made for this check alone, because its graph is traced without noise.
     """
     model = step.model
     one_tower = TowerStep(
@@ -101,28 +88,25 @@ def verify_gradients(
         )
         coarsest = multiplied_in(model, step.devices)
     by_design = []
-    if step.num_towers > 1 and step.has_unsaved_noise:
-        by_design.append("each tower draws its own random numbers by tf.random")
-    synchronized = synchronized_layers(model, step.batch_norm)
-    names = [
-        layer.name for layer in all_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
-    ]
-    if step.num_towers > 1 and names:
-        by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
-    paths = [variable.path for variable in step.trainable_variables]
-    found = Verification(*_compared(averaged, expected, paths), coarsest, by_design)
-    if found.difference <= found.tolerance:
+    if step.num_towers > 1:
+        if step.has_unsaved_noise:
+            by_design.append("each tower draws its own random numbers by tf.random")
+        synchronized = synchronized_layers(model, step.batch_norm)
+        names = [
+            layer.name for layer in all_layers(model)
+            if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
+        ]
+        if names:
+            by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
+    difference, path = _compared(averaged, expected, [v.path for v in step.trainable_variables])
+    found = Verification(difference, path, coarsest, by_design)
+    if difference <= _TOLERANCES[coarsest]:
         return found
-    cause = " ".join(step.tower.faults) or ("" if by_design else _UNKNOWN)
-    return found._replace(cause=cause)
+    return found._replace(cause=" ".join(step.tower.faults) or ("" if by_design else _UNKNOWN))
 
 
 def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
-    """Returns the coarsest dtype that a model's layers with weights, or its loss, multiply in.
-
-    It is "float64", "float32", "TF32", "float16" or "bfloat16"; float32 on a GPU is mostly TF32.
-    """
+    """Returns the coarsest of `_TOLERANCES` that layers with weights, or the loss, multiply in."""
     innermost = [layer for layer in all_layers(model) if len(all_layers(layer)) == 1]
     used = {layer.compute_dtype for layer in innermost if layer.weights} | {keras.config.floatx()}
     if "float32" in used and multiplies_in_tf32(devices):
@@ -134,8 +118,7 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Inside the context, layers with float32 parameters and 16-bit computation use float32."""
     policies = [
-        (layer, layer.dtype_policy)
-        for layer in all_layers(model)
+        (layer, layer.dtype_policy) for layer in all_layers(model)
         if type(layer.dtype_policy) is keras.DTypePolicy
         and layer.variable_dtype == "float32" != layer.compute_dtype
     ]
@@ -148,9 +131,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
             layer.dtype_policy = policy
 
 
-def _compared(
-    averaged: Sequence[Any], expected: Sequence[Any], paths: Sequence[str]
-) -> tuple[float, str]:
+def _compared(averaged: list, expected: list, paths: list[str]) -> tuple[float, str]:
     """Returns (difference, path) of the variable that differs most; a NaN counts as infinity."""
     largest = [0.0 if b is None else float(tf.reduce_max(tf.abs(b))) for b in expected]
     least = _NEGLIGIBLE * max(largest, default=0.0)
