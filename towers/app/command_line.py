@@ -187,7 +187,7 @@ class _AsWritten(flags.ArgumentSerializer):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def exit_code(command: Callable[[], None]) -> int:
+def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command and returns its exit code; errors that a user can fix print as one line."""
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
@@ -195,7 +195,7 @@ def exit_code(command: Callable[[], None]) -> int:
     signals.show_stacks_on_request()
     prefix = places.prefix(places.here())
     try:
-        command()
+        return command() or 0
     except (ValueError, LostWorkerError, LostDirectoryError) as error:
         if is_verbose():
             traceback.print_exc()
@@ -213,7 +213,6 @@ def exit_code(command: Callable[[], None]) -> int:
     except Exception:
         traceback.print_exc()
         return OTHER_FAILURE
-    return 0
 
 
 @contextmanager

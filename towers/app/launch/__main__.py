@@ -35,19 +35,14 @@ def define_flags() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command line; returns the exit code.
-
-    Raises:
-        ValueError: a flag or the command after -- is not valid.
-    """
+    """Runs the command line; returns the exit code."""
     own, _, script = "\0".join(argv).partition("\0--\0")
     words = script.split("\0") if script else []
     if not command_line.parse_flags(own.split("\0"), __doc__):
         return 0
     given = flags.FLAGS
     if given.print_tf_config or given.hosts:
-        for line in lines_to_type(given.hosts, words):
-            print(line)
+        print("\n".join(lines_to_type(given.hosts, words)))
         return 0
     if given.workers is None:
         raise ValueError("--workers is missing: say how many, such as --workers=2.")
@@ -55,9 +50,9 @@ def run(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command line, None for the process's arguments; returns the exit code."""
+    """Runs a command line, by default the process' arguments, and returns its exit code."""
     define_flags()
-    return command_line.exit_code(lambda: sys.exit(run(argv or sys.argv)))
+    return command_line.exit_code(lambda: run(argv or sys.argv))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Starts the workers of a run, and restarts with one worker less after a worker was lost.
-
-Each worker has its own TF_CONFIG and CUDA_VISIBLE_DEVICES.
-"""
+"""Starts the workers of a run, and restarts with one worker less after a worker was lost."""
 
 import json
 import os
@@ -13,7 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 from towers.app.command_line import OTHER_FAILURE, Terminated, USER_MISTAKE, show
@@ -32,11 +29,7 @@ _PORTS = range(10_000, 32_768)
 
 
 def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None]:
-    """Returns each worker's CUDA_VISIBLE_DEVICES, ["0,1", "2,3"]; None leaves it unchanged.
-
-    Raises:
-        ValueError: there are too few GPUs.
-    """
+    """Returns each worker's CUDA_VISIBLE_DEVICES, ["0,1", "2,3"]; None leaves it unchanged."""
     visible = os.environ.get(VISIBLE_GPUS)
     if gpus_per_worker is None:
         if num_workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
@@ -60,25 +53,24 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
 
 def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
     """Returns each worker's environment variables; `shares` are its GPUs, from `gpu_shares`."""
-    addresses, found = free_addresses(len(shares)), []
-    for index, share in enumerate(shares):
-        gpus = {} if share is None else {VISIBLE_GPUS: share}
-        # Unbuffered, so that each line appears when it is written.
-        found.append({"TF_CONFIG": _tf_config(addresses, index), "PYTHONUNBUFFERED": "1", **gpus})
-    return found
+    addresses = free_addresses(len(shares))
+    return [
+        {"TF_CONFIG": _tf_config(addresses, index), "PYTHONUNBUFFERED": "1",  # lines appear at once
+         **({} if share is None else {VISIBLE_GPUS: share})}
+        for index, share in enumerate(shares)
+    ]
 
 
 def _tf_config(addresses: Sequence[str], index: int) -> str:
-    """Returns the JSON text with a worker's index and all addresses, the chief's address first."""
+    """Returns the TF_CONFIG of a worker; the chief's address comes first."""
     task = {"type": "worker", "index": index}
-    return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
 def free_addresses(count: int) -> list[str]:
     """Returns `count` different unused addresses of this machine, such as "127.0.0.1:12345"."""
     found: list[str] = []
-    # In random order, so that two launchers at the same time find different ports.
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in random.sample(_PORTS, len(_PORTS)):  # two launchers find different ports
         with socket.socket() as trial, suppress(OSError):
             trial.bind((_HOST, port))
             found.append(f"{_HOST}:{port}")
@@ -88,11 +80,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each machine: its TF_CONFIG, and the command if there is one.
-
-    Raises:
-        ValueError: there is no host, a host is not host:port, or two hosts are the same.
-    """
+    """Yields a line for each machine: its TF_CONFIG, and the command if there is one."""
     addresses = [host.strip() for host in hosts]
     if not addresses or not all(map(is_address, addresses)) or len({*addresses}) < len(addresses):
         raise ValueError(
@@ -107,54 +95,11 @@ def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
 
 
 def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:
-    """Runs the workers; returns 0, or the exit code of the worker that explains the failure.
+    """Runs a script, or -m and a module, with its arguments, in a worker for each of `shares`.
 
-    Args:
-        words: a script and its arguments.
-        shares: each worker's CUDA_VISIBLE_DEVICES; None leaves it as it is.
-        max_restarts: how often the run continues after a lost worker; then returns OTHER_FAILURE.
-
-    Raises:
-        ValueError: there is no such script.
-        KeyboardInterrupt or Terminated: Ctrl-C or another signal came, and the workers have ended.
+    Returns 0, or the exit code of the worker that explains the failure. After a signal, it raises
+    KeyboardInterrupt or Terminated once the workers have ended.
     """
-    _check(words)
-    left, directory, stops = list(shares), None, list[int]()
-    with handled_by(lambda number, frame: stops.append(number)):
-        for restarts in count():
-            start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
-            ends, named = supervise(
-                [sys.executable, *start, *words[1:]], worker_environments(left), stops
-            )
-            directory = named or directory
-            why = cause(ends)
-            if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):
-                raise KeyboardInterrupt if stops[0] == signal.SIGINT else Terminated(stops[0])
-            if why is None:
-                return 0
-            if not why.is_loss:
-                for line in why.errors or [f"error: {why}."]:
-                    show(line, is_error=True)
-                return why.code
-            words = again(words, directory)
-            lost, what = loss(ends, why)
-            if restarts == max_restarts:
-                for line in why.errors if why.code < 0 else ():
-                    show(line, is_error=True)
-                show(f"error: {what}, after {counted(restarts, 'restart')}. To continue, give the "
-                     f"launcher behind --: {shlex.join(words)}", is_error=True)
-                return OTHER_FAILURE
-            if len(left) > 1:
-                del left[lost]
-            show(
-                f"Restart   {what}: {shlex.join(words)} continues with "
-                f"{counted(len(left), 'worker')} ({restarts + 1} of {max_restarts})"
-            )
-    raise AssertionError("restarts are counted")
-
-
-def _check(words: Sequence[str]) -> None:
-    """Raises ValueError unless the words are a script, or -m and a module, with arguments."""
     is_module = len(words) > 1 and words[0] == "-m"
     if not (words and (is_module or words[0] == INSTALLED or Path(words[0]).is_file())):
         given = f"{words[0]!r} is no file in {Path.cwd()}" if words else "there is nothing to run"
@@ -162,16 +107,40 @@ def _check(words: Sequence[str]) -> None:
             f"{given}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
             "python -m towers.launch --workers=2 -- train.py --num_towers=8"
         )
+    left, directory, stops, restarts = list(shares), None, list[int](), 0
+    with handled_by(lambda number, frame: stops.append(number)):
+        while True:
+            start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
+            command = [sys.executable, *start, *words[1:]]
+            ends, named = supervise(command, worker_environments(left), stops)
+            directory = named or directory
+            why = cause(ends)
+            if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):
+                raise KeyboardInterrupt if stops[0] == signal.SIGINT else Terminated(stops[0])
+            if why is None:
+                return 0
+            if not why.is_loss:
+                show("\n".join(why.errors) or f"error: {why}.", is_error=True)
+                return why.code
+            words = again(words, directory)
+            lost, what = loss(ends, why)
+            if restarts == max_restarts:
+                error = (f"error: {what}, after {counted(restarts, 'restart')}. To continue, give "
+                         f"the launcher behind --: {shlex.join(words)}")
+                show("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
+                return OTHER_FAILURE
+            restarts += 1
+            if len(left) > 1:
+                del left[lost]
+            show(f"Restart   {what}: {shlex.join(words)} continues with "
+                 f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})")
 
 
 def cause(ends: Sequence[End]) -> End | None:
     """Returns the end that explains the others; None if all ended well, or as they were asked to.
 
-    It prefers a user's mistake (of the lowest worker index), then a signal, then another failure,
-    then a stop. A worker that ended because another one was lost comes last.
-
-    Args:
-        ends: the ends of all workers, in the order in which they came.
+    It prefers a user's mistake (of the lowest worker index), then a signal, then the first other
+    failure, then a stop. A worker that ended because another one was lost comes last.
     """
     def weight(end: End) -> tuple[int, int]:
         if end.code == USER_MISTAKE:
@@ -200,14 +169,10 @@ def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
 
 
 def again(words: Sequence[str], announced: str | None) -> list[str]:
-    """Returns the command that continues after a worker was lost.
+    """Returns the command that continues a run, whose directory the chief may have `announced`.
 
     For train.py it is `--resume` with the run's directory, which holds all other flags. A command
     that resumes already, that has not begun a run yet, or that is another script stays the same.
-
-    Args:
-        words: the command that ran.
-        announced: the run's directory that the chief printed, or None.
     """
     given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
     run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]

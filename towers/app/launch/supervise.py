@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO, NamedTuple, TypeAlias
+from typing import IO, NamedTuple
 
 from towers.app import child_process
 from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, show
@@ -25,24 +25,15 @@ _HOLD = 5.0  # seconds to hold back lines like an error; a failed process ends w
 _ERRORS = ("error: ", "Traceback (most recent call last):", "Fatal Python error: ", "stopped by ")
 _TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `describe`
 
-Lines: TypeAlias = "SimpleQueue[tuple[Worker, bytes, bool]]"  # (worker, line, is_error)
-
 
 class End(NamedTuple):
-    """Says how one worker ended.
+    """Says how one worker ended."""
 
-    worker: its index.
-    code: its exit code, negative for a signal.
-    was_asked: whether it was asked to end.
-    was_killed: whether it had to be killed, because it did not end when it was asked to.
-    errors: its last lines on stderr, from its error on; they have not been shown.
-    """
-
-    worker: int
-    code: int
-    was_asked: bool = False
-    was_killed: bool = False
-    errors: tuple[str, ...] = ()
+    worker: int  # its index
+    code: int  # its exit code, negative for a signal
+    was_asked: bool = False  # to end
+    was_killed: bool = False  # because it did not end when it was asked to
+    errors: tuple[str, ...] = ()  # its last lines on stderr, from its error on, not yet shown
 
     @property
     def is_loss(self) -> bool:
@@ -55,42 +46,34 @@ class End(NamedTuple):
         return self.code in (INTERRUPTED, TERMINATED, HUNG_UP)
 
     def __str__(self) -> str:
-        """Returns a text such as "worker 1 was killed by SIGKILL"."""
         return f"worker {self.worker} {child_process.outcome(self.code)}"
 
 
 class Worker:
-    """Runs one worker's process.
+    """Runs one worker's process and shows its lines.
 
     Lines of stderr that look like an error, and all lines after them, are held back until the
     worker has ended. If a worker fails, the others fail after it, and would hide its error.
-
-    directory: the run's directory, once the chief has printed it.
     """
 
-    def __init__(
-        self, index: int, command: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
-        self.directory: str | None = None
-        self._index = index
+    def __init__(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.directory: str | None = None  # the run's directory, once the chief has printed it
+        self._index, self._held, self._held_since = index, list[str](), math.inf
         self._was_asked = self._was_killed = False
-        self._held: list[str] = []
-        self._held_since = math.inf
         self._readers: list[Thread] = []
         self._process = child_process.start(
             command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone
         )
 
-    def send_lines(self, lines: Lines) -> None:
-        """Starts threads that put all lines of the worker's output into a queue."""
+    def send_lines(self, lines: SimpleQueue) -> None:
+        """Starts threads that put (self, line, is_error) into a queue for each line of output."""
         def read(stream: IO[bytes], is_error: bool) -> None:
             for line in stream:
                 lines.put((self, line, is_error))
 
-        assert self._process.stdout and self._process.stderr
-        for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True)):
-            self._readers.append(Thread(target=read, args=(stream, is_error), daemon=True))
+        for pipe in ((self._process.stdout, False), (self._process.stderr, True)):
+            self._readers.append(Thread(target=read, args=pipe, daemon=True))
             self._readers[-1].start()
 
     def show(self, line: bytes, is_error: bool) -> None:
@@ -124,10 +107,10 @@ class Worker:
 
     def end(self) -> End:
         """Returns how the worker ended; call it after `has_ended`."""
-        if self._process.returncode == 0:
+        code = self._process.returncode
+        if code == 0:
             self.show_held(0.0)
-        return End(self._index, self._process.returncode, self._was_asked, self._was_killed,
-                   tuple(self._held))
+        return End(self._index, code, self._was_asked, self._was_killed, tuple(self._held))
 
     def ask_to_end(self, number: int) -> None:
         """Sends a signal, once: a second one would interrupt the worker's save."""
@@ -139,27 +122,19 @@ class Worker:
         """Kills the worker, and all processes that it has started."""
         if self._process.poll() is None:
             self._was_killed = True
-            with suppress(ProcessLookupError):  # it has just ended
-                os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def supervise(
     command: Sequence[str], environments: Sequence[Mapping[str, str]], stops: Sequence[int]
 ) -> tuple[list[End], str | None]:
-    """Runs one worker for each environment. If one fails, the others end within seconds.
+    """Runs one worker for each environment; returns their ends in order, and the run's directory.
 
-    Args:
-        command: the command that each worker runs.
-        environments: each worker's additional environment variables, with its TF_CONFIG.
-        stops: the signals so far. The first one is passed on; a second one kills the workers.
-
-    Returns:
-        The ends in the order in which they came, and the run's directory if the chief printed it.
+    If a worker fails, the others end within seconds. The first signal in `stops` is passed on to
+    the workers; a second one kills them.
     """
-    workers: list[Worker] = []
-    ends: list[End] = []
-    lines: Lines = SimpleQueue()
-    ask_at = kill_at = math.inf
+    workers, ends, ask_at, kill_at = list[Worker](), list[End](), math.inf, math.inf
+    lines: SimpleQueue[tuple[Worker, bytes, bool]] = SimpleQueue()
     try:
         for index, environment in enumerate(environments):
             workers.append(Worker(index, command, environment))
