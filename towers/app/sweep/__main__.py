@@ -49,31 +49,23 @@ def define_flags() -> None:
                          "machine lacks it still lacks.")
 
 
-def sweep(argv: list[str]) -> None:
-    """Runs the command line.
-
-    Raises:
-        ValueError: a flag is not valid, or the directory holds something else.
-        SystemExit: no cell could run.
-    """
+def sweep(argv: list[str]) -> int:
+    """Runs the command line and returns its exit code."""
     if not command_line.parse_flags(argv, __doc__):
-        return
+        return 0
     given = flags.FLAGS
-    epochs = given.epochs
-    if epochs is None:
-        epochs = 1 if given.max_steps is None else TrainConfig.epochs
+    epochs = given.epochs or (1 if given.max_steps is None else TrainConfig.epochs)
     values: dict[str, Any] = {name: given[name].value for name in (*_SHARED, "num_towers")}
     shared = TrainConfig(epochs=epochs, **values)
     cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts, shared)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
     rows = run_sweep(cells, shared, out_dir, retry_failed=given.retry_failed)
-    if all(row.error for row in rows):
-        sys.exit(command_line.OTHER_FAILURE)
+    return command_line.OTHER_FAILURE if all(row.error for row in rows) else 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command line, None for the process's arguments; returns the exit code."""
+    """Runs a command line, by default the process' arguments, and returns its exit code."""
     define_flags()
     return command_line.exit_code(lambda: sweep(argv or sys.argv))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towers.app.reporting.charts import COLORS, figure_file, style_axes
-from towers.app.sweep.table import Row, break_even, compared
+from towers.app.sweep.table import Row
 from towers.machine.words import counted
 
 if TYPE_CHECKING:
@@ -15,17 +15,7 @@ _EXAMPLES = 10_000  # the chart shows their training time, whatever --max_steps 
 
 
 def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
-    """Draws two panels for each model with a finished cell.
-
-    Args:
-        path: the PNG file to write.
-        rows: the finished cells, with speed-ups.
-        title, note: the lines of text at the top and at the bottom.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: the file cannot be written.
-    """
+    """Draws two panels for each model with a finished cell, between a title and a note."""
     models = list(dict.fromkeys(row.model for row in rows))
     with figure_file(path, 11.0, 0.9 + 3.8 * len(models), title, note) as figure:
         panels = figure.subplots(len(models), 2, squeeze=False)
@@ -45,15 +35,11 @@ def _draw_model(time: "Axes", accuracy: "Axes", rows: Sequence[Row]) -> None:
         batches, color = [row.batch_size for row in own], COLORS[index % len(COLORS)]
         seconds = [_EXAMPLES / (row.examples_per_second or 1.0) for row in own]
         label = counted(count, "device")
-        if count > 1 and compared(rows, count):
-            smallest = break_even(rows, count)
-            label += f", faster than 1 from {smallest:,} on" if smallest else ", not faster than 1"
         time.plot(batches, seconds, "o-", color=color, label=label)
         # Accuracy hardly depends on the GPU count; wider lines below keep all lines visible.
         wider = len(counts) - 1 - index
         accuracy.plot(batches, [row.val_accuracy or 0.0 for row in own], "o-", color=color,
-                      linewidth=1.5 + 1.2 * wider, markersize=5 + 2 * wider,
-                      label=counted(count, "device"))
+                      linewidth=1.5 + 1.2 * wider, markersize=5 + 2 * wider, label=label)
     ticks = sorted({row.batch_size for row in rows})
     for axes in (time, accuracy):
         axes.set_xscale("log", base=2)

@@ -1,6 +1,4 @@
-"""Runs every cell of a sweep in a fresh process of train.py; a cell is one training run.
-
-Cells: model x dropout x global batch x GPU count.
+"""Runs every cell of a sweep, model x dropout x global batch x GPU count, as a new train.py.
 
 OUT_DIR/
     sweep.json   the cells' settings; models, dropouts, batches and GPU counts may be added
@@ -38,6 +36,8 @@ from towers.machine import nvidia
 from towers.machine.words import counted
 from towers.resume import run_dir
 
+SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
+
 
 def make_cells(
     models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
@@ -45,13 +45,7 @@ def make_cells(
 ) -> dict[Row, TrainConfig]:
     """Returns all cells in running order: the row without figures -> the run's configuration.
 
-    Args:
-        models, dropouts, batch_sizes, gpu_counts: the texts of the flags; without `dropouts`, each
-            model keeps its dropout rates.
-        shared: the settings of all cells.
-
-    Raises:
-        ValueError: a list is empty, has a value twice, or has a value that train.py rejects.
+    The lists hold the texts of flags. Without `dropouts`, each model keeps its dropout rates.
     """
     whole = "whole numbers from 1 on"
     axes = [
@@ -68,12 +62,12 @@ def make_cells(
         )
     cells = {}
     for model, dropout, batch_size, num_gpus in itertools.product(*axes):
-        config = dataclasses.replace(
-            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
-        )
         label = model if dropout is None else f"{model} dropout={dropout:g}"
         towers = shared.num_towers or num_gpus
-        cells[Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)] = config
+        row = Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)
+        cells[row] = dataclasses.replace(
+            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
+        )
     return cells
 
 
@@ -93,31 +87,13 @@ def _parsed(
     return values
 
 
-SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
-
-
 def run_sweep(
-    cells: Mapping[Row, TrainConfig],
-    shared: TrainConfig,
-    out_dir: Path,
-    train: Sequence[str] = (sys.executable, "-m", "towers"),
-    retry_failed: bool = False,
+    cells: Mapping[Row, TrainConfig], shared: TrainConfig, out_dir: Path,
+    train: Sequence[str] = (sys.executable, "-m", "towers"), retry_failed: bool = False,
 ) -> list[Row]:
-    """Runs the cells that have no row in `out_dir` yet.
+    """Runs the cells that have no row in `out_dir` yet, and returns the rows of sweep.csv.
 
-    Args:
-        cells: each cell's row without figures -> its run's configuration, from `make_cells`.
-        shared: the settings of all cells.
-        out_dir: a directory that is new, empty, or holds the same sweep.
-        train: the command that runs train.py.
-        retry_failed: whether to run the failed cells again.
-
-    Returns:
-        The rows of sweep.csv.
-
-    Raises:
-        ValueError: `out_dir` holds another sweep, is in use, or cannot be written.
-        KeyboardInterrupt: sweep.csv has the finished cells; the running cell is killed.
+    cells: from `make_cells`. train: the command that runs train.py.
     """
     with _opened(out_dir, shared):
         again = {cell.key for cell in cells if retry_failed}
@@ -184,10 +160,9 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
     path = out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
     shutil.rmtree(path, ignore_errors=True)  # left by an earlier attempt
     given = {**config.given(), "run_dir": path}
-    process = child_process.start(
-        [*train, *(f"--{name}={value}" for name, value in given.items())],
-        stdout=subprocess.DEVNULL,  # log.txt has it
-        stderr=subprocess.PIPE,
+    command = [*train, *(f"--{name}={value}" for name, value in given.items())]
+    process = child_process.start(  # log.txt has its stdout
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
         stderr = process.communicate()[1].decode(errors="replace")
@@ -195,11 +170,11 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
         process.kill()  # if Ctrl-C has come; its checkpoint would not be used
         process.wait()
     if process.returncode:
-        said = stderr.splitlines() if process.returncode > 0 else []
-        lines = [line.strip() for line in said if line.strip()]
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        what = f"the run {child_process.outcome(process.returncode)}"
-        return row._replace(error=(errors or lines or [what])[-1])
+        said = [f"the run {child_process.outcome(process.returncode)}"]
+        if process.returncode > 0:
+            said += [line.strip() for line in stderr.splitlines() if line.strip()]
+        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        return row._replace(error=(errors or said)[-1])
     shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # no run continues from here
     try:
         return table.filled_row(row, path / run_dir.RESULTS)
@@ -221,14 +196,14 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
     logs = [path.read_text(errors="replace") for path in out_dir.glob(f"cells/*/{run_dir.LOG}")]
     on_gpus = any(re.search(r"^Devices .*/gpu:", log, re.MULTILINE) for log in logs)
     done = [row for row in rows if not row.error]
-    models = ", ".join(dict.fromkeys(row.model for row in done))
-    length = counted(shared.max_steps or shared.epochs, "step" if shared.max_steps else "epoch")
-    note = f"{length} each; {shared.precision}; "
-    note += "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
     written = [TABLE]
     if done:
+        models = ", ".join(dict.fromkeys(row.model for row in done))
+        title = f"towers: {models} on {shared.dataset}, {_machine()}"
+        length = counted(shared.max_steps or shared.epochs, "step" if shared.max_steps else "epoch")
+        note = f"{length} each; {shared.precision}; "
+        note += "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
         try:
-            title = f"towers: {models} on {shared.dataset}, {_machine()}"
             draw_sweep(out_dir / CHART, done, title, note)
             written.append(CHART)
         except Exception as error:  # a failed picture must not end the sweep

@@ -1,7 +1,4 @@
-"""Reads and writes sweep.csv, a row for each cell, and draws the advice from it.
-
-The advice names the fastest setting, and from which batch on more GPUs pay.
-"""
+"""Reads and writes sweep.csv, a row for each cell, and draws the advice from it."""
 
 import csv
 import io
@@ -17,39 +14,23 @@ from towers.resume.run_dir import write_text
 
 
 class Row(NamedTuple):
-    """Holds one cell. None is an empty field; a failed cell has only the first five and its error.
+    """Holds one cell; None is an empty field. A failed cell has the first five and its error."""
 
-    model: the model, with the dropout rate if the sweep gives one: "cnn dropout=0.25".
-    batch_size: the global batch.
-    per_tower_batch: the largest shard of the global batch.
-    num_gpus: the number of devices that ran towers; logical CPU devices if there is no GPU.
-    num_towers: the number of towers on all devices.
-    epochs: the number of epochs in results.csv; --max_steps may end the last epoch early.
-    accuracy, val_accuracy: the last epoch's training and validation accuracy.
-    seconds: the time of all epochs, including validation and the tracing of the first step.
-    examples_per_second: the harmonic mean over the epochs, for training steps only.
-    speedup: examples_per_second, divided by the 1-GPU cell's value at the same model and global
-        batch; None if the 1-GPU cell is missing or failed.
-    efficiency: speedup / num_gpus.
-    host_memory_mb, device_memory_mb: always empty; earlier versions measured them.
-    error: one line; empty if the cell is done.
-    """
-
-    model: str
-    batch_size: int
-    per_tower_batch: int
-    num_gpus: int
-    num_towers: int
-    epochs: int | None = None
-    accuracy: float | None = None
-    val_accuracy: float | None = None
-    seconds: float | None = None
-    examples_per_second: float | None = None
-    speedup: float | None = None
-    efficiency: float | None = None
-    host_memory_mb: float | None = None
+    model: str  # with the dropout rate if the sweep gives one: "cnn dropout=0.25"
+    batch_size: int  # the global batch
+    per_tower_batch: int  # the largest shard of the global batch
+    num_gpus: int  # devices that ran towers; logical CPU devices if there is no GPU
+    num_towers: int  # on all devices
+    epochs: int | None = None  # in results.csv; --max_steps may end the last one early
+    accuracy: float | None = None  # of the last epoch
+    val_accuracy: float | None = None  # of the last epoch
+    seconds: float | None = None  # of all epochs, with validation and the tracing of the first step
+    examples_per_second: float | None = None  # harmonic mean over the epochs; training steps only
+    speedup: float | None = None  # against 1 GPU at the same model and batch, if this was measured
+    efficiency: float | None = None  # speedup / num_gpus
+    host_memory_mb: float | None = None  # empty, as the next one; earlier versions measured them
     device_memory_mb: float | None = None
-    error: str = ""
+    error: str = ""  # one line; empty if the cell is done
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -58,11 +39,7 @@ class Row(NamedTuple):
 
 
 def filled_row(row: Row, results: Path) -> Row:
-    """Returns a finished cell's row, with the figures from its run's results.csv.
-
-    Raises:
-        OSError, ValueError, LookupError: the file has no such figures.
-    """
+    """Returns a finished cell's row, with the figures from its run's results.csv."""
     with results.open(newline="", encoding="utf-8") as file:
         epochs = list(csv.DictReader(file))
     return row._replace(
@@ -77,10 +54,9 @@ def filled_row(row: Row, results: Path) -> Row:
 
 def with_speedups(rows: Iterable[Row]) -> list[Row]:
     """Returns the rows with their speed-up and efficiency, sorted by model, batch, GPU count."""
-    found = []
-    rows = list(rows)
+    found, rows = [], list(rows)
     speeds = {row.key: row.examples_per_second for row in rows}
-    models = list(dict.fromkeys(row.model for row in rows))
+    models = [row.model for row in rows]
     for row in sorted(rows, key=lambda row: (models.index(row.model), *row.key[1:])):
         alone = speeds.get((row.model, row.batch_size, 1))
         speedup = row.examples_per_second and alone and row.examples_per_second / alone
@@ -106,39 +82,27 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_table(path: Path) -> list[Row]:
-    """Returns the rows that `write_table` wrote; none if there is no file.
+    """Returns the rows that `write_table` wrote; none if there is no file."""
+    def value(name: str, text: str) -> Any:
+        kind = Row.__annotations__[name]
+        if kind is str:
+            return text
+        return None if text == "" else int(text) if kind in (int, int | None) else float(text)
 
-    Raises:
-        ValueError: the file holds something else.
-    """
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         try:
-            return [
-                Row(**{name: _value(name, text) for name, text in line.items()})
-                for line in csv.DictReader(file)
-            ]
+            lines = list(csv.DictReader(file))
+            return [Row(**{name: value(name, line[name]) for name in line}) for line in lines]
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
             ) from None
 
 
-def _value(name: str, text: str) -> Any:
-    kind = Row.__annotations__[name]
-    if kind is str:
-        return text
-    return None if text == "" else int(text) if kind in (int, int | None) else float(text)
-
-
 def advice(rows: Sequence[Row], on_gpus: bool) -> str:
-    """Returns one sentence of advice.
-
-    Args:
-        rows: all cells, with speed-ups.
-        on_gpus: whether the cells ran on GPUs.
-    """
+    """Returns one sentence: each model's fastest cell, and from which batch on more GPUs pay."""
     done = [row for row in rows if not row.error]
     if not done:
         return f"No cell could run: {rows[0].error.rstrip('.')}."
@@ -151,39 +115,24 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
             f"{counted(best.num_gpus, 'device')} ({best.examples_per_second:,.0f} examples/s)"
         )
         for count in sorted({row.num_gpus for row in own} - {1}):
-            clauses.append(f"{count} devices {_verdict(own, count, on_gpus)}")
+            verdict = _verdict([row for row in own if row.num_gpus == count], on_gpus)
+            clauses.append(f"{count} devices {verdict}")
     where = "" if on_gpus else "On logical CPU devices, which say little about GPUs, "
     return f"{where}{'; '.join(clauses)}."
 
 
-def _verdict(rows: Sequence[Row], num_gpus: int, on_gpus: bool) -> str:
-    """Says from which batch on a GPU count pays, or why it does not."""
-    smallest, with_speedup = break_even(rows, num_gpus), compared(rows, num_gpus)
-    if smallest is not None:
-        return f"pay from a global batch of {smallest:,} on"
-    if not with_speedup:
-        return "have no speed-up, because 1 device was not measured"
-    last, reason = with_speedup[-1], "they share the cores that 1 device has alone"
-    if on_gpus:
-        reason = "a step computes too little for what it moves; try larger batches or --profile"
-    return f"do not pay ({last.speedup:.2f} times 1 device at {last.batch_size:,}): {reason}"
-
-
-def break_even(rows: Sequence[Row], num_gpus: int) -> int | None:
-    """Returns the smallest global batch from which on `num_gpus` are faster than 1, or None.
+def _verdict(rows: Sequence[Row], on_gpus: bool) -> str:
+    """Says from which batch on a GPU count pays, or why it does not.
 
     At this batch and at every larger one that has a speed-up, the speed-up is above 1.
-
-    Args:
-        rows: the rows of one model, with speed-ups.
-        num_gpus: the GPU count, above 1.
     """
-    found = reversed(compared(rows, num_gpus))
-    pay = list(takewhile(lambda row: (row.speedup or 0.0) > 1, found))
-    return pay[-1].batch_size if pay else None
-
-
-def compared(rows: Sequence[Row], num_gpus: int) -> list[Row]:
-    """Returns the rows with this GPU count that have a speed-up, by increasing global batch."""
-    found = [row for row in rows if row.num_gpus == num_gpus and row.speedup is not None]
-    return sorted(found, key=lambda row: row.batch_size)
+    speedups = sorted((row.batch_size, row.speedup) for row in rows if row.speedup is not None)
+    if not speedups:
+        return "have no speed-up, because 1 device was not measured"
+    pay = list(takewhile(lambda pair: pair[1] > 1, reversed(speedups)))
+    if pay:
+        return f"pay from a global batch of {pay[-1][0]:,} on"
+    (batch_size, speedup), reason = speedups[-1], "they share the cores that 1 device has alone"
+    if on_gpus:
+        reason = "a step computes too little for what it moves; try larger batches or --profile"
+    return f"do not pay ({speedup:.2f} times 1 device at {batch_size:,}): {reason}"
