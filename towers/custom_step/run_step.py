@@ -179,7 +179,7 @@ class _Run:
         segment = self._trace.central_segments.get(level)
         if segment is not None:
             with tf.device(self._device):
-                values = segment.call([self._values[name] for name in segment.inputs])
+                values = segment.function_of(0)(*(self._values[name] for name in segment.inputs))
             self._values.update(zip(segment.outputs, values, strict=True))
         for collective in self._trace.collectives.events:
             if collective.level == level:

@@ -65,9 +65,9 @@ class Trace:
     @property
     def num_levels(self) -> int:
         """Returns the number of levels, including levels of only collectives and updates."""
-        events = [*self.collectives.events, *self.collectives.updates]
-        levels = [*self.towers, *self.central_segments, *(event.level for event in events)]
-        return 1 + max(levels, default=-1)
+        levels = [e.level for e in self.collectives.events]
+        levels += [update.level for update in self.collectives.updates]
+        return 1 + max([*levels, *self.towers, *self.central_segments], default=-1)
 
     @property
     def captured(self) -> dict[str, tf.Tensor]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.graph.facts import UNKNOWN, Op
+from towers.graph.facts import UNKNOWN, Fact, Op
 
 
 def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
@@ -13,9 +13,7 @@ def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
     if tensor.shape.rank is None:
         return UNKNOWN
     places = _open(tensor)
-    if not places:
-        return None
-    return like if like in places else places[0]
+    return like if like in places else next(iter(places), None)
 
 
 def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | None:
@@ -38,8 +36,8 @@ def _open(tensor: tf.Tensor) -> list[int]:
     return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
 
 
-def regrouped(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
-    """Returns the number of rows per example after a Reshape into [rows, ...].
+def rows_per_example(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
+    """Returns the number of rows per example, `each` before, after a Reshape into [rows, ...].
 
     0 means a fixed, unknown number. None means that a row may hold values of several examples.
     """
@@ -65,22 +63,45 @@ def named_axes(op: Op, index: int = 1) -> list[int] | None:
     return [int(axis) if rank is None else int(axis) % rank for axis in axes.reshape(-1)]
 
 
-# Slices.
+def slice_along(op: Op, axis: int) -> tuple[Any, Any, Any, bool]:
+    """Returns begin, end and step of a Slice or StridedSlice along an axis of its input.
 
+    A bound is None if it is left out, an int, or a Fact if it is not constant. The last result
+    says whether begin is an index, which removes the axis.
+    """
 
-def python_index(op: Op) -> int | slice | None:
-    """Returns the Python index of a Slice or StridedSlice of a vector; None if it varies."""
-    values: list[Any] = [tf.get_static_value(v) for v in op.inputs[1:]]
-    if any(value is None or value.shape != (1,) for value in values):
-        return None
-    begin, end, *step = (int(value[0]) for value in values)
+    def bound(index: int, place: int) -> Any:
+        values, parts = tf.get_static_value(op.inputs[index], True), op.facts[index].parts
+        value = None if values is None else values.reshape(-1)[place]
+        if value is not None:
+            return int(value)
+        return parts[place] if place < len(parts) else Fact(degree=None)
+
     if op.type == "Slice":
-        return slice(begin, None if end < 0 else begin + end)
-    if _mask(op, "shrink_axis", 0):
-        return begin
-    return slice(
-        None if _mask(op, "begin", 0) else begin, None if _mask(op, "end", 0) else end, *step
+        begin, end = bound(1, axis), bound(2, axis)
+        if begin != 0 and end != -1:
+            are_known = isinstance(begin, int) and isinstance(end, int)
+            end = begin + end if are_known else Fact(degree=None)
+        return begin, None if end == -1 else end, 1, False
+
+    def masks(name: str, place: int) -> bool:
+        return bool(op.operation.get_attr(f"{name}_mask") >> place & 1)
+
+    count, rank = op.inputs[1].shape[0] or 1, op.inputs[0].shape.rank or 0
+    num_new = sum(masks("new_axis", i) for i in range(count))
+    places: list[int | None] = []  # of the input's axes among the slices
+    for i in range(count):
+        if masks("ellipsis", i):
+            places += [None] * (rank - (count - num_new - 1))
+        elif not masks("new_axis", i):
+            places.append(i)
+    place = places[axis] if axis < len(places) else None
+    if place is None:
+        return None, None, 1, False
+    begin, end = (
+        None if masks(name, place) else bound(i, place) for i, name in [(1, "begin"), (2, "end")]
     )
+    return begin, end, bound(3, place), masks("shrink_axis", place)
 
 
 def rows_taken(op: Op, axis: int) -> tuple[bool, bool]:
@@ -89,79 +110,23 @@ def rows_taken(op: Op, axis: int) -> tuple[bool, bool]:
 
     The latter is for a batch that holds two views, one after the other: rows[:n], rows[n:].
     """
-    place = axis if op.type == "Slice" else _place_in_slice(op, axis)
-    if place is None:
-        return True, False
-    begins, ends = (
-        place < len(fact.parts) and fact.parts[place].degree == 1 for fact in op.facts[1:3]
-    )
-    at_start = _element(op.inputs[1], place) == 0
-    if op.type == "Slice":
-        return at_start and (ends or _element(op.inputs[2], place) == -1), False
-    if _mask(op, "shrink_axis", place) or _element(op.inputs[3], place) != 1:
+    begin, end, step, is_index = slice_along(op, axis)
+    if is_index or step != 1:
         return False, False
-    at_start, ends = at_start or _mask(op, "begin", place), ends or _mask(op, "end", place)
-    return at_start and ends, (at_start or begins) and ends
+    is_start = begin in (None, 0)
+    by_count = is_start or isinstance(begin, Fact) and begin.degree == 1
+    ends = end is None or isinstance(end, Fact) and end.degree == 1
+    return is_start and ends, by_count and ends
 
 
-def takes_the_last(op: Op) -> bool:
-    """Returns whether a StridedSlice counts from the end of an axis, as x[:, -1] does."""
-    begin = tf.get_static_value(op.inputs[1]) if op.type == "StridedSlice" else None
-    return begin is not None and bool((begin < 0).any())
-
-
-def _place_in_slice(op: Op, axis: int) -> int | None:
-    """Returns the index of the StridedSlice's part for this input axis; None without one."""
-    count, rank = op.inputs[1].shape[0], op.inputs[0].shape.rank
-    if count is None or rank is None:
-        return 0
-    num_new = sum(_mask(op, "new_axis", i) for i in range(count))
-    reached = 0
-    for place in range(count):
-        if _mask(op, "ellipsis", place):
-            reached += rank - (count - num_new - 1)
-        elif not _mask(op, "new_axis", place):
-            if reached == axis:
-                return place
-            reached += 1
-    return None
-
-
-def _mask(op: Op, name: str, place: int) -> bool:
-    return bool(op.operation.get_attr(f"{name}_mask") >> place & 1)
-
-
-def _element(tensor: tf.Tensor, index: int) -> int | None:
-    values = tf.get_static_value(tensor, partial=True)
-    value = None if values is None else values.reshape(-1)[index]
-    return None if value is None else int(value)
-
-
-# Products of matrices.
-
-
-def contracted(op: Op) -> tuple[bool, int | None]:
-    """Returns whether a product of matrices sums over rows, and the batch axis of its result.
+def contract(op: Op) -> tuple[bool, int | None]:
+    """Returns whether a MatMul, BatchMatMul or Einsum sums over rows, and its result's batch axis.
 
     The axis is None if rows are summed, or if the result has two, which pair rows with each other.
-
-    Args:
-        op: the MatMul, BatchMatMul or Einsum.
     """
     axes = [fact.axis for fact in op.facts]
     if UNKNOWN in axes or any(v.shape.rank is None for v in op.inputs):
         return False, open_axis(op.output)
-    terms, result = _terms(op)
-    labels = {term[axis] for term, axis in zip(terms, axes) if axis is not None}
-    if len(labels) > 1:
-        return False, None
-    label = labels.pop()
-    return label not in result, result.index(label) if label in result else None
-
-
-def _terms(op: Op) -> tuple[list[str], str]:
-    """Returns the labels of the axes of a product's inputs and of its result, as in Einsum."""
-    ranks: list[int] = [v.shape.rank for v in op.inputs]
     if op.type == "Einsum":
         equation = op.operation.get_attr("equation").decode().replace(" ", "")
     else:
@@ -172,9 +137,15 @@ def _terms(op: Op) -> tuple[list[str], str]:
         )
         equation = f"...{left},...{right}->...ij"
     terms, result = equation.split("->")
-    parts = terms.split(",")
-    spread = [rank - len(part) + 3 if "..." in part else 0 for part, rank in zip(parts, ranks)]
-    dots = "".join(chr(0x100 + i) for i in range(max(spread)))
-    return [
-        part.replace("...", dots[len(dots) - count:]) for part, count in zip(parts, spread)
-    ], result.replace("...", dots)
+
+    def spell_out(term: str, tensor: tf.Tensor) -> str:
+        """Replaces an ellipsis by labels, which align at the last axis."""
+        count = tensor.shape.rank - len(term.replace("...", ""))
+        return term.replace("...", "".join(chr(0x100 + i) for i in range(count, 0, -1)))
+
+    spelled = map(spell_out, terms.split(","), op.inputs)
+    labels = {term[axis] for term, axis in zip(spelled, axes) if axis is not None}
+    if len(labels) > 1:
+        return False, None
+    label, result = labels.pop(), spell_out(result, op.output)
+    return label not in result, result.index(label) if label in result else None

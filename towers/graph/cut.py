@@ -7,13 +7,12 @@
     level 2   [towers]  operations that read the new weights ...
 
 A function takes results of earlier levels, of collectives and of reads. It returns the tensors that
-later levels need. [home] is the parameter device. A collective stands for one value of all towers;
-its gradient, backward, is the sum of the towers' gradients. Nothing is computed here.
+later levels need. [home] is the parameter device. Nothing is computed here.
 """
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -43,15 +42,12 @@ class TowerCollective(NamedTuple):
 
 
 class TowerCollectives:
-    """Records the collectives of the function that is being traced.
-
-    events: the collectives, in the order of the function.
-    """
+    """Records the collectives of the function that is being traced, in order, in `events`."""
 
     def __init__(self, fed: Iterable[tf.Tensor]) -> None:
         """Args: fed: the function's symbolic arguments, whose values differ between towers."""
         self.dependence = Dependence()
-        self.events: list[Any] = []
+        self.events: list[TowerCollective] = []
         self.graph = tf.compat.v1.get_default_graph()
         for tensor in fed:
             self.dependence.feed(tensor, local=True, level=0)
@@ -67,11 +63,9 @@ class TowerCollectives:
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
         spec: Any = None,
     ) -> list[tf.Tensor]:
-        """Adds a collective; returns symbolic tensors for its results.
+        """Adds a `TowerCollective`; returns symbolic tensors for its results.
 
-        Args:
-            how: "sum", "rows", "join" or "first". values: inputs. spec: the rows' spec, or None.
-            backward: maps gradients of the results to gradients of the values.
+        `backward` maps gradients of the results to gradients of the values.
         """
         self.check_outermost("makes towers meet")
         level = max(self.dependence.level(v) for v in values)
@@ -119,10 +113,6 @@ class Segment(NamedTuple):
     outputs: list[str]
     function_of: Callable[[int], Callable]
 
-    def call(self, values: Sequence[tf.Tensor], tower_index: int = 0) -> list[tf.Tensor]:
-        """Calls a tower's function; returns the results in the order of `outputs`."""
-        return self.function_of(tower_index)(*values) or []
-
 
 def cut(
     function: Any, dependence: Levels, wanted: Iterable[tf.Tensor], *,
@@ -152,8 +142,16 @@ def cut(
         if index in outputs or index in must_run:
             results = list(outputs[index].values())
             waiting, operations = _reach(dependence, index, results, must_run[index])
-            part = repeatable(_part(definition, operations))
-            segments[index] = _segment(part, waiting, results, options)
+            part = tf.compat.v1.GraphDef(  # in the order of the trace, as assert and print need
+                node=[node for node in definition.node if node.name in operations],
+                library=definition.library, versions=definition.versions,
+            )
+            for node in part.node:
+                node.input[:] = [
+                    i for i in node.input if not i.startswith("^") or i[1:] in operations
+                ]
+                node.attr.pop(COLOCATION, None)  # it names operations that may be left out
+            segments[index] = _segment(repeatable(part), waiting, results, options)
     return segments
 
 
@@ -176,33 +174,16 @@ def _reach(
 
     It follows inputs, not the order of creation: taking a loop's gradient adds inputs to the loop.
     """
-    inputs, operations = [], {operation.name for operation in must_run}
 
     def comes_from_outside(tensor: tf.Tensor) -> bool:
         is_before = dependence.level(tensor) < index and not dependence.is_recomputed(tensor)
         return dependence.is_fed(tensor) or is_before or tensor.op.type == "Placeholder"
 
     ends = [*results, *(v for operation in must_run for v in operation.inputs)]
-    for tensor, is_input in before(ends, comes_from_outside):
-        if is_input:
-            inputs.append(tensor)
-        else:
-            operations.add(tensor.op.name)
-    return inputs, operations
-
-
-def _part(
-    definition: tf.compat.v1.GraphDef, operations: Collection[str]
-) -> tf.compat.v1.GraphDef:
-    """Returns a graph of these operations in the order of the trace, as assert and print need."""
-    part = tf.compat.v1.GraphDef(
-        node=[node for node in definition.node if node.name in operations],
-        library=definition.library, versions=definition.versions,
-    )
-    for node in part.node:
-        node.input[:] = [i for i in node.input if not i.startswith("^") or i[1:] in operations]
-        node.attr.pop(COLOCATION, None)  # it names operations that may be left out
-    return part
+    reached = list(before(ends, comes_from_outside))
+    operations = {v.op.name for v, is_input in reached if not is_input}
+    operations.update(operation.name for operation in must_run)
+    return [v for v, is_input in reached if is_input], operations
 
 
 def _segment(
@@ -221,8 +202,8 @@ def _segment(
             copies = tf.graph_util.import_graph_def(
                 noisy, input_map=dict(zip(input_names, values, strict=True)),
                 return_elements=output_names, name="",
-            )
-            for copy, tensor in zip(copies or [], outputs, strict=True):
+            ) or []
+            for copy, tensor in zip(copies, outputs, strict=True):
                 copy.set_shape(tensor.shape)  # the import loses it
             return copies
 

@@ -4,25 +4,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.graph.axes import (
-    axis_like,
-    open_axis,
-    python_index,
-    regrouped,
-    rows_taken,
-)
+from towers.graph.axes import axis_like, open_axis, rows_per_example, rows_taken, slice_along
 from towers.graph.facts import (
-    COUNT,
-    EACH_ROW,
-    MIXES,
-    OPAQUE,
-    SHARED,
-    UNEVEN,
-    UNKNOWN,
-    Fact,
-    Op,
-    first_fault,
-    sizes,
+    COMPARES, COUNT, EACH_ROW, MIXES, OPAQUE, SHARED, UNEVEN, UNKNOWN, Fact, Op, first_fault, sizes,
 )
 
 _PLACE = "takes some rows of the batch by their place"
@@ -54,43 +38,37 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
 # One by one.
 
 
-def aligned(op: Op, result: Fact) -> Fact:
+def align(op: Op, result: Fact) -> Fact:
     """Sets the batch axis of a result of operands of any rank, which align at the last axis.
 
     The result has a fault if rows are paired with other rows, as in [n, 1] + [1, n].
     """
     places = {
-        fact.axis - tensor.shape.rank
-        for fact, tensor in zip(op.facts, op.inputs)
+        fact.axis - tensor.shape.rank for fact, tensor in zip(op.facts, op.inputs)
         if fact.axis is not None and fact.axis != UNKNOWN and tensor.shape.rank is not None
     }
     if len(places) > 1 and not first_fault(op.facts):
-        return op.faulty(op.combine(op.facts), "compares rows of the batch with each other")
+        return op.faulty(op.combine(op.facts), COMPARES)
     rank = op.output.shape.rank
     if len(places) != 1 or not result.has_rows or result.axis == UNKNOWN or rank is None:
         return result
     return replace(result, axis=rank + places.pop())
 
 
-def sum_of_all(op: Op) -> Fact:
-    """Returns the fact of Add, Sub or AddN; row_splits are one more than a ragged tensor's rows."""
+def add(op: Op) -> Fact:
+    """Returns the fact of Add, Sub, AddN or SquaredDifference."""
     first = op.facts[0]
-    if first.more and not first.has_rows and op.type == "Sub":
+    if first.more and not first.has_rows and op.type == "Sub":  # len(row_splits) - 1
         return COUNT if tf.get_static_value(op.inputs[1]) == first.more else first
-    return aligned(op, op.add(op.facts))
-
-
-def squared_difference(op: Op) -> Fact:
-    """Returns the fact of SquaredDifference."""
-    fact = sum_of_all(op)
-    return fact if fact.fault else op.multiply(fact, fact)
+    total = align(op, op.add(op.facts))
+    return op.multiply(total, total) if op.type == "SquaredDifference" else total
 
 
 # Comparisons of n with a bound that are always true, because a shard has at least one row.
 _ALWAYS = {"Greater": (0,), "GreaterEqual": (0, 1), "NotEqual": (0,)}
 
 
-def paired(op: Op) -> Fact:
+def pair(op: Op) -> Fact:
     """Returns the fact of a nonlinear function of two numbers: a power, a comparison, a bound."""
     bounds = [tf.get_static_value(v) if v.shape.rank == 0 else None for v in op.inputs]
     for count, other, bound in zip(op.facts, op.facts[::-1], bounds[::-1]):
@@ -100,11 +78,11 @@ def paired(op: Op) -> Fact:
             return COUNT
     if op.facts[0] == COUNT and bounds[1] in _ALWAYS.get(op.type, ()):
         return SHARED
-    fact = aligned(op, op.combine(op.facts))
+    fact = align(op, op.combine(op.facts))
     return fact if fact.fault else row_by_row(op)
 
 
-def chosen(op: Op) -> Fact:
+def select(op: Op) -> Fact:
     """Returns the fact of Select, which chooses between two values by a condition."""
     condition, *branches = op.facts
     result = op.add(branches)
@@ -112,7 +90,7 @@ def chosen(op: Op) -> Fact:
         return replace(result, fault=condition.fault, local=True)
     if condition.has_rows:
         degree = next((b.degree for b in branches if not b.zero), 0)
-        return aligned(op, op.add([*branches, replace(condition, degree=degree)]))
+        return align(op, op.add([*branches, replace(condition, degree=degree)]))
     if condition.degree != 0 and not condition.local and result.local:
         return op.faulty(result, *UNEVEN)
     if condition.is_value:
@@ -126,7 +104,7 @@ def constant(op: Op) -> Fact:
     return Fact(zero=is_number and abs(float(tf.get_static_value(op.output))) <= 1e-6)
 
 
-def like(op: Op) -> Fact:
+def fill_like(op: Op) -> Fact:
     """Returns the fact of ZerosLike or OnesLike."""
     fact, is_zero = op.facts[0], op.type == "ZerosLike"
     if not fact.has_rows:
@@ -135,16 +113,10 @@ def like(op: Op) -> Fact:
     return Fact(axis=fact.axis, each=fact.each, local=fact.each is None, zero=is_zero)
 
 
-def cast(op: Op) -> Fact:
-    """Returns the fact of Cast, which rounds floats if it makes integers of them."""
-    is_rounding = op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating
-    return op.nonlinear(op.facts[0]) if is_rounding else op.facts[0]
-
-
 # Elements in another shape.
 
 
-def same(op: Op) -> Fact:
+def identity(op: Op) -> Fact:
     """Returns the fact of Identity or a similar operation, which may make an unknown rank known."""
     fact = op.facts[0]
     if fact.axis != UNKNOWN or op.output.shape.rank is None:
@@ -153,7 +125,7 @@ def same(op: Op) -> Fact:
     return fact if fact.has_rows else op.faulty(fact, OPAQUE)
 
 
-def moved(op: Op) -> Fact:
+def move(op: Op) -> Fact:
     """Returns the fact of Reshape, Squeeze, ExpandDims, Transpose or Pad, which move elements."""
     fact, source, result = op.facts[0], op.inputs[0], op.output
     if not fact.has_rows:
@@ -170,7 +142,7 @@ def moved(op: Op) -> Fact:
     fact = replace(fact, axis=axis)
     if op.type == "Reshape" and fact.each is not None:
         has_count = by_count and op.facts[-1].parts[axis] == COUNT
-        each = 1 if has_count else regrouped(fact.each, source, result)
+        each = 1 if has_count else rows_per_example(fact.each, source, result)
         if each is None:
             return op.faulty(fact, "puts rows of several examples into one")
         fact = replace(fact, each=each)
@@ -181,19 +153,18 @@ def moved(op: Op) -> Fact:
     return fact
 
 
-def repeated(op: Op) -> Fact:
+def broadcast(op: Op) -> Fact:
     """Returns the fact of BroadcastTo, Tile or Fill, whose new shape may have a batch axis."""
     shape, fact = op.facts if op.type == "Fill" else op.facts[::-1]
     if fact.has_rows:
         return replace(fact, axis=axis_like(op.inputs[0], op.output, fact.axis))
-    fact = replace(fact, parts=())
-    axis = open_axis(op.output)
+    fact, axis = replace(fact, parts=()), open_axis(op.output)
     if shape.degree == 0 or axis is None:
         return fact
+    rows = replace(fact, axis=axis)
     if any(part.local for part in shape.parts):  # one for each chosen row
-        return replace(fact, axis=axis, local=True, each=None)
-    fact, is_local = replace(fact, axis=axis), fact.local
-    return op.faulty(fact, EACH_ROW) if is_local else fact
+        return replace(rows, local=True, each=None)
+    return op.faulty(rows, EACH_ROW) if fact.local else rows
 
 
 # Sizes.
@@ -223,22 +194,17 @@ def product_of(op: Op, fact: Fact) -> Fact:
     return result
 
 
-def numbered(op: Op) -> Fact:
-    """Returns the fact of Range: the rows' numbers if it ends at n, else shared numbers."""
-    return Fact(axis=0, degree=None) if op.facts[1] == COUNT else SHARED
-
-
 # Parts of tensors, and tensors of parts.
 
 
-def sliced(op: Op) -> Fact:
+def take_slice(op: Op) -> Fact:
     """Returns the fact of StridedSlice or Slice."""
     fact = op.facts[0]
     if fact.parts:
-        index = python_index(op)
-        if index is None:
+        *bounds, is_index = slice_along(op, 0)
+        if op.inputs[1].shape != (1,) or any(isinstance(bound, Fact) for bound in bounds):
             return Fact(local=fact.local, degree=None)
-        return sizes(fact.parts[index]) if isinstance(index, slice) else fact.parts[index]
+        return fact.parts[bounds[0]] if is_index else sizes(fact.parts[slice(*bounds)])
     if fact.axis is None or fact.axis == UNKNOWN:
         return fact
     takes_all, by_counts = rows_taken(op, fact.axis)
@@ -250,7 +216,7 @@ def sliced(op: Op) -> Fact:
     return op.faulty(replace(fact, axis=axis), _PLACE)
 
 
-def gathered(op: Op) -> Fact:
+def gather(op: Op) -> Fact:
     """Returns the fact of GatherV2."""
     values, indices = op.facts[:2]
     fault = first_fault(op.facts[:2])
@@ -279,25 +245,19 @@ def gathered(op: Op) -> Fact:
     return op.faulty(replace(values, axis=open_axis(op.output)), f"(tf.gather) {MIXES}")
 
 
-def where(op: Op) -> Fact:
-    """Returns the fact of tf.where(condition), which lists the chosen rows."""
-    fact = op.facts[0]
-    return replace(fact, axis=0, each=None) if fact.has_rows else fact
-
-
-def overwritten(op: Op) -> Fact:
+def overwrite(op: Op) -> Fact:
     """Returns the fact of TensorScatterUpdate, Sub, Max or Min: new values at some indices."""
     fact, indices = op.facts[:2]
-    names_rows = fact.axis is not None and fact.axis < scattered_axes(op)
+    names_rows = fact.axis is not None and fact.axis < num_scattered_axes(op)
     return op.faulty(fact, _PLACE) if names_rows and not indices.has_rows else row_by_row(op)
 
 
-def scattered_axes(op: Op) -> int:
+def num_scattered_axes(op: Op) -> int:
     """Returns the number of leading axes that the indices of a TensorScatter operation address."""
     return op.inputs[1].shape[-1] or op.inputs[0].shape.rank or 0
 
 
-def concatenated(op: Op) -> Fact:
+def concat(op: Op) -> Fact:
     """Returns the fact of ConcatV2."""
     values, result = op.facts[:-1], op.output
     rank, axis = result.shape.rank, tf.get_static_value(op.inputs[-1])
@@ -310,15 +270,15 @@ def concatenated(op: Op) -> Fact:
     whole = op.add(values)
     if whole.fault or axis is None or rank is None or int(axis) % rank not in places:
         return whole
+    each = [fact.each for fact in values]
     if not all(fact.has_rows for fact in values):
         are_splits = whole.each is None and result.dtype.is_integer  # row_splits from lengths
         return whole if are_splits else op.faulty(whole, "joins the rows of the batch with others")
-    each = [fact.each for fact in values]
-    known = [count for count in each if count is not None]
-    return replace(whole, each=None if None in each else 0 if 0 in each else sum(known))
+    total = 0 if 0 in each else sum(filter(None, each))
+    return replace(whole, each=None if None in each else total)
 
 
-def stacked(op: Op) -> Fact:
+def stack(op: Op) -> Fact:
     """Returns the fact of Pack (tf.stack)."""
     has_rows = any(fact.has_rows for fact in op.facts)
     if not has_rows and op.output.dtype.is_integer and op.output.shape.rank == 1:
@@ -330,13 +290,11 @@ def stacked(op: Op) -> Fact:
     return replace(fact, axis=fact.axis + (place <= fact.axis))
 
 
-def unstacked(op: Op) -> Fact | list[Fact]:
+def unstack(op: Op) -> Fact | list[Fact]:
     """Returns the fact of Unpack (tf.unstack), or one fact for each output."""
     fact = op.facts[0]
-    if fact.parts:
-        return list(fact.parts)
-    if fact.axis is None or fact.axis == UNKNOWN:
-        return fact
+    if fact.parts or fact.axis is None or fact.axis == UNKNOWN:
+        return list(fact.parts) or fact
     place = op.operation.get_attr("axis") % (op.inputs[0].shape.rank or 1)
     return replace(fact, axis=fact.axis - (place < fact.axis))
 

@@ -82,7 +82,7 @@ class Fact:
 
     @property
     def is_value(self) -> bool:
-        """Returns whether the tensor depends on the rows' values and has no batch axis."""
+        """Returns whether the tensor depends on rows' values, and has no batch axis."""
         return self.local and self.axis is None
 
     @property
@@ -105,19 +105,21 @@ def sizes(parts: Sequence[Fact]) -> Fact:
     return Fact(local=any(part.local for part in parts), degree=degree, parts=tuple(parts))
 
 
+def sum_over_rows(fact: Fact) -> Fact:
+    """Returns the fact of the sum over the rows."""
+    return Fact(local=fact.local, degree=None if fact.degree is None else fact.degree + 1)
+
+
 def first_fault(facts: Sequence[Fact]) -> Fault | None:
     """Returns the fault of the first fact that has one, or None."""
     return next((fact.fault for fact in facts if fact.fault), None)
 
 
 class Op:
-    """Wraps an operation of a graph, and computes facts of its result.
-
-    facts: the facts of its inputs. output: its first output.
-    """
+    """Wraps an operation of a graph and the facts of its inputs; computes facts of its result."""
 
     def __init__(self, operation: tf.Operation, facts: Sequence[Fact]) -> None:
-        """Args: operation: the operation. facts: the facts of its inputs, in order."""
+        """Args: facts: the facts of the operation's inputs, in order."""
         self.operation, self.facts = operation, list(facts)
         self.type: str = operation.type
         self.inputs: list[tf.Tensor] = list(operation.inputs)
@@ -127,6 +129,11 @@ class Op:
         """Returns the fact with a fault at this operation, unless it has a fault already."""
         fault = fact.fault or Fault(self.operation, what, *remedy)
         return replace(fact, fault=fault, local=True, parts=(), zero=False)
+
+    def uneven(self, fact: Fact) -> Fact:
+        """Returns the fact without a degree, and with a fault if it depends on the rows' values."""
+        fact = replace(fact, degree=None)
+        return self.faulty(fact, *UNEVEN) if fact.local else fact
 
     def combine(self, facts: Sequence[Fact]) -> Fact:
         """Returns the fact of operands combined row by row; the caller sets axis and degree."""
@@ -164,27 +171,22 @@ class Op:
         if result.fault:
             return result
         if power < 0 and right.is_value:
-            return self.faulty(
-                result, "divides by a value that is made of the rows of the batch",
-                f"{GATHER} {MASKED}",
-            )
+            what = "divides by a value that is made of the rows of the batch"
+            return self.faulty(result, what, f"{GATHER} {MASKED}")
         if left.is_value and right.is_value:
             return self.faulty(result, "multiplies two values that are made of the batch")
-        if left.degree is not None and right.degree is not None:
-            return replace(result, degree=left.degree + power * right.degree)
-        result = replace(result, degree=None)
-        return self.faulty(result, *UNEVEN) if result.local else result
+        if left.degree is None or right.degree is None:
+            return self.uneven(result)
+        return replace(result, degree=left.degree + power * right.degree)
 
     def nonlinear(self, fact: Fact) -> Fact:
         """Returns the fact of a nonlinear function of one value."""
         if fact.fault:
             return fact
         if fact.is_value:
-            return self.faulty(
-                fact, f"takes {self.type} of a value that is made of all rows of the batch"
-            )
+            what = f"takes {self.type} of a value that is made of all rows of the batch"
+            return self.faulty(fact, what)
         if fact.has_rows and fact.degree:
-            fact = replace(fact, degree=None)
-            return self.faulty(fact, *UNEVEN) if fact.local else fact
+            return self.uneven(fact)
         degree = 0 if fact.degree == 0 else None
         return Fact(axis=fact.axis, local=fact.local, each=fact.each, degree=degree)

@@ -26,7 +26,7 @@ from towers.graph.walk import Key, before, follow, key_of
 
 # These pass on a value; any other stateful operation counts as noise that each tower draws.
 _CARRIERS = ("ReadVariableOp", "Placeholder")
-_SIZES = ("Shape", "Size", "Rank", "ZerosLike", "OnesLike")  # depend on shapes alone
+_SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")  # depend on shapes alone
 
 
 class Dependence:
@@ -47,11 +47,9 @@ class Dependence:
         return key_of(tensor) in self._fed
 
     def local(self, tensor: tf.Tensor, *, but_sizes: bool = False) -> bool:
-        """Returns whether towers have different values of the tensor.
+        """Returns whether towers have different values of a tensor of any kind.
 
-        Args:
-            tensor: a tensor of the graph, of any kind.
-            but_sizes: ignore values that depend on the shape of a shard alone.
+        `but_sizes` ignores values that depend on the shape of a shard alone.
         """
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             parts = tf.nest.flatten(tensor, expand_composites=True)
@@ -74,9 +72,7 @@ class Dependence:
 
     def is_recomputed(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor is a constant, which every level computes for itself."""
-        operation = tensor.op
-        is_source = not operation.inputs and operation.type != "Placeholder"
-        return is_source and not operation.op_def.is_stateful
+        return not tensor.op.inputs and not _is_source(tensor.op)
 
     def _of(self, tensor: tf.Tensor) -> tuple[bool, int]:
         if not tf.is_symbolic_tensor(tensor):  # a value from before the trace
@@ -98,11 +94,14 @@ def _draws(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful and operation.type not in _CARRIERS
 
 
+def _is_source(operation: tf.Operation) -> bool:
+    return operation.op_def.is_stateful or operation.type == "Placeholder"
+
+
 # oneDNN's kernels pass a workspace to their gradients, but only within one function.
 _PAIRED = ("MaxPool", "MaxPool3D", "LRN")
 _STAGE = re.compile(r"(?:^|/)stage_(\d+)(?:_\d+)?/")
 _BACKWARD = "gradient_tape/"
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank")  # depend on shapes alone
 _RESOURCES = (tf.resource, tf.variant)  # rank 0, but not small: a loop's list of tensors
 
 
@@ -119,13 +118,8 @@ class StageLevels:
     """
 
     def __init__(self, num_stages: int, fed: Mapping[str, int]) -> None:
-        """
-        Args:
-            num_stages: the number of stages, S.
-            fed: the stage of each argument and capture of the function, by its name.
-        """
-        self._num_stages = num_stages
-        self._fed = dict(fed)
+        """Args: fed: the stage of each argument and capture of the function, by its name."""
+        self._num_stages, self._fed = num_stages, dict(fed)
         self._levels: dict[Key, int] = {}  # by operation
         self._anew: dict[Key, bool] = {}
 
@@ -141,52 +135,39 @@ class StageLevels:
         """Returns the level that runs an operation."""
         return follow(
             operation, self._levels, lambda op: [v for v in op.inputs if not self.is_fed(v)],
-            self._follows,
+            self._infer,
         )
-
-    def stage(self, level: int) -> int:
-        """Returns the stage that runs a level."""
-        return min(level, 2 * (self._num_stages - 1) - level)
 
     def is_recomputed(self, tensor: tf.Tensor) -> bool:
         """Returns whether each level recomputes it: from constants and scalars, or as `_PAIRED`."""
-        is_paired = tensor.op.type in _PAIRED
-        return not self.is_fed(tensor) and (is_paired or self._is_made_anew(tensor.op))
+        return tensor.op.type in _PAIRED or self._is_made_anew(tensor.op)
 
-    def _follows(self, operation: tf.Operation) -> int:
+    def _infer(self, operation: tf.Operation) -> int:
         levels = [self.level(v) for v in operation.inputs]
-        level = max(levels, default=0)
-        if self._is_made_anew(operation):
+        level, last = max(levels, default=0), 2 * (self._num_stages - 1)
+        is_backward, found = _BACKWARD in operation.name, _STAGE.findall(operation.name)
+        if self._is_made_anew(operation) or not (found or is_backward):
             return level
-        last = 2 * (self._num_stages - 1)
-        is_backward = _BACKWARD in operation.name
-        found = _STAGE.findall(operation.name)
         if found:
             stage = int(found[-1])
             return max(level, last - stage if is_backward else stage)
-        if not is_backward:
-            return level
         forward = [
             stage for v, stage in zip(operation.inputs, levels, strict=True)
             if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_recomputed(v)
-            and not _is_scalar(v) and v.op.type not in _SHAPES
+            and not _is_scalar(v) and v.op.type not in _SIZES
         ]
         return max(level, last - min(forward)) if forward else level
 
     def _is_made_anew(self, operation: tf.Operation) -> bool:
         def needs(operation: tf.Operation) -> list[tf.Tensor]:
-            """Returns its inputs except scalars, which levels pass on unless they are constants."""
-            is_source = operation.op_def.is_stateful or operation.type == "Placeholder"
-            return [] if is_source else [
-                v for v in operation.inputs
-                if not _is_scalar(v) or not self.is_fed(v) and v.op.type == "Const"
-            ]
+            """Returns its inputs except scalars, which levels pass on."""
+            is_source = _is_source(operation)
+            return [] if is_source else [v for v in operation.inputs if not _is_scalar(v)]
 
         def infer(operation: tf.Operation) -> bool:
-            if operation.op_def.is_stateful or operation.type == "Placeholder":
-                return False
             is_small = bool(operation.inputs) and all(map(_is_scalar, operation.outputs))
-            return not is_small and all(self._anew[key_of(v.op)] for v in needs(operation))
+            is_passed_on = is_small or _is_source(operation)
+            return not is_passed_on and all(self._anew[key_of(v.op)] for v in needs(operation))
 
         return follow(operation, self._anew, needs, infer)
 

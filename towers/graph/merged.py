@@ -12,11 +12,12 @@ bit-identical.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from towers.graph.walk import replace_tensors
 from towers.machine.tensorflow_internals import left_out, read_instead
 
 _READ = "ReadVariableOp"
@@ -30,28 +31,23 @@ def with_merged_repeats(function: Callable) -> Callable:
     """Returns a function for tracing, whose graph `merge_repeats` merges."""
 
     @functools.wraps(function)
-    def merged(*arguments: Any) -> Any:
+    def traced(*arguments: Any) -> Any:
         return merge_repeats(tf.compat.v1.get_default_graph(), function(*arguments))
 
-    return merged
+    return traced
 
 
 def merge_repeats(graph: tf.Graph, results: Any) -> Any:
-    """Merges operations of equal value in a graph that is being traced.
+    """Merges operations of equal value in a graph whose trace ends.
 
-    Args:
-        graph: the graph, after its last operation was added.
-        results: a structure of the graph's tensors.
-
-    Returns:
-        `results`, where each tensor that was left out is replaced by the equal one that stays.
+    It returns `results`, a structure of the graph's tensors, with the tensors that stay.
     """
     first: dict[Hashable, tf.Operation] = {}
     stands_for: dict[str, tf.Tensor] = {}
     assignments: Counter[str] = Counter()  # by variable
-    operations = graph.get_operations()
     repeated: set[str] = set()
-    for operation in operations:
+    awaited: set[str] = set()
+    for operation in graph.get_operations():
         value = _value(operation, assignments)
         if operation.type != _READ:
             assignments.update(v.name for v in operation.inputs if v.dtype == tf.resource)
@@ -60,23 +56,35 @@ def merge_repeats(graph: tf.Graph, results: Any) -> Any:
             for old, new in zip(operation.outputs, first[value].outputs, strict=True):
                 read_instead(old, new)
                 stands_for[old.name] = new
-    left_out(graph, repeated - _named(op for op in operations if op.name not in repeated))
+        else:
+            awaited.update(before.name for before in operation.control_inputs)
+            groups = operation.colocation_groups()
+            awaited.update(group.decode().removeprefix("loc:@") for group in groups)
+    left_out(graph, repeated - awaited)
+    return replace_tensors(results, stands_for)
 
-    def replaced(value: Any) -> Any:
-        return stands_for.get(value.name, value) if tf.is_symbolic_tensor(value) else value
 
-    return tf.nest.map_structure(replaced, results, expand_composites=True)
+def _value(operation: tf.Operation, assignments: Mapping[str, int]) -> Hashable:
+    """Returns a key that is equal for operations of equal value, or None if that is unknown."""
+    inputs = [v.name for v in operation.inputs]
+    if operation.control_inputs or operation.type in _KEPT:
+        return None
+    if operation.type == _READ:
+        return _READ, *inputs, assignments[inputs[0]]
+    if operation.op_def.is_stateful or any(v.dtype == tf.variant for v in operation.outputs):
+        return None  # a loop writes to each of its lists in place
+    node = operation.node_def
+    attributes = [(name, node.attr[name].SerializeToString()) for name in sorted(node.attr)]
+    return node.op, node.device, *inputs, *attributes
 
 
 def compute_noise_keys_once(graph: tf.Graph) -> None:
-    """Makes XLA compute each noise key once, with bit-identical noise.
+    """Makes XLA compute each noise key of a graph that is being traced once, bit-identically.
 
     TensorFlow scrambles a seed into a key by one operation. XLA fuses the scramble's elementwise
     steps into the noise and repeats them for every number, which takes 34 times as long on a CPU.
-    XLA does not fuse a scramble by the random generator, which replaces it here.
-
-    Args:
-        graph: the graph of a function for XLA, still being traced; noise in its loops stays.
+    XLA does not fuse a scramble by the random generator, which replaces it here. Noise in loops
+    stays.
     """
     for operation in graph.get_operations():
         if operation.type == _NOISE_KEY:
@@ -94,28 +102,3 @@ def _key(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
     key, count = tf.unstack(tf.bitcast(tf.reshape(mix, [2, 2]), tf.uint64))
     return tf.reshape(key, [1]), tf.stack([tf.zeros([], tf.uint64), count])
-
-
-def _value(operation: tf.Operation, assignments: Mapping[str, int]) -> Hashable:
-    """Returns a key that is equal for operations of equal value, or None if that is unknown."""
-    inputs = [v.name for v in operation.inputs]
-    if operation.control_inputs or operation.type in _KEPT:
-        return None
-    if operation.type == _READ:
-        return _READ, *inputs, assignments[inputs[0]]
-    if operation.op_def.is_stateful or any(v.dtype == tf.variant for v in operation.outputs):
-        return None  # a loop writes to each of its lists in place
-    node = operation.node_def
-    attributes = [(name, node.attr[name].SerializeToString()) for name in sorted(node.attr)]
-    return node.op, node.device, *inputs, *attributes
-
-
-def _named(operations: Iterable[tf.Operation]) -> set[str]:
-    """Returns the names of the operations that these wait for, or are colocated with."""
-    return {
-        name for operation in operations
-        for name in [
-            *(before.name for before in operation.control_inputs),
-            *(group.decode().removeprefix("loc:@") for group in operation.colocation_groups()),
-        ]
-    }

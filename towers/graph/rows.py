@@ -20,18 +20,9 @@ from towers.machine.user_lines import line_of
 from towers.graph.axes import open_axis
 from towers.graph.elements import row_by_row
 from towers.graph.facts import (
-    COUNT,
-    ONE_LENGTH,
-    ROWS,
-    SHARED,
-    UNEVEN,
-    Fact,
-    Fault,
-    Op,
-    first_fault,
-    sizes,
+    COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault, sizes,
 )
-from towers.graph.rules import forgiven, infer, with_padding
+from towers.graph.rules import forgive, infer, with_padding
 from towers.graph.walk import Key, follow, key_of
 
 
@@ -42,11 +33,7 @@ class Rows:
         self, fed: Iterable[tuple[tf.Tensor, Fact]],
         is_shared: Callable[[tf.Tensor], bool] = lambda tensor: False,
     ) -> None:
-        """
-        Args:
-            fed: pairs of a tensor and its fact.
-            is_shared: returns whether all towers have the same value of a tensor.
-        """
+        """Args: is_shared: returns whether all towers have the same value of a tensor."""
         self._fed = {key_of(tensor): fact for tensor, fact in fed}
         self._is_shared = is_shared
         self._known: dict[Key, list[Fact]] = {}
@@ -85,9 +72,7 @@ class Rows:
     def check(self, tensor: tf.Tensor, use: str) -> Fact:
         """Returns the tensor's `kind`, and records a fault for `warn`, once for each line.
 
-        Args:
-            tensor: a tensor whose values in the towers are going to become one value.
-            use: how the tensor is used, such as "the loss that a gradient is taken of".
+        `use` says how the tensor is used, such as "the loss that a gradient is taken of".
         """
         fact = self.kind(tensor)
         if fact.fault:
@@ -113,20 +98,19 @@ class Rows:
         known = self._at_once(tensor)
         if known is not None:
             return known
-        facts = follow(
-            tensor.op, self._known,
-            lambda operation: [v for v in operation.inputs if self._at_once(v) is None],
-            self._infer,
-        )
-        return facts[tensor.value_index]
 
-    def _infer(self, operation: tf.Operation) -> list[Fact]:
-        op = Op(operation, [self._at_once(v) or SHARED for v in operation.inputs])
-        found = _CALLS[op.type](op) if op.type in _CALLS else infer(op)
-        return [
-            with_padding(op, output, forgiven(op, fact))
-            for output, fact in zip(operation.outputs, found, strict=True)
-        ]
+        def infer_all(operation: tf.Operation) -> list[Fact]:
+            op = Op(operation, [self._at_once(v) or SHARED for v in operation.inputs])
+            found = _CALLS[op.type](op) if op.type in _CALLS else infer(op)
+            return [
+                with_padding(op, output, forgive(op, fact))
+                for output, fact in zip(operation.outputs, found, strict=True)
+            ]
+
+        def needs(operation: tf.Operation) -> list[tf.Tensor]:
+            return [v for v in operation.inputs if self._at_once(v) is None]
+
+        return follow(tensor.op, self._known, needs, infer_all)[tensor.value_index]
 
     def _at_once(self, tensor: tf.Tensor) -> Fact | None:
         """Returns the fact if it is known without a walk, else None."""
@@ -157,11 +141,6 @@ class Rows:
 # Calls of functions.
 
 
-def _called(op: Op) -> list[Fact]:
-    outputs = op.operation.outputs
-    return _returned(op, "f", op.facts) or [row_by_row(op, output) for output in outputs]
-
-
 def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
     """Returns the facts of a called function's outputs; None if its graph is not available."""
     graph = called_graph(op.operation, name)
@@ -171,14 +150,22 @@ def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
     return [inner.fact(tensor) for tensor in graph.outputs]
 
 
-def _decided(op: Op) -> list[Fact]:
+def _row_by_row(op: Op) -> list[Fact]:
+    return [row_by_row(op, output) for output in op.operation.outputs]
+
+
+def _call(op: Op) -> list[Fact]:
+    return _returned(op, "f", op.facts) or _row_by_row(op)
+
+
+def _decide(op: Op) -> list[Fact]:
     """Returns the facts of a tf.cond's results, which come from one branch or the other."""
     condition, *facts = op.facts
-    branches = [_returned(op, name, facts) for name in ("then_branch", "else_branch")]
-    if branches[0] is None or branches[1] is None:
-        found = [row_by_row(op, output) for output in op.operation.outputs]
-    else:
-        found = [_either(op, pair) for pair in zip(*branches)]
+    yes, no = (_returned(op, name, facts) for name in ("then_branch", "else_branch"))
+    found = _row_by_row(op) if yes is None or no is None else [
+        replace(op.add(pair), each=None) if None in [f.each for f in pair] else op.add(pair)
+        for pair in zip(yes, no)
+    ]
     if condition.local:
         what = "(tf.cond) decides by a value that is made of all rows of the batch"
         return [op.faulty(fact, what) for fact in found]
@@ -186,20 +173,15 @@ def _decided(op: Op) -> list[Fact]:
     return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
 
 
-def _either(op: Op, pair: tuple[Fact, Fact]) -> Fact:
-    fact = op.add(pair)
-    return replace(fact, each=None) if None in [f.each for f in pair] else fact
-
-
 _MOST_ROUNDS = 4  # of a loop's body, until the facts of its variables stay the same
 
 
-def _looped(op: Op) -> list[Fact]:
+def _loop(op: Op) -> list[Fact]:
     """Returns the facts of a loop; follows its body if `row_by_row` gives a value a fault."""
     rough = [
         SHARED if not output.dtype.is_floating and open_axis(output) is None
-        and output.dtype != tf.variant else row_by_row(op, output)
-        for output in op.operation.outputs
+        and output.dtype != tf.variant else fact
+        for output, fact in zip(op.operation.outputs, _row_by_row(op))
     ]
     before = op.facts
     if not any(fact.fault and not fact.has_rows for fact in rough):
@@ -208,7 +190,7 @@ def _looped(op: Op) -> list[Fact]:
         after = _returned(op, "body", before)
         if after is None:
             break
-        merged = [_merged(*pair) for pair in zip(before, after)]
+        merged = [_merge(*pair) for pair in zip(before, after)]
         if merged == before:
             return [
                 b if known.fault and a == b else known
@@ -218,14 +200,13 @@ def _looped(op: Op) -> list[Fact]:
     return rough
 
 
-def _merged(before: Fact, after: Fact) -> Fact:
+def _merge(before: Fact, after: Fact) -> Fact:
     """Merges the facts of a loop's variable `before` and `after` a round of the body."""
     is_mean = before == SHARED and after.is_value and after.degree == 0
     return after if before.zero or is_mean or after.fault and not before.fault else before
 
 
 _CALLS: dict[str, Callable[[Op], list[Fact]]] = {
-    "PartitionedCall": _called, "StatefulPartitionedCall": _called,
-    "If": _decided, "StatelessIf": _decided,
-    "While": _looped, "StatelessWhile": _looped,
+    "PartitionedCall": _call, "StatefulPartitionedCall": _call,
+    "If": _decide, "StatelessIf": _decide, "While": _loop, "StatelessWhile": _loop,
 }

@@ -12,26 +12,40 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.graph import elements
-from towers.graph.axes import contracted, has_open_rows, named_axes, open_axis, takes_the_last
-from towers.graph.elements import aligned, product_of, row_by_row, scattered_axes
-from towers.graph.facts import CHOSEN, Fact, MASKED, MIXES, ONE_LENGTH, Op, SHARED, UNKNOWN
+from towers.graph.axes import contract, has_open_rows, named_axes, open_axis
+from towers.graph.elements import align, num_scattered_axes, product_of, row_by_row
+from towers.graph.facts import (
+    CHOSEN, COMPARES, COUNT, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op, sum_over_rows,
+)
 from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
 
 
-def reduced(op: Op) -> Fact:
+def reduce(op: Op) -> Fact:
     """Returns the fact of Sum, Mean, Max or another reduction, over listed axes or over all."""
-    fact, output, is_linear = op.facts[0], op.output, op.type in ("Sum", "Mean")
+    fact, output, is_linear = op.facts[0], op.output, op.type in ("Sum", "Mean", "L2Loss")
+    if op.type == "L2Loss":
+        fact = op.multiply(fact, fact)
     if fact.fault:
         return replace(fact, axis=None if output.shape.rank == 0 else fact.axis)
     if fact.parts:
-        return _reduced_sizes(op, fact)
+        are_alike = len(set(fact.parts)) == 1 and op.type in ("Max", "Min", "Mean")
+        if are_alike or len(fact.parts) == 1:
+            return fact.parts[0]
+        degree = 0 if fact.degree == 0 else None
+        return product_of(op, fact) if op.type == "Prod" else Fact(local=fact.local, degree=degree)
     if not fact.has_rows:
         return fact if is_linear else op.nonlinear(fact)
-    axes = named_axes(op)
+    axes = None if op.type == "L2Loss" else named_axes(op)
     if axes is None and open_axis(output) is not None:
         return replace(fact, axis=open_axis(output, fact.axis))
     if axes is None or fact.axis in axes or fact.axis == UNKNOWN and output.shape == ():
-        return _over_rows(op, fact)
+        whole = Fact(local=fact.local, degree=fact.degree)
+        if op.type == "Mean":
+            return whole if fact.each is not None else op.faulty(whole, CHOSEN, MASKED)
+        if is_linear:
+            return sum_over_rows(fact)
+        what = f"takes {op.type} over the rows of the batch"
+        return op.faulty(whole, what) if fact.local else Fact(degree=None)
     result = fact if is_linear or op.type in ("Max", "Min") else op.nonlinear(fact)
     if result.axis is None or result.axis == UNKNOWN or open_axis(output) == result.axis:
         return result
@@ -40,37 +54,7 @@ def reduced(op: Op) -> Fact:
     return replace(result, axis=result.axis - removed)
 
 
-def _over_rows(op: Op, fact: Fact) -> Fact:
-    whole = Fact(local=fact.local, degree=fact.degree)
-    if op.type == "Mean":
-        return whole if fact.each is not None else op.faulty(whole, CHOSEN, MASKED)
-    if op.type == "Sum":
-        return summed(fact)
-    return op.faulty(whole, f"takes {op.type} over the rows of the batch") if fact.local else (
-        Fact(degree=None))
-
-
-def _reduced_sizes(op: Op, fact: Fact) -> Fact:
-    are_alike = len(set(fact.parts)) == 1 and op.type in ("Max", "Min", "Mean")
-    if are_alike or len(fact.parts) == 1:
-        return fact.parts[0]
-    if op.type == "Prod":
-        return product_of(op, fact)
-    return Fact(local=fact.local, degree=0 if fact.degree == 0 else None)
-
-
-def half_square(op: Op) -> Fact:
-    """Returns the fact of L2Loss."""
-    square = op.multiply(op.facts[0], op.facts[0])
-    return replace(square, axis=None) if square.fault or not square.has_rows else summed(square)
-
-
-def summed(fact: Fact) -> Fact:
-    """Returns the fact of the sum over the rows."""
-    return Fact(local=fact.local, degree=None if fact.degree is None else fact.degree + 1)
-
-
-def along(op: Op) -> Fact:
+def along_axes(op: Op) -> Fact:
     """Returns the fact of Softmax, TopKV2 (last axis), Cumsum, ReverseV2 or Roll (listed axes)."""
     fact, rank = op.facts[0], op.inputs[0].shape.rank
     is_linear = op.type in ("Cumsum", "ReverseV2", "Roll")
@@ -87,7 +71,7 @@ def along(op: Op) -> Fact:
     return fact if is_linear else op.nonlinear(fact)
 
 
-def of_last_axes(count: int, op: Op) -> Fact:
+def on_last_axes(count: int, op: Op) -> Fact:
     """Returns the fact of a cross-entropy (count 1) or a matrix decomposition (count 2).
 
     Rows are mixed if the batch axis is one of the last `count` axes.
@@ -99,27 +83,19 @@ def of_last_axes(count: int, op: Op) -> Fact:
     return op.faulty(fact, f"({op.type}) {MIXES}") if is_mixed else fact
 
 
-def reordered(op: Op) -> Fact:
-    """Returns the fact of RandomShuffle or Unique, which work along the first axis."""
-    fact = op.facts[0]
-    return op.faulty(fact, f"({op.type}) {MIXES}") if fact.has_rows else row_by_row(op)
-
-
-def matrices(op: Op) -> Fact:
+def multiply_matrices(op: Op) -> Fact:
     """Returns the fact of MatMul, BatchMatMul or Einsum: products of rows, or their sum."""
     left, right = (*op.facts, SHARED)[:2]  # an Einsum may have one input
     product = op.multiply(left, right)
     if product.fault or not product.has_rows:
         return product
-    over_rows, axis = contracted(op)
+    over_rows, axis = contract(op)
     if over_rows:
-        return summed(product)
-    if axis is None:
-        return op.faulty(product, "compares rows of the batch with each other")
-    return replace(product, axis=axis)
+        return sum_over_rows(product)
+    return op.faulty(product, COMPARES) if axis is None else replace(product, axis=axis)
 
 
-def segments(op: Op) -> Fact:
+def add_segments(op: Op) -> Fact:
     """Returns the fact of UnsortedSegmentSum, ScatterNd ..., which add rows up by an index."""
     is_tensors, is_segments = op.type.startswith("Tensor"), "Segment" in op.type
     places = (1, 0) if op.type == "ScatterNd" else (2, 1) if is_tensors else (0, 1)
@@ -128,8 +104,8 @@ def segments(op: Op) -> Fact:
         return row_by_row(op)
     fact = replace(fact, local=fact.local or ids.local, axis=open_axis(op.output))
     if fact.axis is None:
-        return summed(fact)
-    if is_tensors and fact.axis >= scattered_axes(op):
+        return sum_over_rows(fact)
+    if is_tensors and fact.axis >= num_scattered_axes(op):
         return fact
     # These are rows of a ragged tensor, chosen rows, or rows scattered to an index per row.
     if None in (fact.each, ids.each) or not is_segments and ids.has_rows:
@@ -137,13 +113,14 @@ def segments(op: Op) -> Fact:
     return op.faulty(fact, f"({op.type}) {MIXES}")
 
 
-def of_sparse(op: Op) -> Fact:
+def reduce_sparse(op: Op) -> Fact:
     """Returns the fact of SparseToDense, SparseTensorDenseMatMul or SparseReduceSum of rows."""
     fact, is_sum = row_by_row(op), op.type == "SparseReduceSum"
     axes = tf.get_static_value(op.inputs[3]) if is_sum else ()
     if fact.fault or axes is None or not fact.has_rows and not is_sum:
         return fact
-    return summed(replace(op.facts[1], degree=0)) if 0 in axes else replace(fact, axis=0, each=1)
+    over_rows = sum_over_rows(replace(op.facts[1], degree=0))
+    return over_rows if 0 in axes else replace(fact, axis=0, each=1)
 
 
 def noise(op: Op) -> Fact:
@@ -153,7 +130,7 @@ def noise(op: Op) -> Fact:
     return Fact(axis=axis, local=axis is not None)
 
 
-def hidden(op: Op) -> list[Fact]:
+def call_python(op: Op) -> list[Fact]:
     """Returns the facts of PyFunc or EagerPyFunc, whose Python may do anything with the rows."""
     known = [row_by_row(op, output) for output in op.operation.outputs]
     what = "calls Python (tf.py_function, tf.numpy_function), in a way that towers cannot see into"
@@ -164,62 +141,61 @@ Rule = Callable[[Op], Fact | list[Fact]]  # a single fact stands for each output
 
 _TABLE: dict[str, Rule] = {
     "Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape Neg Real Conj":
-        elements.same,
+        elements.identity,
     "IdentityN": lambda op: op.facts,
     "Const": elements.constant,
-    "ZerosLike OnesLike": elements.like,
+    "ZerosLike OnesLike": elements.fill_like,
     # one by one
-    "Add AddV2 Sub AddN BiasAdd": elements.sum_of_all,
-    "Mul MulNoNan": lambda op: aligned(op, op.multiply(op.facts[0], op.facts[1])),
+    "Add AddV2 Sub AddN BiasAdd SquaredDifference": elements.add,
+    "Mul MulNoNan": lambda op: align(op, op.multiply(op.facts[0], op.facts[1])),
     "RealDiv DivNoNan Div":
-        lambda op: aligned(op, op.multiply(op.facts[0], op.facts[1], power=-1)),
+        lambda op: align(op, op.multiply(op.facts[0], op.facts[1], power=-1)),
     "Square": lambda op: op.multiply(op.facts[0], op.facts[0]),
-    "SquaredDifference": elements.squared_difference,
-    "Select SelectV2": elements.chosen,
+    "Select SelectV2": elements.select,
     "Maximum Minimum Pow Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd "
-    "LogicalOr Atan2 Xdivy Xlogy Xlog1py FloorDiv FloorMod": elements.paired,
+    "LogicalOr Atan2 Xdivy Xlogy Xlog1py FloorDiv FloorMod": elements.pair,
     # moved, picked, put together
-    "Reshape Squeeze ExpandDims Transpose Pad PadV2 MirrorPad": elements.moved,
+    "Reshape Squeeze ExpandDims Transpose Pad PadV2 MirrorPad": elements.move,
     "MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart Diag DiagPart":
         lambda op: op.facts[0] if op.facts[0].is_value else row_by_row(op),
-    "BroadcastTo Tile Fill": elements.repeated,
-    "Cast": elements.cast,
+    "BroadcastTo Tile Fill": elements.broadcast,
+    "Cast": lambda op: op.nonlinear(op.facts[0]) if (  # it rounds
+        op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating) else op.facts[0],
     "RaggedTensorToVariant": lambda op: replace(row_by_row(op), each=1),  # one row per example
-    "StridedSlice Slice": elements.sliced,
-    "GatherV2": elements.gathered,
-    "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin":
-        elements.overwritten,
-    "Where": elements.where,
+    "StridedSlice Slice": elements.take_slice,
+    "GatherV2": elements.gather,
+    "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin": elements.overwrite,
+    "Where":  # it lists the rows that a condition chooses
+        lambda op: replace(op.facts[0], axis=0, each=None) if op.facts[0].has_rows else op.facts[0],
     "DynamicPartition": lambda op: replace(op.combine(op.facts), each=None),
-    "ConcatV2": elements.concatenated,
-    "Pack": elements.stacked,
-    "Unpack": elements.unstacked,
+    "ConcatV2": elements.concat,
+    "Pack": elements.stack,
+    "Unpack": elements.unstack,
     "Split SplitV": elements.split,
     # numbers
     "Shape Size": elements.shape,
     "Rank LinSpace BroadcastArgs BroadcastGradientArgs": lambda op: SHARED,
-    "Range": elements.numbered,
+    "Range":  # up to n: the rows' numbers
+        lambda op: Fact(axis=0, degree=None) if op.facts[1] == COUNT else SHARED,
     # along axes
-    "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm": reduced,
-    "L2Loss": half_square,
-    "Softmax LogSoftmax TopKV2 Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll":
-        along,
+    "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm L2Loss": reduce,
+    "Softmax LogSoftmax TopKV2 Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll": along_axes,
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits":
-        functools.partial(of_last_axes, 1),
+        functools.partial(on_last_axes, 1),
     "Svd Qr MatrixInverse Cholesky MatrixDeterminant LogMatrixDeterminant MatrixSolve "
     "MatrixSolveLs MatrixTriangularSolve SelfAdjointEigV2 Eig MatrixExponential":
-        functools.partial(of_last_axes, 2),
-    "RandomShuffle Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2":
-        reordered,
-    "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": matrices,
-    "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd":
-        segments,
-    "SparseToDense SparseTensorDenseMatMul SparseReduceSum": of_sparse,
+        functools.partial(on_last_axes, 2),
+    "RandomShuffle Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2":  # along the first axis
+        lambda op: op.faulty(op.facts[0], f"({op.type}) {MIXES}") if op.facts[0].has_rows else (
+            row_by_row(op)),
+    "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": multiply_matrices,
+    "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd": add_segments,
+    "SparseToDense SparseTensorDenseMatMul SparseReduceSum": reduce_sparse,
     # each tower draws its classes: candidates, expected counts of labels and of candidates
     "UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler "
     "LearnedUnigramCandidateSampler AllCandidateSampler":
         lambda op: [SHARED, op.facts[0], SHARED],
-    "PyFunc EagerPyFunc PyFuncStateless": hidden,
+    "PyFunc EagerPyFunc PyFuncStateless": call_python,
 }
 _RULES = {name: rule for names, rule in _TABLE.items() for name in names.split()}
 _NOISE = (
@@ -242,17 +218,15 @@ _MASKS = ("NotEqual", "Equal", "Greater")  # they compare elements with the valu
 _OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
 
 
-def forgiven(op: Op, fact: Fact) -> Fact:
+def forgive(op: Op, fact: Fact) -> Fact:
     """Removes the faults that Keras' own layers, its losses and ragged tensors have by design."""
     if fact.fault is None or fact.fault.operation is not op.operation:
         return fact
-    is_condition = op.type in ("If", "StatelessIf")
-    is_index = not op.output.dtype.is_floating
+    is_condition, is_index = op.type in ("If", "StatelessIf"), not op.output.dtype.is_floating
     # Hinge losses test whether all labels are 0 or 1. The result for a shard serves as well.
-    if is_condition and is_of_keras(op.operation, "losses"):
-        return replace(fact, fault=None)
     # Ragged operations compare and look up the ends of rows.
-    if (is_condition or is_index) and is_of_ragged_operations(op.operation):
+    if is_condition and is_of_keras(op.operation, "losses") or (
+            is_condition or is_index) and is_of_ragged_operations(op.operation):
         return replace(fact, fault=None)
     # BatchNormalization is the only normalization over the rows of a batch.
     layers = f"{_NORMALIZATION}/batch_normalization" if is_of_keras(
@@ -266,15 +240,14 @@ def with_padding(op: Op, output: tf.Tensor, fact: Fact) -> Fact:
     """Returns the fact of an output, with the facts on padding to the shard's longest row."""
     if op.type == "RaggedTensorToTensor":
         return replace(fact, padded=has_open_rows(output))
-    if any(f.masks for f in op.facts):
+    is_padded = any(f.padded for f in op.facts)
+    if any(f.masks for f in op.facts) or is_padded and op.type in _MASKS:
         return replace(fact, masks=True)
-    if not any(f.padded for f in op.facts):
+    if not is_padded:
         return fact
-    if op.type in _MASKS:
-        return replace(fact, masks=True)
-    depends = op.type in _OF_LENGTHS or takes_the_last(op)
-    if depends and not fact.fault and not fact.is_value:
-        return op.faulty(
-            fact, "computes with padding, as long as the longest row of the batch", ONE_LENGTH
-        )
+    begin = tf.get_static_value(op.inputs[1]) if op.type == "StridedSlice" else None
+    takes_the_last = begin is not None and bool((begin < 0).any())  # as x[:, -1] does
+    if (op.type in _OF_LENGTHS or takes_the_last) and not fact.fault and not fact.is_value:
+        what = "computes with padding, as long as the longest row of the batch"
+        return op.faulty(fact, what, ONE_LENGTH)
     return replace(fact, padded=fact.has_rows and has_open_rows(output))

@@ -1,17 +1,16 @@
 """Walks through a traced graph by a stack: a graph may be deeper than Python's recursion limit."""
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
 T = TypeVar("T")
-# It identifies a tensor or an operation. A loop's graph may repeat names of the graph around it.
 Key: TypeAlias = tuple[int, str]
 
 
 def key_of(named: tf.Tensor | tf.Operation) -> Key:
-    """Returns the key of a tensor or an operation: the id of its graph, and its name."""
+    """Returns the id of the graph and the name: a loop's graph may repeat names around it."""
     return id(named.graph), named.name
 
 
@@ -19,13 +18,9 @@ def follow(
     operation: tf.Operation, known: MutableMapping[Key, T],
     needs: Callable[[tf.Operation], Iterable[tf.Tensor]], infer: Callable[[tf.Operation], T],
 ) -> T:
-    """Infers the value of an operation after the values of the operations before it.
+    """Returns the value that `infer` gives an operation, and adds it to `known`.
 
-    Args:
-        operation: the operation.
-        known: the known values by operation; new values are added.
-        needs: returns the inputs of an operation whose operations must be known first.
-        infer: returns the value of an operation, once all that it needs are known.
+    It calls `infer` first for the operations of the inputs that `needs` returns, and so on.
     """
     stack = [operation]
     while stack:
@@ -42,12 +37,7 @@ def follow(
 def before(
     tensors: Iterable[tf.Tensor], is_end: Callable[[tf.Tensor], bool]
 ) -> Iterator[tuple[tf.Tensor, bool]]:
-    """Yields (tensor, whether it is an end) for tensors and all that they depend on, each once.
-
-    Args:
-        tensors: the start of the walk.
-        is_end: returns whether the walk stops at a tensor.
-    """
+    """Yields (tensor, is_end(tensor)) for tensors and all that they depend on, up to the ends."""
     stack, seen = list(tensors), set()
     while stack:
         tensor = stack.pop()
@@ -57,3 +47,11 @@ def before(
             yield tensor, ends
             if not ends:
                 stack.extend(tensor.op.inputs)
+
+
+def replace_tensors(structure: Any, new: Mapping[str, tf.Tensor]) -> Any:
+    """Returns a structure in which `new` tensors stand for the tensors of these names."""
+    return tf.nest.map_structure(
+        lambda v: new.get(v.name, v) if tf.is_symbolic_tensor(v) else v,
+        structure, expand_composites=True,
+    )

@@ -30,7 +30,7 @@ def call_in_order(
             values = [towers[t][name] for name in segment.inputs]
             if device in ends:
                 values = _held_back(ends[device], values)
-            results = segment.call(values, first + t)
+            results = segment.function_of(first + t)(*values)
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.
                 floats = [tf.identity(v) for v in results if v.dtype.is_floating]
