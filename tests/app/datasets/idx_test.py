@@ -76,13 +76,6 @@ def test_a_damaged_file_is_an_error_with_its_name_in_little_memory(content, mess
     assert peak < 4 * 2**20
 
 
-def test_what_is_no_file_is_an_error(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
-    for path, message in ((tmp_path, "not a regular file"), (tmp_path / "pipe", "not a regular"),
-                          (tmp_path / "nothing", "No such file")):
-        assert message in refusal(read_idx, path)
-
-
 HEADERS = st.builds(
     lambda code, sizes: struct.pack(f">BBBB{len(sizes)}I", 0, 0, code, len(sizes), *sizes),
     st.sampled_from([0x08, 0x08, 0x08, 0x0D]),
@@ -145,6 +138,14 @@ def test_four_files_are_read_from_data_dir(idx_dir, name, suffix, is_dotted, tmp
     np.testing.assert_array_equal(dataset.train[1], y)
     assert len(dataset.test[1]) == 3
     assert (dataset.name, dataset.input_shape, dataset.notes) == (name, (4, 5, 1), ())
+
+
+def test_a_pipe_or_a_missing_directory_is_an_error(idx_dir, tmp_path):
+    folder = idx_dir(t10k_labels=None)
+    os.mkfifo(tmp_path / "t10k-labels-idx1-ubyte")  # opening it would wait for a writer
+    for data_dir in (folder, str(tmp_path / "nothing")):
+        message = refusal(load, "mnist", data_dir)
+        assert message.startswith(f"data_dir ({data_dir}) lacks t") and "is a file there" in message
 
 
 @pytest.mark.parametrize(("replaced", "words"), [

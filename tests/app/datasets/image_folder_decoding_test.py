@@ -32,11 +32,16 @@ def _folder(tmp_path):
         part = "train" if index < NUM_TRAIN else "val"
         height = 9 if index % 4 == 3 else 6
         pixels = generator.integers(0, 256, (height, 7, 3), np.uint8)
-        suffix, encode = (("png", tf.io.encode_png), ("jpg", tf.io.encode_jpeg))[index % 2]
-        path = tmp_path / "images" / part / f"class {index % 2}" / f"{index:02}.{suffix}"
+        name = f"{index:02}.{('png', 'jpg')[index % 2]}"
+        path = tmp_path / "images" / part / f"class {index % 2}" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(pixels).numpy())
+        write_pixels(path, pixels)
     return tmp_path / "images"
+
+
+def write_pixels(path, pixels):
+    encode = tf.io.encode_png if path.suffix == ".png" else tf.io.encode_jpeg
+    path.write_bytes(encode(pixels.astype(np.uint8)).numpy())
 
 
 @pytest.fixture(name="_streamed")
@@ -109,10 +114,11 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
     before = digests()
     folder = folder.rename(folder.parent / "moved")
     assert digests() == before
-    damage(folder / "train" / "class 1" / "01.jpg")
+    path = folder / "train" / "class 1" / "01.jpg"
+    path.write_bytes(path.read_bytes()[:-9] + bytes(9))
     assert digests() == before
     for change in (
-        lambda: (folder / "train" / "class 1" / "01.jpg").write_bytes(b"shorter"),
+        lambda: write_pixels(folder / "train" / "class 1" / "01.jpg", np.zeros((2, 2, 3))),
         lambda: (folder / "train" / "class 1" / "01.jpg").rename(folder / "train/class 1/02.jpg"),
         lambda: (folder / "train" / "class 1" / "02.jpg").rename(folder / "train/class 0/02.jpg"),
     ):
@@ -180,7 +186,7 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     values = json.loads((tmp_path / "run" / "config.json").read_text())
     assert values["image_size"] == "6x7x3"
     for path in folder.rglob("*.png"):
-        path.write_bytes(tf.io.encode_png(np.zeros((9, 9, 1), np.uint8)).numpy())
+        write_pixels(path, np.zeros((9, 9, 1)))
     given = file_config(tmp_path / "run" / "final.keras", {"num_gpus": 1})
     evaluate_file(given, tmp_path / "run" / "final.keras", Report())
     assert "images of 6x7x3" in capsys.readouterr().out

@@ -25,10 +25,10 @@ WHOLE = gzip.compress(ROW.encode(), mtime=0)
 
 
 @pytest.mark.parametrize("content, message", [
-    (gzip.compress(ROW.replace("49", "128").encode()), "note 49 of each row: label 128 of exam"),
-    (gzip.compress(ROW.replace("7,", "-7,", 1).encode()), "note 7 of each row: label -7 of exam"),
-    (gzip.compress((ROW + ", 1").encode()), "1 rows of 51 notes; give rows of 50"),
-    (gzip.compress(b"", mtime=0), "give rows of 50"),
+    (gzip.compress(ROW.replace("49", "128").encode()), "note 49 of row 0 is 128, not in 0 to 127"),
+    (gzip.compress(ROW.replace("7,", "-7,", 1).encode()), "note 7 of row 0 is -7, not in 0 to 1"),
+    (gzip.compress((ROW + ", 1").encode()), "it has 1 rows of 51 notes, not of 50"),
+    (gzip.compress(b"", mtime=0), "it has 0 rows"),
     (gzip.compress(ROW.replace("49", "4.5").encode()), "cannot be read: .*4.5"),
     (gzip.compress(f"{ROW}\n1, 2".encode(), mtime=0), "cannot be read"),
     (WHOLE[:-20], "cannot be read"), (b"no gzip", "cannot be read: .*Not a gzipped file"),

@@ -44,8 +44,7 @@ def load(
         name: one of `NAMES`, "tfds:NAME", or "package.module:function" that returns (train, test).
         data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
             files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
-        input_shape: the shape of one example, used by "synthetic" alone.
-        num_classes: the number of labels, used by "synthetic" alone.
+        input_shape, num_classes: the shape of one example and the number of labels of "synthetic".
         custom_loss: whether the model brings its own loss. Examples of "npz", TFDS and the user's
             function may then have any structure.
         features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
@@ -55,19 +54,16 @@ def load(
         ValueError: the name is unknown, data_dir, features or image_size has no effect with it, or
             the data cannot be read or are wrong.
     """
+    loader = _LOADERS.get(name)
     if name.startswith(record_files.PREFIX):
-        loader: Callable[..., Dataset] = partial(record_files.load_tfds, name)
+        loader = partial(record_files.load_tfds, name)
     elif ":" in name:
         loader = partial(user.load, name)
-    elif name in NAMES:
-        loader = _LOADERS[name]
-    else:
+    if loader is None:
         raise named.unknown_name(name, "dataset", NAMES)
     taken = inspect.signature(loader).parameters
     size = image_size and image_folder.describe_shape(n for n in image_size if n is not None)
-    for argument, value in (
-        ("data_dir", data_dir), ("features", features), ("image_size", size)
-    ):
+    for argument, value in (("data_dir", data_dir), ("features", features), ("image_size", size)):
         if value is not None and argument not in taken:
             raise ValueError(
                 f"{argument} ({value}) has no effect with dataset={name}; leave it out."

@@ -13,44 +13,45 @@ import tensorflow as tf
 
 from towers.app.datasets.dataset import Found, check_arrays, check_finite
 from towers.app.datasets.pixels import divided, divided_parts
-from towers.app.named import one_line
+from towers.app.reading.examples import real_array
 from towers.step.structures import as_tensor, is_scipy
-
-_MOST_CLASSES = 2**31 - 1  # int32
 
 
 def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
-    """Makes a split of arrays.
+    """Makes a split of (x, y) of arrays; with custom_loss also of x or (x, y, sample_weight).
 
     For a classifier, x becomes float32, and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32.
-    For a custom loss, floats become Keras' floatx, and other dtypes stay. In both cases uint8
-    images in x are divided by 255 (see `pixels`).
-
-    Args:
-        given: (x, y) of arrays; with custom_loss also x or (x, y, sample_weight), ragged or sparse.
-        where: a name for the data, shown in errors.
-        num_classes: the number of labels; None: 1 + the largest label.
-        custom_loss: whether the model brings its own loss, so that examples may have any structure.
+    For a custom loss, floats become Keras' floatx, other dtypes stay, and parts may be ragged or
+    sparse. In both cases uint8 images in x are divided by 255 (see `pixels`).
 
     Raises:
         ValueError: a part is not an array of real numbers, holds NaN or infinity, or differs in
             length; or labels are not classes.
     """
     if not custom_loss:
-        x, y = _array(given[0], "x", where), _array(given[1], "y", where)
+        x, y = real_array(given[0], f"{where}: x"), real_array(given[1], f"{where}: y")
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         spec = _specs(x)
         with np.errstate(over="ignore"):  # the infinity is found by check_arrays
             x = divided(x, divided_parts(spec)).astype(np.float32, copy=False)
-        check_arrays(x, y, num_classes or _MOST_CLASSES, where)
+        check_arrays(x, y, num_classes or 2**31 - 1, where)  # the largest int32
         specs = spec, tf.TensorSpec((), tf.int32)
         return (x, y.astype(np.int32)), specs, num_classes or int(y.max()) + 1
-    parts = keras.utils.unpack_x_y_sample_weight(_tuples(given))
+    parts = keras.utils.unpack_x_y_sample_weight(_tuple_of(given))
     if parts[1] is None and parts[2] is not None:
         raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
     named = zip(("x", "y", "sample_weight"), parts, strict=True)
     arrays = {what: _arrays(v, what, where) for what, v in named if v is not None}
-    _check_lengths(arrays, where)
+    lengths = {
+        "".join([what, *(f"[{key!r}]" for key in path)]): int(array.shape[0])
+        for what, part in arrays.items()
+        for path, array in keras.tree.flatten_with_path(part)
+    }
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{what} {length:,}" for what, length in lengths.items())
+        raise ValueError(f"{where}: its parts differ in length: {listed} examples.")
+    if not any(lengths.values()):
+        raise ValueError(f"{where}: no examples; give at least one.")
     x, *others = arrays.values()
     specs = _specs(x), _specs(arrays.get("y"))
     return (divided(x, divided_parts(specs[0])), *others), specs, 1
@@ -63,40 +64,17 @@ def _specs(x: Any) -> Any:
     )
 
 
-def _array(values: Any, what: str, where: str) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except Exception as error:  # rows differ in length, or a library's type raises any error
-        raise ValueError(
-            f"{where}: {what} ({type(values).__name__}) is no array ({one_line(error)}): pad its "
-            "rows to one length, or give a tf.RaggedTensor."
-        ) from None
-    if array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{where}: {what} has dtype {array.dtype}, but must hold real numbers; use "
-            f"{what}.astype('float32'), or turn text into numbers, such as with "
-            "keras.layers.TextVectorization."
-        )
-    return array
-
-
-# Arrays in any structure
-
-
-def _tuples(value: Any) -> Any:
-    """Turns lists of arrays into tuples, as `fit` does: tf.data converts a list to one array."""
-    if isinstance(value, dict):
-        return {key: _tuples(part) for key, part in value.items()}
-    if isinstance(value, tuple) or isinstance(value, list) and _holds_arrays(value):
-        return tuple(_tuples(part) for part in value)
-    return value
-
-
-def _holds_arrays(values: list) -> bool:
-    return any(isinstance(v, dict | tuple) or getattr(v, "ndim", 0) > 0 for v in values)
+def _tuple_of(values: Any) -> Any:
+    """Turns a list of arrays into a tuple, as `fit` does: tf.data converts a list to one array."""
+    are_several = isinstance(values, list) and any(
+        isinstance(v, dict | tuple) or getattr(v, "ndim", 0) > 0 for v in values
+    )
+    return tuple(values) if are_several else values
 
 
 def _arrays(values: Any, what: str, where: str) -> Any:
+    """Returns a structure as checked arrays, `what`, such as "x", begins the name of each."""
+    values = _tuple_of(values)
     if isinstance(values, dict):
         return {k: _arrays(v, f"{what}[{k!r}]", where) for k, v in values.items()}
     if isinstance(values, tuple):
@@ -107,23 +85,10 @@ def _arrays(values: Any, what: str, where: str) -> Any:
     if isinstance(values, tf.SparseTensor) or is_scipy(values):
         sparse = tf.sparse.reorder(as_tensor(values))
         return sparse.with_values(tf.convert_to_tensor(_arrays(sparse.values, what, where)))
-    array = _array(values, what, where)
+    array = real_array(values, f"{where}: {what}")
     if array.ndim == 0:
         raise ValueError(f"{where}: {what} is one number, but must be [N, ...]: N examples.")
     if array.dtype.kind == "f":
         array = array.astype(keras.config.floatx(), copy=False)
     check_finite(array, where, what)
     return array
-
-
-def _check_lengths(arrays: dict[str, Any], where: str) -> None:
-    lengths = {
-        "".join([what, *(f"[{key!r}]" for key in path)]): int(array.shape[0])
-        for what, part in arrays.items()
-        for path, array in keras.tree.flatten_with_path(part)
-    }
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{what} {length:,}" for what, length in lengths.items())
-        raise ValueError(f"{where}: its parts differ in length: {listed} examples.")
-    if not any(lengths.values()):
-        raise ValueError(f"{where}: no examples; give at least one.")

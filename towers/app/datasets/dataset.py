@@ -5,7 +5,7 @@ Data may take a quarter of the usable memory.
 
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,29 +29,21 @@ def usable_memory() -> int:
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
             limits.append(soft)
-    for path in _limit_files():
+    groups = GROUPS.read_text(encoding="utf-8") if GROUPS.exists() else ""  # on Linux: cgroups(7)
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            file = MOUNTED / path.lstrip("/") / "memory.max"
+        else:
+            file = MOUNTED / controllers / path.lstrip("/") / "memory.limit_in_bytes"
         with suppress(OSError, ValueError):  # there is no such file, or it holds "max"
-            limits.append(int(path.read_text(encoding="ascii")))
+            limits.append(int(file.read_text(encoding="ascii")))
     return min(limits)
 
 
 def fits(num_bytes: int) -> bool:
-    """Whether data of this size may stay in memory."""
+    """Returns whether data of this size may stay in memory."""
     return num_bytes <= MEMORY_SHARE * usable_memory()
-
-
-def _limit_files() -> Iterator[Path]:
-    """Yields the files that hold the memory limit of this process's control group: cgroups(7)."""
-    try:
-        lines = GROUPS.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
-            yield MOUNTED / path.lstrip("/") / "memory.max"
-        elif "memory" in controllers.split(","):
-            yield MOUNTED / "memory" / path.lstrip("/") / "memory.limit_in_bytes"
 
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
@@ -157,7 +149,7 @@ def other_length(where: str, num_now: int, num_examples: int) -> ValueError:
 
 
 def is_pair(value: object) -> bool:
-    """Whether a value is a tuple or list of two, such as (x, y) or (train, test)."""
+    """Returns whether a value is a tuple or list of two, such as (x, y) or (train, test)."""
     return isinstance(value, tuple | list) and len(value) == 2
 
 

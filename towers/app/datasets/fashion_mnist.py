@@ -11,8 +11,7 @@ def load(data_dir: str | None = None) -> Dataset:
     """Loads x, float32 [N, 28, 28, 1] in [0, 1], and y, int32 [N], 0 (T-shirt) ... 9 (boot).
 
     Args:
-        data_dir: a directory with the four IDX files; None means Keras' cache, into which they
-            are downloaded once.
+        data_dir: a directory with the four IDX files; None means Keras' cache.
 
     Raises:
         ValueError: a file is missing or damaged, or the download fails.
@@ -22,11 +21,7 @@ def load(data_dir: str | None = None) -> Dataset:
 
 
 def downloaded(name: str) -> Dataset:
-    """Loads a data set of ten classes from `keras.datasets`.
-
-    Raises:
-        ValueError: there is no network, or a file from an earlier download is damaged.
-    """
+    """Loads a data set of ten classes from `keras.datasets`; raises ValueError if Keras cannot."""
     try:
         splits = getattr(keras.datasets, name).load_data()
     except Exception as error:  # Exception if there is no network; any type for a damaged file

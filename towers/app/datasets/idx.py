@@ -6,13 +6,12 @@
 import gzip
 import math
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,24 +20,18 @@ from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 
 FILE_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
 # 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
-MAX_GZIP_BYTES = 2**30
-
-_CHUNK = 2**20
-_UINT8 = 0x08
+MAX_GZIP_BYTES, _DEFLATE_RATIO = 2**30, 1032
 
 
 def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
     """Reads `FILE_NAMES`, each with or without .gz, also spelled train-images.idx3-ubyte.
 
-    Returns:
-        A Dataset with x float32 [N, height, width, 1] in [0, 1]; y int32 [N] in 0 ... 9.
+    x: float32 [N, height, width, 1] in [0, 1]. y: int32 [N] in 0 ... 9.
 
     Raises:
         ValueError: a file is missing or damaged, or images and labels do not fit together.
@@ -68,8 +61,8 @@ def _find(directory: Path, file_name: str) -> Path:
     spellings = [file_name, file_name.replace("-idx", ".idx")]
     candidates = [spelling + suffix for spelling in spellings for suffix in ("", ".gz")]
     for candidate in candidates:
-        # Kaggle's archive also has directories of these names.
-        if (directory / candidate).exists() and not (directory / candidate).is_dir():
+        # Kaggle's archive also has directories of these names; reading a pipe would wait forever.
+        if (directory / candidate).is_file():
             return directory / candidate
     raise ValueError(
         f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
@@ -78,46 +71,35 @@ def _find(directory: Path, file_name: str) -> Path:
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """Reads the array in an IDX file of unsigned bytes, gzipped (by its first bytes) or not.
+    """Reads the uint8 array, of rank 1 to 4, in an IDX file, gzipped (by its first bytes) or not.
 
-    It takes memory only for values in the file; a header cannot make it allocate more.
+    Its header cannot make it allocate more memory than the file may hold.
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
 
-    Returns:
-        A writable uint8 array of rank 1 to 4, with at least one value.
-
     Raises:
-        ValueError: the file cannot be read, is not an IDX file, or is damaged.
+        ValueError: the file cannot be read, is not an IDX file, is empty or is damaged.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait forever
-            raise OSError("it is not a regular file")
         with open(path, "rb") as file:
-            limit = os.fstat(file.fileno()).st_size
             stream: Any = file
+            limit = os.path.getsize(path)
             if file.peek(2)[:2] == b"\x1f\x8b":
-                stream, limit = gzip.GzipFile(fileobj=file), MAX_GZIP_BYTES
-            return _read_values(stream, limit)
+                stream = gzip.GzipFile(fileobj=file)
+                limit = min(MAX_GZIP_BYTES, _DEFLATE_RATIO * limit)
+            zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
+            if zeros != 0 or kind != 8 or not 1 <= rank <= 4:  # 8: unsigned bytes
+                raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
+            shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
+            size = math.prod(shape)
+            if not 0 < size <= limit:
+                raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
+            # One byte more finds a stream that is too long, and checks the sum of a gzipped one.
+            values = stream.read(size + 1)
+            if len(values) != size:
+                raise ValueError(f"its header promises {size:,} bytes; fewer or more follow")
+            return np.frombuffer(values, np.uint8).reshape(shape)
     except (EOFError, OSError, ValueError, struct.error, zlib.error) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise ValueError(
             f"{path} cannot be read as an IDX file of unsigned bytes: {reason}. Fetch it again."
         ) from None
-
-
-def _read_values(stream: IO[bytes], limit: int) -> np.ndarray:
-    """Reads the whole stream. Raises ValueError if its header gives more than `limit` bytes."""
-    zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
-    if zeros != 0 or kind != _UINT8 or not 1 <= rank <= 4:
-        raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
-    shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
-    size = math.prod(shape)
-    if not 0 < size <= limit:
-        raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
-    values = bytearray()
-    # Reads up to one byte more than the header gives, to find a stream that is too long.
-    while chunk := stream.read(min(_CHUNK, size + 1 - len(values))):
-        values += chunk
-    if len(values) != size:
-        raise ValueError(f"its header promises {size:,} bytes; fewer or more follow")
-    return np.frombuffer(values, np.uint8).reshape(shape)

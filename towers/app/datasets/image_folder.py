@@ -36,11 +36,9 @@ _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(DataSource):
-    """Reads a split of N images that stay files and are decoded while training runs.
+    """Reads a split of N images from files, which are decoded while training runs.
 
-    directory: the directory of the files.
-    names: the N paths below the directory.
-    labels: int32 [N].
+    names: N paths below `directory`. labels: int32 [N].
     shape: (height, width, channels); each image is resized to it.
     """
 
@@ -60,10 +58,9 @@ class ImageFiles(DataSource):
         for name, label in zip(self.names, self.labels, strict=True):
             path = self.directory / name
             try:
-                size = os.path.getsize(path)
+                yield os.fsencode(f"{name}\0{os.path.getsize(path)} {label}\0")
             except OSError as error:
                 raise _undecodable(path, error) from None
-            yield os.fsencode(f"{name}\0{size} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns batches whose images are decoded on all cores, one image on each core."""
@@ -95,11 +92,7 @@ class ImageFiles(DataSource):
 
 
 def image_shape(path: Path) -> Shape:
-    """Returns (height, width, 1 or 3) of an image turned upright, from its header.
-
-    Raises:
-        ValueError: the file cannot be read or has no header of an image.
-    """
+    """Returns (height, width, 1 or 3) of an upright image, from its header; raises ValueError."""
     try:
         with Image.open(path) as image:
             width, height = image.size
@@ -112,11 +105,7 @@ def image_shape(path: Path) -> Shape:
 
 
 def decode(path: Path, shape: Shape) -> np.ndarray:
-    """Decodes a file to float32 [height, width, channels] in [0, 1], resized to `shape`.
-
-    Raises:
-        ValueError: the file cannot be decoded; the error names it.
-    """
+    """Decodes a file to float32 `shape` in [0, 1], resized; raises ValueError, which names it."""
     try:
         with tf.device("/cpu:0"):
             pixels = _decoded(path, shape[2])
@@ -130,15 +119,15 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
 def _decoded(path: Path, channels: int) -> Any:
     """Decodes a file to [height, width, channels], uint8 or float32, from 0 to 255."""
     with Image.open(path) as image:
-        kind, mode, is_upright = image.format, image.mode, _orientation(image) == 1
+        kind, is_upright = image.format, _orientation(image) == 1
         # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
-        is_refused = channels == 1 and (kind == "GIF" or mode == "CMYK")
+        is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
         if kind in ("JPEG", "MPO", "PNG", "GIF") and is_upright and not is_refused:
-            has_16_bits = kind == "PNG" and "16" in str(image.tile[0][3])  # such as "RGB;16B"
-            dtype = tf.uint16 if has_16_bits else tf.uint8
+            # PNG may have 16 bits; 8 bits are multiplied by 257, so that the division is exact.
+            dtype = tf.uint16 if kind == "PNG" else tf.uint8
             contents = tf.io.read_file(str(path))
             pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False)
-            return tf.cast(pixels, tf.float32) / 257 if has_16_bits else pixels
+            return tf.cast(pixels, tf.float32) / 257 if kind == "PNG" else pixels
         image.load()
         upright = image if is_upright else ImageOps.exif_transpose(image)
     if upright.mode in _SIXTEEN_BITS:
@@ -185,11 +174,8 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     """Loads images below a directory; classes are numbered in the order of their folders' names.
 
     x: float32 [N, height, width, channels] in [0, 1]; images of another size are resized to it.
-    y: int32 [N].
-
-    Images that take at most a quarter of the memory are decoded here and stay in memory. Otherwise,
-    the files are decoded while training runs, and batches are bit-identical. In DIR/CLASS, only the
-    path of an image decides whether it trains or tests.
+    y: int32 [N]. If x takes more than a quarter of the memory, the files are decoded while training
+    runs, to the same bits.
 
     Args:
         data_dir: the directory.
@@ -198,8 +184,7 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
 
     Raises:
         ValueError: the directory cannot be read or has no classes, train and test have different
-            classes, a class has no images, or an image cannot be decoded. Files that are decoded
-            while training runs raise the last error then.
+            classes, a class has no images, or an image cannot be decoded.
     """
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")
@@ -210,15 +195,15 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     for images, what in ((train, "train"), (test, "test")):
         labels = list(images.values())
         splits.append(ImageFiles(directory, list(images), np.array(labels, np.int32), shape))
-        if without := [classes[label] for label in sorted({*range(len(classes))} - {*labels})]:
+        if without := sorted({*range(len(classes))} - {*labels}):
             warnings.append(
                 f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
-                f"{without[0]}. Add some, or divide the images yourself: {_FORMS}."
+                f"{classes[without[0]]}. Add some, or divide the images yourself: {_FORMS}."
             )
     if fits(4 * math.prod(shape) * (len(train) + len(test))):
         splits = [(files.decoded(), files.labels) for files in splits]
     return Dataset(
-        "image_folder", splits[0], splits[1], len(classes), shape,
+        "image_folder", *splits, len(classes), shape,
         notes=[f"images of {describe_shape(shape)} (height x width x channels)"],
         warnings=[*warnings, *_unused(directory, left_out)],
         class_names=classes, test_names=list(test), divided=[True],
@@ -229,12 +214,9 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
     """Loads images without classes as test examples with label 0, in the order of their names.
 
     Args:
-        data_dir: the directory.
+        data_dir: the directory. If it holds folders or no image, the result is None.
         shape: (height, width, channels) of the model's input. None, and channels other than 1 and
             3, are replaced by the value of the first image.
-
-    Returns:
-        The Dataset; None if the directory holds folders or no image.
 
     Raises:
         ValueError: the directory cannot be read, or the first image has no valid header.
@@ -266,12 +248,8 @@ def _common_shape(
     """Returns (height, width, channels) for all images, and a warning if some images differ."""
     if asked is not None and asked[2] is not None:
         return (asked[0], asked[1], asked[2]), []
-    shapes = {}
-    for name in names[::-(-len(names) // LOOKED_AT)]:
-        with suppress(ValueError):  # decoding this image will raise an error that says why
-            shapes[name] = image_shape(directory / name)
-    if not shapes:
-        image_shape(directory / names[0])  # raises an error that says why
+    looked_at = names[::-(-len(names) // LOOKED_AT)]
+    shapes = {name: image_shape(directory / name) for name in looked_at}
     (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
     if asked is not None:
         return (asked[0], asked[1], channels), []
@@ -292,23 +270,21 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
     if not folders:
         raise ValueError(f"{directory} holds no folder, one for each class; give {_FORMS}.")
     train, test = _parts(folders)
-    if train is not None and test is not None:
-        classes, test_classes = _folders(directory / train), _folders(directory / test)
-        if only := sorted(set(classes) ^ set(test_classes)):
+    if train and test:
+        classes = _folders(directory / train)
+        if only := sorted(set(classes) ^ set(_folders(directory / test))):
             raise ValueError(
                 f"{directory / train} and {directory / test} have different classes: "
                 f"{', '.join(only)} in only one of them; give both the same folders."
             )
-        images = _images(directory, train, classes, left_out)
-        return classes, images, _images(directory, test, classes, left_out)
-    if train is not None or test is not None:
-        missing = TRAIN if train is None else " or ".join(TESTS)
+        return classes, *(_images(directory, part, classes, left_out) for part in (train, test))
+    if train or test:
         raise ValueError(
-            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder {missing}; give "
-            f"{_FORMS}."
+            f"data_dir ({directory}) holds {', '.join(folders)}, but no folder "
+            f"{TRAIN if test else ' or '.join(TESTS)}; give {_FORMS}."
         )
     for folder in folders:
-        if None not in _parts(_folders(directory / folder)):
+        if all(_parts(_folders(directory / folder))):
             raise ValueError(
                 f"data_dir ({directory}): its folder {folder} holds images to train and to test "
                 f"on; use data_dir={directory / folder}, or give {_FORMS}."
@@ -343,15 +319,16 @@ def _images(
         path = os.path.relpath(root, directory / part).removeprefix(".")
         name, _, below = path.partition(os.sep)
         for file in files:
+            suffix = os.path.splitext(file)[1].lower()
             if file.startswith("."):
                 continue
-            if not file.lower().endswith(SUFFIXES):
-                left_out[os.path.splitext(file)[1].lower() or "without a suffix"] += 1
+            if suffix not in SUFFIXES:
+                left_out[suffix or "without a suffix"] += 1
             elif name in labels:
                 found.append((name, below, file))
             else:
                 left_out["beside the classes' folders"] += 1
-    if empty := sorted(set(classes) - {name for name, _, _ in found} - {""}):
+    if empty := sorted(set(classes) - {"", *(name for name, _, _ in found)}):
         raise ValueError(
             f"{directory / part / empty[0]} holds no image ({', '.join(SUFFIXES)}); add some, or "
             f"remove the folder. {' '.join(_unused(directory, left_out))}"
@@ -361,11 +338,8 @@ def _images(
 
 def _folders(directory: Path) -> list[str]:
     """Returns the sorted names of a directory's folders, without hidden ones."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    except OSError as error:
-        _raise(error)
+    _, folders, _ = next(os.walk(directory, onerror=_raise))
+    return sorted(name for name in folders if not name.startswith("."))
 
 
 def _raise(error: OSError) -> NoReturn:

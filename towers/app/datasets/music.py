@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from towers.app.datasets.dataset import Arrays, Dataset, check_arrays
+from towers.app.datasets.dataset import Arrays, Dataset
 from towers.app.named import one_line
 
-NUM_CLASSES = 128
-NUM_STEPS = 49
+NUM_CLASSES, NUM_STEPS = 128, 49
 EMBEDDED_DIR = Path(__file__).parent / "data" / "music"
 FILE_NAMES = ("train.csv.gz", "val.csv.gz")
 
@@ -36,13 +35,11 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
 def _read(path: Path) -> Arrays:
     try:
         notes = np.loadtxt(path, delimiter=",", dtype=np.int32, ndmin=2)
+        if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
+            raise ValueError(f"it has {notes.shape[0]} rows of {notes.shape[1]} notes, not of 50")
+        if len(wrong := np.argwhere((notes < 0) | (notes >= NUM_CLASSES))):
+            row, note = wrong[0]
+            raise ValueError(f"note {note} of row {row} is {notes[row, note]}, not in 0 to 127")
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {one_line(error)}; copy it again.") from None
-    if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
-        raise ValueError(
-            f"{path}: {notes.shape[0]} rows of {notes.shape[1]} notes; give rows of "
-            f"{NUM_STEPS + 1}: {NUM_STEPS} to read and the one to predict."
-        )
-    for step in range(NUM_STEPS + 1):
-        check_arrays(notes, notes[:, step], NUM_CLASSES, f"{path}, note {step} of each row")
     return np.ascontiguousarray(notes[:, :-1]), np.ascontiguousarray(notes[:, -1])

@@ -16,13 +16,13 @@ _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)
 def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """Loads the data set in an archive; the number of classes is 1 + the largest label.
 
-    x becomes float32; uint8 images are divided by 255 (see `pixels`), other numbers keep their
-    values. y: integers [N] or [N, 1]. For a model with its own loss, y may be any array of real
-    numbers [N, ...], and dtypes other than floats stay.
+    x becomes float32; uint8 images are divided by 255, other numbers keep their values. y: integers
+    [N] or [N, 1].
 
     Args:
         data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
-        custom_loss: whether the model brings its own loss.
+        custom_loss: whether the model brings its own loss. y may then be any array of real numbers
+            [N, ...], and dtypes other than floats stay.
 
     Raises:
         ValueError: the file cannot be read, lacks a key, has a wrong array, or holds Python
@@ -30,24 +30,20 @@ def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
-    x, y, x_test, y_test = _read(data_dir)
-    where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
-    return from_splits("npz", (x, y), (x_test, y_test), custom_loss=custom_loss, where=where)
-
-
-def _read(path: str) -> list[np.ndarray]:
     try:
-        if not os.path.isfile(path):  # opening a named pipe would wait forever
-            raise ValueError("it is no file" if os.path.exists(path) else "it does not exist")
-        archive: Any = np.load(path, allow_pickle=False)
+        if not os.path.isfile(data_dir):  # opening a named pipe would wait forever
+            raise ValueError("it is no file" if os.path.exists(data_dir) else "it does not exist")
+        archive: Any = np.load(data_dir, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it is not an .npz archive")
         with archive:
-            return [archive[key] for key in KEYS]
+            x, y, x_test, y_test = (archive[key] for key in KEYS)
     except Exception as error:  # zipfile and NumPy raise many types for a damaged archive
         what = one_line(error)
         if "allow_pickle" in what:
             what = "Python objects are never loaded, for that can run code from the file"
         raise ValueError(
-            f"{path} cannot be read: {what}. Write it with {_HOW_TO_SAVE}, of numbers."
+            f"{data_dir} cannot be read: {what}. Write it with {_HOW_TO_SAVE}, of numbers."
         ) from None
+    where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
+    return from_splits("npz", (x, y), (x_test, y_test), custom_loss=custom_loss, where=where)

@@ -16,8 +16,8 @@ def load(
 ) -> Dataset:
     """Makes noise around one random prototype for each class, so that training lowers the loss.
 
-    `x = (prototype[y] + noise) / 2`, both uniform in [0, 1). Equal arguments give bit-identical
-    examples; the test examples do not depend on num_train.
+    `x = (prototype[y] + noise) / 2`, both uniform in [0, 1): float32 [N, *input_shape]; y: int32
+    [N]. Equal arguments give bit-identical examples; the test examples do not depend on num_train.
 
     Args:
         input_shape: the shape of one example.
@@ -26,14 +26,12 @@ def load(
         num_test: the number of test examples. Default: 1,024, but at most 128 MiB.
         seed: the seed of the random generator, at least 0.
 
-    Returns:
-        A Dataset with x float32 [N, *input_shape] in [0, 1) and y int32 [N].
-
     Raises:
         ValueError: a number or a size is below 1, or the seed is below 0.
     """
-    num_train = _fitting(8192, 2**30, input_shape) if num_train is None else num_train
-    num_test = _fitting(1024, 2**27, input_shape) if num_test is None else num_test
+    num_bytes = 4 * max(1, math.prod(input_shape))
+    num_train = min(8192, max(1, 2**30 // num_bytes)) if num_train is None else num_train
+    num_test = min(1024, max(1, 2**27 // num_bytes)) if num_test is None else num_test
     if min(*input_shape, num_classes, num_train, num_test) < 1 or seed < 0:
         raise ValueError(
             f"dataset=synthetic: input_shape ({input_shape}), num_classes ({num_classes}), "
@@ -46,12 +44,8 @@ def load(
     return Dataset("synthetic", train, test, num_classes, tuple(input_shape))
 
 
-def _fitting(count: int, num_bytes: int, input_shape: tuple[int, ...]) -> int:
-    """Returns the number of float32 examples that fit into num_bytes: at least 1, at most count."""
-    return min(count, max(1, num_bytes // (4 * max(1, math.prod(input_shape)))))
-
-
 def make_split(prototypes: np.ndarray, count: int, generator: np.random.Generator) -> Arrays:
+    """Returns `count` examples around the prototypes."""
     y = generator.integers(len(prototypes), size=count, dtype=np.int32)
     x = generator.random((count, *prototypes.shape[1:]), np.float32)
     for example, label in zip(x, y, strict=True):  # prototypes[y] would need as much memory as x

@@ -22,14 +22,10 @@ _FORMS = (
 
 
 def load(spec: str, custom_loss: bool = False) -> Dataset:
-    """Calls the user's function without arguments; its errors are raised unchanged.
+    """Calls the user's function without arguments, which returns (train, test) for `from_splits`.
 
-    It returns (train, test) for `from_splits`. Its module may have NUM_CLASSES, and for iterables
-    with a state NUM_EXAMPLES, the numbers of training examples in an epoch and of test examples.
-
-    Args:
-        spec: "package.module:function".
-        custom_loss: whether the model brings its own loss.
+    Its module may have NUM_CLASSES, and for iterables with a state NUM_EXAMPLES, the numbers of
+    training examples in an epoch and of test examples. Its errors are raised unchanged.
 
     Raises:
         ValueError: the function cannot be imported, or its result or a number is wrong.
@@ -53,11 +49,7 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
 
 
 def named_classes(spec: str, argument: str) -> int | None:
-    """Returns NUM_CLASSES of the module in `package.module:function`; None if it has none.
-
-    Raises:
-        ValueError: NUM_CLASSES is not a whole number of at least 1.
-    """
+    """Returns NUM_CLASSES of the module in `package.module:function`; None if it has none."""
     num_classes = getattr(named.import_module(spec, argument), "NUM_CLASSES", None)
     if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
         raise ValueError(
@@ -68,22 +60,16 @@ def named_classes(spec: str, argument: str) -> int | None:
 
 
 def from_splits(
-    name: str,
-    train: Any,
-    test: Any,
-    *,
-    custom_loss: bool = False,
-    num_classes: int | None = None,
-    where: Sequence[str] = (),
+    name: str, train: Any, test: Any, *, custom_loss: bool = False,
+    num_classes: int | None = None, where: Sequence[str] = (),
 ) -> Dataset:
-    """Makes a data set of the user's training and test data.
+    """Makes a data set of the user's training and test data, which have the same form.
 
     Args:
         name: a name for the data set.
-        train: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
+        train, test: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
             (x, y), whose values are not checked; a random-access source of (x, y); or an iterable
             of (x, y) with a state. The last two are read while training runs.
-        test: test data in the form of `train`.
         custom_loss: whether the model brings its own loss. x and y may then have any structure,
             arrays and elements may be x or (x, y, sample_weight), and test may be None.
         num_classes: the number of labels; None: 1 + the largest label, which takes one pass over a
@@ -111,13 +97,7 @@ def from_splits(
 def of_splits(
     name: str, found: Sequence[Found], places: Sequence[str], custom_loss: bool = False
 ) -> Dataset:
-    """Makes a data set of a training split and an optional test split.
-
-    Args:
-        name: a name for the data set.
-        found: (split, specs, number of classes) of each split, one or two.
-        places: names for the splits, such as their files, shown in errors.
-        custom_loss: whether the model brings its own loss, so that there are no classes.
+    """Makes a data set of a training split and an optional test split; errors use `places`.
 
     Raises:
         ValueError: train and test differ in shape, or in whether their pixels are divided.

@@ -146,6 +146,23 @@ class Supervised:
         return example[self._x], example[self._y]
 
 
+def real_array(value: Any, name: str) -> np.ndarray:
+    """Returns the array of a value. Raises ValueError, which begins with `name`, if it has none."""
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # rows differ in length, or a library's type raises any error
+        raise ValueError(
+            f"{name} ({type(value).__name__}) is no array ({one_line(error)}): pad its rows to one "
+            "length; data in memory may be a tf.RaggedTensor."
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{name} has dtype {array.dtype}, but must hold real numbers; use .astype('float32'), "
+            "or turn text into numbers, such as with keras.layers.TextVectorization."
+        )
+    return array
+
+
 def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf, np.ndarray]]:
     """Reads an example. Returns (x, y) with an array for each value, and its arrays by `Leaf`.
 
@@ -161,15 +178,7 @@ def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf,
             return {key: parts[key] for key in value}
         if isinstance(value, tuple):
             return tuple(as_array(part, f"{path}[{n}]") for n, part in enumerate(value))
-        try:
-            array = np.asarray(value)
-        except (ValueError, TypeError):  # such as a list of rows of different lengths
-            array = np.empty(0, object)
-        if array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{where}: example {index}: {path} is a {type(value).__name__} of {array.dtype}, "
-                "but must be an array of real numbers."
-            )
+        array = real_array(value, f"{where}: example {index}: {path}")
         arrays[Leaf(path, array.shape, array.dtype)] = array
         return array
 
@@ -180,8 +189,6 @@ def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf,
             f"{where}: example {index} cannot be read: {one_line(error)}. {MEND}"
         ) from error
     if not isinstance(example, tuple | list) or len(example) != 2:
-        raise ValueError(
-            f"{where}: example {index} is a {type(example).__name__}, but an example must be "
-            "(x, y)."
-        )
+        what = type(example).__name__
+        raise ValueError(f"{where}: example {index} is a {what}, but an example must be (x, y).")
     return (as_array(example[0], "x"), as_array(example[1], "y")), arrays
