@@ -82,7 +82,7 @@ def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
     split = Streamed(records, "here", COUNT, parse)
     examples = input_lib.load_examples(split, InputOptions(shuffle_buffer=BUFFER))
     batches = input_lib.shuffled_batches(examples, BATCH, 0, 0)
-    assert refusal(list, batches).startswith("here: example 17 cannot be parsed: bad record")
+    assert refusal(list, batches).startswith("here: example 17 cannot be read: bad record")
 
 
 def test_an_example_that_cannot_be_read_is_named_by_its_index():

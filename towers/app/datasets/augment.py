@@ -52,18 +52,13 @@ _STATEFUL = (
 def load(
     name: str, x: Any, y: Any = None, sample_weight: Any = None
 ) -> tuple[Augment | None, Mix | None]:
-    """Loads the functions that `name` stands for.
+    """Returns (x, seed) -> x for an example, and ((x, y), seed) -> (x, y) for a batch, or None.
 
-    Args:
-        name: "crop_flip", "package.module:function", or Keras layers by name, such as
-            "RandomFlip,RandomRotation(factor=0.1),MixUp". The function is (x, seed) -> x in
-            TensorFlow operations, with an int32 [2] seed for each example; or it takes nothing and
-            returns a Keras layer. The layers' arguments are Python literals, and their
-            `value_range` is (0, 1) by default, the range of towers' images.
-        x, y, sample_weight: the specs of a batch; None for absent parts.
-
-    Returns:
-        (x, seed) -> x for an example, and ((x, y), seed) -> (x, y) for a batch; None: no change.
+    name: "crop_flip", "package.module:function", or Keras layers by name, such as
+        "RandomFlip,RandomRotation(factor=0.1),MixUp". The function is (x, seed) -> x in TensorFlow
+        operations, with an int32 [2] seed for each example; or it takes nothing and returns a Keras
+        layer.
+    x, y, sample_weight: the specs of a batch; None for absent parts.
 
     Raises:
         ValueError: the name is unknown, x or y does not suit it, the shape of x would change, or
@@ -101,11 +96,6 @@ def load(
         _traced(name, _of_layers(changing, spec), spec) if changing else None,
         _traced(name, _mixing_of(mixing), (x, y)) if mixing else None,
     )
-
-
-def batch_seed(key: int, step: tf.Tensor) -> tf.Tensor:
-    """Returns the seed of a global batch, int32 [2]. key: a hash of the run's seed and epoch."""
-    return example_seed(key, -1 - step)  # negative, unlike the index of an example
 
 
 def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:

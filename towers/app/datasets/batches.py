@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from towers.app.datasets import augment as augment_lib
-from towers.app.datasets.augment import batch_seed, example_seed
+from towers.app.datasets.augment import example_seed
 from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
@@ -51,12 +51,9 @@ class Examples(NamedTuple):
 def load_examples(
     split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
 ) -> Examples:
-    """Opens a split, once for the whole run: arrays become tensors, and large data stay in files.
+    """Opens a split of a `Dataset`: arrays become tensors, and large data stay in files.
 
-    Args:
-        split: the `train` or `test` of a `Dataset`.
-        options: how examples are read, and how training changes them.
-        restored: for each part of x, whether it is multiplied by 255 again.
+    restored: for each part of x, whether it is multiplied by 255 again.
 
     Raises:
         ValueError: `options.augment` cannot be applied, `shuffle_buffer` takes too much memory,
@@ -73,11 +70,7 @@ def load_examples(
 
 
 def digest(examples: Examples) -> str:
-    """Returns the SHA-256 of a split's size and its source's `identity`.
-
-    Raises:
-        ValueError: the size of an image file cannot be read.
-    """
+    """Returns the SHA-256 of a split's size and its source's `identity`."""
     count = str(examples.num_examples).encode()
     return source_lib.sha256(itertools.chain([count], examples.source.identity()))
 
@@ -85,32 +78,23 @@ def digest(examples: Examples) -> str:
 def shuffled_batches(
     examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
 ) -> Batches:
-    """Returns the shuffled global batches of one epoch, changed by `augment` and `mix`.
+    """Returns the shuffled global batches of an epoch, after `start_step` steps that are done.
 
-    Args:
-        examples: the opened split.
-        batch_size: B, the size of the global batch.
-        seed: the seed of the run.
-        epoch: the number of the epoch, from 0.
-        start_step: the number of steps of this epoch that are already done.
-
-    Returns:
-        A batch, such as (x [B, ...], y [B]), for each step left; the last one may be shorter.
+    Batches, such as (x [B, ...], y [B]), are changed by `augment` and `mix`; the last one may be
+    shorter. seed: the seed of the run. epoch: the number of the epoch, from 0.
     """
     # Each pair (seed, epoch) gets its own key.
     key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
     augment, mix = examples.augment, examples.mix
     batches = _batches(examples, Epoch(
-        batch_size,
-        start_step,
+        batch_size, start_step, key=key, number=epoch,
         order=lambda count: lambda indices: shuffled(indices, seed, epoch, count),
-        key=key,
         change=augment and (lambda index, x: augment(x, example_seed(key, index))),
-        number=epoch,
     ))
     if mix is None:
         return batches
-    mixed = as_written(lambda step, batch: mix(batch, batch_seed(key, step)))
+    # Negative, unlike the index of an example.
+    mixed = as_written(lambda step, batch: mix(batch, example_seed(key, -1 - step)))
     return batches.enumerate(start_step).map(mixed)
 
 

@@ -203,7 +203,7 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     if fits(4 * math.prod(shape) * (len(train) + len(test))):
         splits = [(files.decoded(), files.labels) for files in splits]
     return Dataset(
-        "image_folder", *splits, len(classes), shape,
+        "image_folder", splits[0], splits[1], len(classes), shape,
         notes=[f"images of {describe_shape(shape)} (height x width x channels)"],
         warnings=[*warnings, *_unused(directory, left_out)],
         class_names=classes, test_names=list(test), divided=[True],
@@ -277,7 +277,8 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
                 f"{directory / train} and {directory / test} have different classes: "
                 f"{', '.join(only)} in only one of them; give both the same folders."
             )
-        return classes, *(_images(directory, part, classes, left_out) for part in (train, test))
+        images = _images(directory, train, classes, left_out)
+        return classes, images, _images(directory, test, classes, left_out)
     if train or test:
         raise ValueError(
             f"data_dir ({directory}) holds {', '.join(folders)}, but no folder "

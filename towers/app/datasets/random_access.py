@@ -15,12 +15,7 @@ from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import ArrayRecords, Source, read_example
 from towers.app.reading.readers import Readers
 from towers.resume.source import (
-    DataSource,
-    Epoch,
-    ExplainedBatches,
-    InputOptions,
-    as_written,
-    of_batches,
+    DataSource, Epoch, ExplainedBatches, InputOptions, as_written, of_batches,
 )
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
@@ -30,9 +25,7 @@ _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 class RandomAccess(DataSource):
     """Reads a split of N examples while training runs.
 
-    source: the examples, with the shape and dtype of each array.
     structure: (x, y) of tf.TensorSpec, as the source gives one example.
-    num_examples: N.
     readers: the readers of an opened source; None before that.
     """
 
@@ -72,13 +65,11 @@ class RandomAccess(DataSource):
             if failed:
                 raise failed[0] from None
 
-        x, y = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.structure
+        index = tf.TensorSpec([], tf.int64)
+        signature = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), (index, *self.structure)
         )
-        batches = tf.data.Dataset.from_generator(
-            generate, output_signature=(tf.TensorSpec([None], tf.int64), x, y)
-        )
-
+        batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
         pixels = divided_parts(self.structure[0])
 
         @as_written
@@ -98,14 +89,7 @@ class RandomAccess(DataSource):
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
-    """Makes a split of a source. All examples must have the structure of its first one.
-
-    Args:
-        examples: an object with a length, where `examples[index]` is (x, y): arrays, or dicts and
-            tuples of arrays.
-        where: a name for the examples, shown in errors.
-        num_classes: the number of labels; needed if y is one integer and custom_loss is False.
-        custom_loss: whether the model brings its own loss, so that y may be anything.
+    """Makes a split of a source of (x, y). All examples must have the structure of its first one.
 
     Raises:
         ValueError: there are no examples, the first one cannot be read or is not (x, y), or its
@@ -116,8 +100,7 @@ def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bo
         raise ValueError(f"{where}: no examples; give at least one.")
     example, arrays = read_example(examples, 0, where)
     *_, label = leaves = tuple(arrays)
-    is_label = label.path == "y" and label.shape == () and np.issubdtype(label.dtype, np.integer)
-    is_label = is_label and not custom_loss
+    is_label = not custom_loss and label[:2] == ("y", ()) and label.dtype.kind in "iu"
     if is_label and num_classes is None:
         raise ValueError(
             f"{where}: y is a label, and reading all of them to count the classes would take "

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -92,30 +92,20 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
     return train, test
 
 
-class TfFile(NamedTuple):
-    """Describes a TFRecord file at `path`.
-
-    name: the path below the directory; it stays when the directory is moved.
-    compression: "", "GZIP" or "ZLIB".
-    begin: the number of records in all files before this one.
-    """
-
-    path: str
-    name: str
-    compression: str
-    begin: int
-
-
 @dataclass(frozen=True, eq=False)
 class TfRecords(Streamed):
-    """Reads a split of N records from TFRecord files."""
+    """Reads a split of N records from TFRecord files.
 
-    files: Sequence[TfFile] = ()
+    files: for each file, its path, its name below the directory, its compression ("", "GZIP" or
+        "ZLIB") and the number of records in all files before it.
+    """
+
+    files: Sequence[tuple[str, str, str, int]] = ()
 
     def identity(self) -> Iterator[bytes]:
         yield b"streamed\0"
-        for file in self.files:
-            yield os.fsencode(f"{file.name}\0{os.path.getsize(file.path)}\0")
+        for path, name, *_ in self.files:
+            yield os.fsencode(f"{name}\0{os.path.getsize(path)}\0")
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """Returns (index, record): files in the order of `epoch`, then records in file order."""
@@ -144,14 +134,13 @@ def _tf_records(
     split = TfRecords(
         records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
         named.import_function(features, "features"),
-        files=list(map(TfFile, paths, names, compressions, begins)),
+        files=list(zip(paths, names, compressions, begins)),
     )
     try:
         x, y = split.given_spec
     except Exception as error:  # the user's function may raise anything while it is traced
         raise ValueError(
-            f"features ({features!r}) cannot parse a record into (x, y): "
-            f"{named.one_line(error)[:300]}."
+            f"features ({features!r}) cannot parse a record into (x, y): {one_line(error)[:300]}."
         ) from None
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(x)):
         raise ValueError(f"features ({features!r}): x has an unknown shape; use tf.ensure_shape.")
@@ -163,12 +152,9 @@ def _tf_records(
 
 
 def count_records(path: str) -> tuple[int, str]:
-    """Counts the records in a file, from their lengths alone, and finds its compression.
+    """Returns the number of records in a file, and its compression: "", "GZIP" or "ZLIB".
 
-    A compressed file has to be read as a whole.
-
-    Returns:
-        (count, compression), where compression is "", "GZIP" or "ZLIB", as TensorFlow calls it.
+    The lengths of the records suffice to count them, unless the file is compressed.
 
     Raises:
         ValueError: the file cannot be read, or is not a complete TFRecord file.
@@ -182,23 +168,21 @@ def count_records(path: str) -> tuple[int, str]:
                 file.seek(place)
                 place += _HEAD + int.from_bytes(file.read(8), "little") + _TAIL
                 count += 1
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if place == size:
-        return count, ""
-    compression = next((name for begin, name in _COMPRESSED.items() if head.startswith(begin)), "")
-    if not compression:
-        raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
-    try:
+        if place == size:
+            return count, ""
+        compressions = [kind for begin, kind in _COMPRESSED.items() if head.startswith(begin)]
+        if not compressions:
+            raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
+        compression, = compressions
         records = tf.data.TFRecordDataset(path, compression)
         return count_elements(records, f"counting the records of {path}"), compression
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
     except tf.errors.OpError as error:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
 
 
 PREFIX = "tfds:"
-_LONGEST = 120  # characters that are kept of a TFDS error, which may list all data sets
-_TEST = ("test", "validation")  # the first that exists is used
 
 
 def load_tfds(name: str, data_dir: str | None, custom_loss: bool = False) -> Dataset:
@@ -219,12 +203,10 @@ def load_tfds(name: str, data_dir: str | None, custom_loss: bool = False) -> Dat
             f"dataset={name} needs the package tensorflow-datasets: pip install 'tf-towers[tfds]'."
         ) from None
     try:
-        splits: Any = tensorflow_datasets.data_source(
-            name.removeprefix(PREFIX), data_dir=data_dir
-        )
-    except Exception as error:  # TFDS raises many types of errors
-        raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:_LONGEST]}") from None
-    found = next((which for which in _TEST if which in splits), None)
+        splits: Any = tensorflow_datasets.data_source(name.removeprefix(PREFIX), data_dir=data_dir)
+    except Exception as error:  # TFDS raises many types of errors, which may list all data sets
+        raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:120]}") from None
+    found = next((which for which in ("test", "validation") if which in splits), None)
     info = splits["train"].dataset_info if "train" in splits else None
     if info is None or found is None and not custom_loss or len(info.supervised_keys or ()) != 2:
         raise ValueError(

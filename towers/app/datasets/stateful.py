@@ -26,20 +26,21 @@ class Sized(NamedTuple):
     num_examples: int
 
 
-class InTurn:
+class InTurn(Repeated):
     """Gives examples by number: the next example, or one that follows a noted state."""
 
-    def __init__(self, row: Repeated, num_examples: int) -> None:
-        self.row, self._num_examples = row, num_examples
+    def __init__(self, sized: Sized, where: str) -> None:
+        super().__init__(sized.iterable, where)
+        self._num_examples = sized.num_examples
         self.lock = threading.Lock()  # an abandoned iterator may still read
 
     def __len__(self) -> int:
         return self._num_examples
 
     def __getitem__(self, number: int) -> Any:
-        if number != self.row.at:
-            self.row.go_to(number)
-        return next(self.row)
+        if number != self.at:
+            self.go_to(number)
+        return next(self)
 
 
 class Stateful(RandomAccess):
@@ -59,15 +60,14 @@ class Stateful(RandomAccess):
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns batches of the next examples. `epoch.order` is ignored."""
-        return super().batches(epoch._replace(
-            order=lambda count: lambda indices: indices + epoch.number * count
-        ))
+        first = epoch.number * self.num_examples
+        return super().batches(epoch._replace(order=lambda _: lambda indices: indices + first))
 
     def state(self, epoch: int, examples_done: int) -> Any:
-        return self.source.examples.row.saved(self._number(epoch, examples_done))
+        return self.source.examples.saved(self._number(epoch, examples_done))
 
     def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
-        self.source.examples.row.note_saved(self._number(epoch, examples_done), saved)
+        self.source.examples.note_saved(self._number(epoch, examples_done), saved)
 
     def _number(self, epoch: int, examples_done: int) -> int:
         """Returns the number of the next example in the endless sequence."""
@@ -78,25 +78,30 @@ class Stateful(RandomAccess):
         for indices in batches:
             with examples.lock:
                 arrays = self.source.read(indices)
-                examples.row.note()
+                examples.note()
             yield indices, arrays
 
 
 def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
     """Makes a split of an iterable of (x, y), or of a `Sized`; errors call it `where`.
 
-    num_classes: the number of labels, or None. custom_loss: whether the model has a custom loss.
-
     Raises:
         ValueError: the length of an epoch is not known, or an example does not fit the task.
     """
-    sized = given if isinstance(given, Sized) else Sized(given, _length(given, where))
-    examples = InTurn(Repeated(sized.iterable, where), sized.num_examples)
+    if not isinstance(given, Sized):
+        try:
+            given = Sized(given, len(given))
+        except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
+            raise ValueError(
+                f"{where} ({type(given).__name__}) does not say how many examples an epoch has: "
+                "give it a `__len__`; or its module, beside the function, NUM_EXAMPLES = TRAIN, "
+                "TEST."
+            ) from None
+    examples = InTurn(given, where)
     split, specs, num_classes = random_access.split_of(examples, where, num_classes, custom_loss)
-    label = specs[1]
-    if not custom_loss and getattr(label, "shape", None) != ():
+    if not custom_loss and getattr(specs[1], "shape", None) != ():
         raise ValueError(
-            f"{where}: y is {label}, but must be one integer: give examples, not batches "
+            f"{where}: y is {specs[1]}, but must be one integer: give examples, not batches "
             "(batch_size=None, or no Batch operation)."
         )
     return Stateful(split.source, specs, split.num_examples), specs, num_classes
@@ -110,13 +115,3 @@ def check_apart(name: str, train: Any, test: Any = None) -> None:
             f"{name}: train and test are the same {type(one).__name__}, whose state each would "
             "move from under the other; make two."
         )
-
-
-def _length(iterable: Any, where: str) -> int:
-    try:
-        return len(iterable)
-    except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
-        raise ValueError(
-            f"{where} ({type(iterable).__name__}) does not say how many examples an epoch has: "
-            "give it a `__len__`; or its module, beside the function, NUM_EXAMPLES = TRAIN, TEST."
-        ) from None

@@ -5,13 +5,11 @@
 A dataset that is not cached is shuffled within a buffer.
 """
 
-import os
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,14 +33,11 @@ _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDict
 
 @dataclass(frozen=True, eq=False)
 class Streamed(DataSource):
-    """Reads a split of N examples, one after the other.
+    """Reads a split of N examples, one after the other; errors call it `where`.
 
     records: an unbatched tf.data.Dataset of (x, y), or of records for `parse`.
-    where: a name for the dataset, shown in errors.
-    num_examples: N.
     parse: record -> (x, y), in TensorFlow operations; None if records are (x, y). Parsing follows
         shuffling, because records take less memory than the examples that they hold.
-    shuffle_buffer: the number of examples in the shuffle buffer.
     """
 
     records: tf.data.Dataset
@@ -53,7 +48,6 @@ class Streamed(DataSource):
 
     is_sequential = True
     labels = None
-    num_threads: ClassVar[int | None] = None  # threads that make batches; None: one for each core
 
     @property
     def how(self) -> str:
@@ -62,8 +56,7 @@ class Streamed(DataSource):
 
     def opened(self, options: InputOptions) -> "Streamed":
         """Sets the shuffle buffer. Raises ValueError if it takes over a quarter of the memory."""
-        buffer = options.shuffle_buffer
-        size = _example_bytes(self.records)
+        buffer, size = options.shuffle_buffer, _example_bytes(self.records)
         if size is not None and not fits(size * min(buffer, self.num_examples)):
             most = max(1, int(MEMORY_SHARE * usable_memory() / size))
             raise ValueError(
@@ -75,7 +68,7 @@ class Streamed(DataSource):
 
     def identity(self) -> Iterator[bytes]:
         """Yields an example's specs; "streamed" tells its order from the order in memory."""
-        yield os.fsencode(f"streamed\0{self._examples(self.ordered(Epoch(1))).element_spec[1]}\0")
+        yield f"streamed\0{self._examples(self.records.enumerate()).element_spec[1]}\0".encode()
 
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """Returns the (index, record) pairs of an epoch before they are shuffled."""
@@ -88,12 +81,11 @@ class Streamed(DataSource):
             records = records.shuffle(
                 self.shuffle_buffer, epoch.key, reshuffle_each_iteration=False
             )
-        left = records.skip(epoch.start_step * size)
+        left = self._examples(records.skip(epoch.start_step * size))
         specs = tf.nest.flatten(self.records.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
         return ExplainedBatches(
-            of_examples(self._examples(left), epoch, self.num_threads, is_ragged),
-            lambda num_done: self._find_fault(left.skip(num_done * size)),
+            of_examples(left, epoch, is_ragged=is_ragged), lambda _: self._find_fault()
         )
 
     @property
@@ -115,23 +107,15 @@ class Streamed(DataSource):
 
         return records.map(example, count_cores(), deterministic=True)
 
-    def _find_fault(self, left: tf.data.Dataset) -> None:
-        """Raises ValueError if an (index, record) cannot be parsed or read, or is missing."""
-        if self.parse is not None:
-            with suppress(tf.errors.OpError):  # a record that cannot be read is reported below
-                for index, record in left:
-                    try:
-                        self.parse(record)
-                    except Exception as error:  # the user's function may raise anything
-                        raise ValueError(
-                            f"{self.where}: example {int(index)} cannot be parsed: "
-                            f"{cause(error)}. {MEND}"
-                        ) from None
+    def _find_fault(self) -> None:
+        """Raises ValueError if a record cannot be read or parsed, or is missing."""
         count = 0
         try:
-            for _ in self.records:
+            for record in self.records:
+                if self.parse is not None:
+                    self.parse(record)
                 count += 1
-        except tf.errors.OpError as error:
+        except Exception as error:  # the user's function may raise anything
             raise ValueError(
                 f"{self.where}: example {count} cannot be read: {cause(error)}. {MEND}"
             ) from None
@@ -143,7 +127,6 @@ class Cached(Streamed):
     """Caches a split of N examples in memory in the first epoch, and shuffles all of them."""
 
     how = ""
-    num_threads = 1
 
     @property
     def labels(self) -> Any:  # type: ignore[override]
@@ -157,7 +140,7 @@ class Cached(Streamed):
         return replace(self, records=records, shuffle_buffer=self.num_examples)
 
     def identity(self) -> Iterator[bytes]:
-        yield str(self._examples(self.ordered(Epoch(1))).element_spec[1]).encode()
+        yield str(self._examples(self.records.enumerate()).element_spec[1]).encode()
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
@@ -189,29 +172,22 @@ def split_of(
                 f"{where}: its elements hold {part}, but must hold numbers: dense, ragged or "
                 "sparse."
             )
-    if not custom_loss:
-        _check_classes(spec, where)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    if not custom_loss:
+        if not is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
+            raise ValueError(f"{where}: its elements must be (x, y), not {describe(spec)}.")
+        if y.shape.rank != 0 or not y.dtype.is_integer:
+            raise ValueError(
+                f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it "
+                "is batched, add .unbatch()."
+            )
+        if not x.shape.is_fully_defined():
+            raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
     _, found = _count(given, where, with_classes=not custom_loss and num_classes is None)
     return given, (x, y), num_classes or found
 
 
-def _check_classes(spec: Any, where: str) -> None:
-    if not is_pair(spec) or not all(isinstance(part, tf.TensorSpec) for part in spec):
-        raise ValueError(f"{where}: its elements must be (x, y), not {describe(spec)}.")
-    x, y = spec
-    if y.shape.rank != 0 or not y.dtype.is_integer:
-        raise ValueError(
-            f"{where}: y is {y.dtype.name} of shape {y.shape}, but must be one integer; if it is "
-            "batched, add .unbatch()."
-        )
-    if not x.shape.is_fully_defined():
-        raise ValueError(f"{where}: x has the unknown shape {x.shape}; use tf.ensure_shape.")
-
-
-def _count(
-    dataset: tf.data.Dataset, where: str, with_classes: bool = False
-) -> tuple[int, int]:
+def _count(dataset: tf.data.Dataset, where: str, with_classes: bool = False) -> tuple[int, int]:
     """Returns the number of examples, and 1 + the largest label or 1; may read the dataset once.
 
     Raises:
@@ -239,14 +215,13 @@ def _count(
 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
     """Returns the bytes of one example; None if they are unknown, as for text or ragged tensors."""
-    size = 0
-    for spec in tf.nest.flatten(dataset.element_spec):
-        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+    specs = tf.nest.flatten(dataset.element_spec)
+    for spec in specs:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or (
+            spec.dtype in (tf.string, tf.resource, tf.variant)
+        ):
             return None
-        if spec.dtype in (tf.string, tf.resource, tf.variant):
-            return None
-        size += spec.shape.num_elements() * spec.dtype.size
-    return size
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
 
 
 def cause(error: Exception) -> str:
