@@ -87,7 +87,7 @@ class TrainConfig:
         "not depend on it. Default: 0, a thread of this process, which needs no copies.",
         _ON_THE_MACHINE, at_least=0, at_most=1024)
     data_timeout: float = number(
-        300.0, "The seconds that one example of such a source may take. The default outlasts a "
+        300.0, "The seconds that one example may take in such a process. The default outlasts a "
         "slow network disk.", _ON_THE_MACHINE, at_most=_LONGEST_WAIT)
     shuffle_buffer: int = count(
         10_000, "The number of examples in memory among which a tf.data.Dataset is shuffled if it "

@@ -87,10 +87,10 @@ def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
     done = forked.run(
         "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:hanging",
         f"--run_dir={tmp_path / 'run'}", f"--batch_size={BATCH}", "--num_towers=1",
-        "--data_timeout=0.5", cwd=workers.ROOT, timeout=50,
+        "--data_workers=1", "--data_timeout=1.5", cwd=workers.ROOT, timeout=50,
     )
     assert done.returncode == 2
     error, = [line for line in done.stderr.splitlines() if "error:" in line]
     assert error.startswith(f"error: {SOURCES}:hanging (train): example 17 takes longer than "
-                            "--data_timeout=0.5 seconds.")
+                            "--data_timeout=1.5 seconds.")
     assert "saved at step " in done.stdout

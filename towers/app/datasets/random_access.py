@@ -1,11 +1,19 @@
-"""Reads examples by their index while training runs, from any object with a length and an index.
+"""Reads examples while training runs, by their index or in the order of an iterable with a state.
 
     indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
+
+An iterable with a state is, for instance, a loader of Grain or torchdata:
+
+    state 0 | batch 0 | state 1 | batch 1 | state 2 | batch 2 ...     read ahead of the steps
+                                     ^ saved after step 1; a run resumes from it
+
+An epoch is N examples. When the iterable ends, it begins again.
 """
 
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +25,7 @@ from towers.app.reading.readers import Readers
 from towers.resume.source import (
     DataSource, Epoch, ExplainedBatches, InputOptions, as_written, of_batches,
 )
+from towers.resume.stateful import Repeated, methods
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
@@ -26,18 +35,21 @@ class RandomAccess(DataSource):
     """Reads a split of N examples while training runs.
 
     structure: (x, y) of tf.TensorSpec, as the source gives one example.
-    readers: the readers of an opened source; None before that.
+    readers: the processes that read; None: the thread that makes the batches reads.
     """
 
     source: Source
     structure: Any
     num_examples: int
     readers: Readers | None = None
+    lock: Any = field(default_factory=threading.Lock)  # an abandoned iterator may still read
 
     how = "read while training runs"
     labels = None
 
     def opened(self, options: InputOptions) -> "RandomAccess":
+        if not options.data_workers:
+            return self
         readers = Readers(self.source, options.data_workers, options.data_timeout)
         return replace(self, readers=readers)
 
@@ -65,9 +77,9 @@ class RandomAccess(DataSource):
             if failed:
                 raise failed[0] from None
 
-        index = tf.TensorSpec([], tf.int64)
         signature = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), (index, *self.structure)
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
+            (tf.TensorSpec([], tf.int64), *self.structure),
         )
         batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
         pixels = divided_parts(self.structure[0])
@@ -81,11 +93,20 @@ class RandomAccess(DataSource):
 
         return ExplainedBatches(of_batches(batches.map(converted), epoch), explain)
 
-    def _read(self, indices: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-        assert self.readers is not None
+    def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yields the indices of each batch and its arrays."""
         if (length := len(self.source.examples)) != self.num_examples:
             raise other_length(self.source.where, length, self.num_examples)
-        return self.readers.read(indices)
+        if self.readers is not None:
+            yield from self.readers.read(batches)
+            return
+        for indices in batches:
+            with self.lock:
+                arrays = self._arrays(indices)
+            yield indices, arrays
+
+    def _arrays(self, indices: np.ndarray) -> list[np.ndarray]:
+        return self.source.read(indices)
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
@@ -109,3 +130,102 @@ def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bo
     structure = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), example)
     source = Source(examples, where, leaves, num_classes if is_label else None)
     return RandomAccess(source, structure, count), structure, num_classes or 1
+
+
+# Iterables with a state
+
+
+class Sized(NamedTuple):
+    """Holds an iterable and the number of its examples in an epoch."""
+
+    iterable: Any
+    num_examples: int
+
+
+class InTurn(Repeated):
+    """Gives examples by number: the next example, or one that follows a noted state."""
+
+    def __init__(self, sized: Sized, where: str) -> None:
+        super().__init__(sized.iterable, where)
+        self._num_examples = sized.num_examples
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    def __getitem__(self, number: int) -> Any:
+        if number != self.at:
+            self.go_to(number)
+        return next(self)
+
+
+class Stateful(RandomAccess):
+    """Reads N examples per epoch from an endless sequence: number = epoch * N + index."""
+
+    how = "in an order of their own, which the checkpoints keep"
+
+    def opened(self, options: InputOptions) -> "Stateful":
+        """Raises ValueError if `data_workers` is set, because there is one reader."""
+        if options.data_workers:
+            raise ValueError(
+                f"data_workers ({options.data_workers}): {self.source.where} is read in its own "
+                "order, by one reader. Leave data_workers out; set the workers of the Grain or "
+                "torchdata loader instead."
+            )
+        return self
+
+    def batches(self, epoch: Epoch) -> ExplainedBatches:
+        """Returns batches of the next examples. `epoch.order` is ignored."""
+        first = epoch.number * self.num_examples
+        return super().batches(epoch._replace(order=lambda _: lambda indices: indices + first))
+
+    def state(self, epoch: int, examples_done: int) -> Any:
+        return self.source.examples.saved(self._number(epoch, examples_done))
+
+    def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
+        self.source.examples.note_saved(self._number(epoch, examples_done), saved)
+
+    def _number(self, epoch: int, examples_done: int) -> int:
+        """Returns the number of the next example in the endless sequence."""
+        return epoch * self.num_examples + min(examples_done, self.num_examples)
+
+    def _arrays(self, indices: np.ndarray) -> list[np.ndarray]:
+        arrays = self.source.read(indices)
+        self.source.examples.note()
+        return arrays
+
+
+def split_of_iterable(
+    given: Any, where: str, num_classes: int | None, custom_loss: bool
+) -> Found:
+    """Makes a split of an iterable of (x, y) with a state, or of a `Sized`.
+
+    Raises:
+        ValueError: the length of an epoch is not known, or an example does not fit the task.
+    """
+    if not isinstance(given, Sized):
+        try:
+            given = Sized(given, len(given))
+        except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
+            raise ValueError(
+                f"{where} ({type(given).__name__}) does not say how many examples an epoch has: "
+                "give it a `__len__`; or its module, beside the function, NUM_EXAMPLES = TRAIN, "
+                "TEST."
+            ) from None
+    examples = InTurn(given, where)
+    split, specs, num_classes = split_of(examples, where, num_classes, custom_loss)
+    if not custom_loss and getattr(specs[1], "shape", None) != ():
+        raise ValueError(
+            f"{where}: y is {specs[1]}, but must be one integer: give examples, not batches "
+            "(batch_size=None, or no Batch operation)."
+        )
+    return Stateful(split.source, specs, split.num_examples), specs, num_classes
+
+
+def check_apart(name: str, train: Any, test: Any = None) -> None:
+    """Raises ValueError if two splits share an iterable, and so its state."""
+    one, other = (getattr(split, "iterable", split) for split in (train, test))
+    if one is other and methods(one):
+        raise ValueError(
+            f"{name}: train and test are the same {type(one).__name__}, whose state each would "
+            "move from under the other; make two."
+        )

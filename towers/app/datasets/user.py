@@ -3,14 +3,14 @@
 `package.module:function` returns (train, test), or they are given in Python.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from towers.app import named
-from towers.app.datasets import arrays, pixels, random_access, stateful, tf_data
+from towers.app.datasets import arrays, pixels, random_access, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
 from towers.resume.source import DataSource, InMemory
 from towers.resume.stateful import has_state
@@ -41,7 +41,8 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
                 "numbers, at least 1: the examples of an epoch, and those to test on."
             )
         splits = [
-            stateful.Sized(split, count) if _kind(split) is stateful else split
+            random_access.Sized(split, count)
+            if _splitter(split) is random_access.split_of_iterable else split
             for split, count in zip(splits, counts, strict=True)
         ]
     num_classes = None if custom_loss else named_classes(spec, "dataset")
@@ -79,17 +80,18 @@ def from_splits(
     Raises:
         ValueError: train or test has another form or wrong values, or they differ in shape.
     """
-    kinds = _kind(train), _kind(test)
+    makers = _splitter(train), _splitter(test)
+    are_arrays = makers[0] is arrays.split_of
     if not custom_loss and (
-        kinds[0] is not kinds[1] or kinds[0] is arrays and not (is_pair(train) and is_pair(test))
+        makers[0] is not makers[1] or are_arrays and not (is_pair(train) and is_pair(test))
     ):
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    stateful.check_apart(name, train, test)
+    random_access.check_apart(name, train, test)
     places = where or (f"{name} (train)", f"{name} (test)")
     return of_splits(name, [
-        kind.split_of(split, place, num_classes, custom_loss)
-        for kind, split, place in zip(kinds, (train, test), places, strict=True)
+        split_of(split, place, num_classes, custom_loss)
+        for split_of, split, place in zip(makers, (train, test), places, strict=True)
         if split is not None
     ], places, custom_loss)
 
@@ -128,14 +130,14 @@ def num_examples(split: Split) -> int:
     return source_of(split).num_examples
 
 
-def _kind(split: Any) -> Any:
-    """Returns the module that reads a split: tf_data, stateful, random_access, or else arrays."""
+def _splitter(split: Any) -> Callable[[Any, str, int | None, bool], Found]:
+    """Returns the function that makes a split of such data."""
     if isinstance(split, tf.data.Dataset):
-        return tf_data
-    if isinstance(split, stateful.Sized):
-        return stateful
+        return tf_data.split_of
+    if isinstance(split, random_access.Sized):
+        return random_access.split_of_iterable
     if isinstance(split, tuple | list | dict | str | bytes | np.ndarray):
-        return arrays
+        return arrays.split_of
     if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
-        return random_access
-    return stateful if has_state(split) else arrays
+        return random_access.split_of
+    return random_access.split_of_iterable if has_state(split) else arrays.split_of

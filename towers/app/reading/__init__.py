@@ -1,1 +1,1 @@
-"""Reads examples one by one, in a thread or in processes; it does not import TensorFlow."""
+"""Reads examples one by one, also in processes; it does not import TensorFlow."""

@@ -31,12 +31,9 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Holds examples that are read one by one, and describes them.
+    """Holds examples, an object with `__len__` and `__getitem__(index) -> (x, y)`.
 
-    examples: an object with `__len__` and `__getitem__(index) -> (x, y)`.
-    where: a name for the examples, shown in errors.
-    leaves: the path, shape and dtype of each array; all examples must have them.
-    num_classes: the number of labels; None if y is not a label.
+    All have these leaves. num_classes: None if y is not a label. Errors begin with `where`.
     """
 
     examples: Any
@@ -49,9 +46,7 @@ class Source:
     ) -> list[np.ndarray]:
         """Reads N examples into one array [N, ...] for each leaf.
 
-        Args:
-            indices: the indices of the N examples, in the order of the result.
-            begin: a function that is called with each index before that example is read.
+        begin: a function that is called with each index before that example is read.
 
         Raises:
             ValueError: an example cannot be read or differs from the first; the error names it.
@@ -80,18 +75,12 @@ class Source:
 class ArrayRecords:
     """Reads the records of several ArrayRecord files, which are numbered one after the other.
 
-    Its pickle holds the names of the files: each process opens them again.
+    features: "package.module:function", bytes of a record -> (x, y). A pickle holds only the names
+    of the files: each process opens them again.
     """
 
     def __init__(self, paths: Sequence[str], features: str) -> None:
-        """
-        Args:
-            paths: the paths of the files.
-            features: "package.module:function", bytes of a record -> (x, y).
-
-        Raises:
-            ValueError: a file cannot be read, or the package array_record is missing.
-        """
+        """Raises ValueError if a file cannot be read, or the package array_record is missing."""
         try:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError:
@@ -133,7 +122,7 @@ class ArrayRecords:
 
 
 class Supervised:
-    """Reads two features of each dict in a source as (x, y). Its pickle holds the source."""
+    """Reads two features of each dict in a source as (x, y)."""
 
     def __init__(self, source: Any, x: str, y: str) -> None:
         self._source, self._x, self._y = source, x, y

@@ -1,15 +1,14 @@
-"""Reads examples in order, in a thread or in processes, which share the work of each batch.
+"""Reads examples in processes, which share the work of each batch.
 
-    indices of a batch  ->  chunks  ->  chunk k to reader k % N  ->  arrays of that batch
+    indices of a batch  ->  chunks  ->  chunk k to process k % N  ->  arrays of that batch
 
-Batches are bit-identical for any number of readers, because chunks are joined in their order.
+Batches are bit-identical for any number of processes, because chunks are joined in their order.
 Processes are spawned, not forked: TensorFlow's threads would not survive a fork.
 """
 
 import itertools
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import weakref
@@ -22,24 +21,21 @@ from typing import Any
 import numpy as np
 
 from towers.app.named import one_line
-from towers.app.reading.examples import MEND, Source
+from towers.app.reading.examples import Source
 
 _MOST_AT_ONCE = 512  # indices in a chunk: several chunks fit into a pipe, so that `ask` never waits
-_AHEAD = 2  # chunks that each reader is asked for in advance
+_AHEAD = 2  # chunks that each process is asked for in advance
 
 Arrays = list[np.ndarray]
 
 
 class Readers:
-    """Reads batches of a source, in one iteration at a time."""
+    """Reads batches of a source in processes, in one iteration at a time.
+
+    timeout: the seconds that one example may take.
+    """
 
     def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
-        """
-        Args:
-            source: the examples to read.
-            num_processes: the number of processes that read; 0: a thread of this process reads.
-            timeout: the seconds that one example may take.
-        """
         self._source, self._num_processes, self._timeout = source, num_processes, timeout
         self._readers: list[_Reader] = []
         self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
@@ -54,8 +50,8 @@ class Readers:
                 or a process has ended.
         """
         if not self._readers:
-            count, source = self._num_processes, self._source
-            self._readers = [_Reader(source, self._timeout, count) for _ in range(count or 1)]
+            count = self._num_processes
+            self._readers = [_Reader(self._source, count, self._timeout) for _ in range(count)]
         parts: list[Arrays] = []
         try:
             while self._asked:  # answers to an abandoned iteration
@@ -73,7 +69,7 @@ class Readers:
             raise
 
     def close(self) -> None:
-        """Ends the readers; a thread ends after the chunks that it was asked for."""
+        """Ends the processes."""
         for reader in self._readers:
             reader.close()
         self._readers = []
@@ -87,9 +83,7 @@ class Readers:
             raise ValueError(answer)
         parts.append(answer)
         if batch is not None:
-            first, *others = parts
-            leaves = zip(*parts, strict=True)
-            yield batch, [np.concatenate(leaf) for leaf in leaves] if others else first
+            yield batch, [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
             parts.clear()
 
 
@@ -105,29 +99,24 @@ def _chunks(
 
 
 class _Reader:
-    """Reads chunks in a process, which ends with this one, or in a thread for 0 processes.
+    """Reads chunks in a process, which ends with this one."""
 
-    A thread whose source hangs remains until this process ends.
-    """
-
-    def __init__(self, source: Source, timeout: float, num_processes: int) -> None:
+    def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
         self._where, self._timeout = source.where, timeout
         context = multiprocessing.get_context("spawn")
         self._index = context.RawValue("q", -1)  # the index of the example that is being read
-        kind: Any = context.Process if num_processes else threading.Thread
-        queues = [queue.Queue[Any](), queue.Queue[Any]()]
-        ends: Any = context.Pipe() if num_processes else (_End(*queues), _End(*queues[::-1]))
-        self._connection, theirs = ends
-        self._worker = kind(target=_serve, args=(source, theirs, self._index), daemon=True)
+        self._connection, theirs = context.Pipe()
+        arguments = source, theirs, self._index
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            self._worker.start()
+            self._process.start()
         except Exception as error:  # pickle raises many types of errors
             raise ValueError(
                 f"{source.where} cannot be sent to data_workers={num_processes} processes: "
                 f"{one_line(error)}. Open files when they are first read, or use data_workers=0."
             ) from None
         theirs.close()  # so that this end gets an EOFError when the process ends
-        self.close = weakref.finalize(self, _end, self._worker, self._connection)
+        self.close = weakref.finalize(self, _end, self._process, self._connection)
 
     def ask(self, indices: np.ndarray) -> None:
         try:
@@ -151,13 +140,19 @@ class _Reader:
                         "seconds. Fix its cause or raise `data_timeout`, then continue with "
                         "`resume`."
                     )
-            return _receive(self._connection)
+            answer = self._connection.recv()
+            if isinstance(answer, str):
+                return answer
+            arrays = [np.empty(shape, dtype) for shape, dtype in answer]
+            for array in arrays:
+                self._connection.recv_bytes_into(_bytes(array))
+            return arrays
         except (EOFError, OSError):
             raise self._gone() from None
 
     def _gone(self) -> ValueError:
-        self._worker.join()
-        code, index = self._worker.exitcode or 0, self._index.value
+        self._process.join()
+        code, index = self._process.exitcode or 0, self._index.value
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return ValueError(
             f"{self._where}: a process that reads examples has ended {how} " + (
@@ -169,75 +164,37 @@ class _Reader:
         )
 
 
-class _End:
-    """Acts as an end of a pipe between two threads, with multiprocessing's methods and no copy."""
-
-    def __init__(self, received: queue.Queue, sent: queue.Queue) -> None:
-        self._received, self.recv, self.send = received, received.get, sent.put
-
-    def poll(self, timeout: float) -> bool:
-        with (condition := self._received.not_empty):
-            return bool(condition.wait_for(lambda: self._received.queue, timeout))
-
-    def close(self) -> None:
-        pass
-
-
-def _end(worker: Any, connection: Any) -> None:
-    if isinstance(worker, threading.Thread):
-        connection.send(None)
-        return
-    worker.kill()
-    worker.join()
+def _end(process: Any, connection: Any) -> None:
+    process.kill()
+    process.join()
     connection.close()
 
 
 def _serve(source: Source, connection: Any, current: Any) -> None:
-    """Runs a reader: reads and sends the arrays of each chunk until there are no more requests."""
-    if threading.current_thread() is threading.main_thread():  # this is a reader process
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        for number in (signal.SIGINT, signal.SIGHUP):  # the training process alone handles these
-            signal.signal(number, signal.SIG_IGN)
+    """Runs in a process: reads and sends the arrays of each chunk until it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    for number in (signal.SIGINT, signal.SIGHUP):  # the training process alone handles these
+        signal.signal(number, signal.SIG_IGN)
 
-        def end_with_parent() -> None:
-            parent.join()
-            os._exit(1)  # even while the source hangs
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)  # even while the source hangs
 
-        threading.Thread(target=end_with_parent, daemon=True).start()
-
+    threading.Thread(target=end_with_parent, daemon=True).start()
     begin = partial(setattr, current, "value")
     with suppress(EOFError, OSError):  # the training process has ended
-        while (indices := connection.recv()) is not None:
-            answer: Arrays | str
+        while True:
+            indices = connection.recv()
             try:
-                answer = source.read(indices, begin)
+                arrays = source.read(indices, begin)
             except ValueError as error:
-                answer = str(error)
-            except Exception as error:  # such as a MemoryError
-                answer = f"{source.where}: {one_line(error)}. {MEND}"
-            _send(connection, answer)
-
-
-def _send(connection: Any, answer: Arrays | str) -> None:
-    """Sends an answer. Arrays go between processes as raw bytes: pickle would copy them twice."""
-    if isinstance(connection, _End) or isinstance(answer, str):
-        connection.send(answer)
-        return
-    connection.send([(array.shape, array.dtype) for array in answer])
-    for array in answer:
-        connection.send_bytes(_bytes(array))
-
-
-def _receive(connection: Any) -> Arrays | str:
-    """Receives an answer of `_send`."""
-    answer = connection.recv()
-    if isinstance(connection, _End) or isinstance(answer, str):
-        return answer  # type: ignore[no-any-return]
-    arrays = [np.empty(shape, dtype) for shape, dtype in answer]
-    for array in arrays:
-        connection.recv_bytes_into(_bytes(array))
-    return arrays
+                connection.send(str(error))
+                continue
+            # Arrays go as raw bytes: pickle would copy them twice.
+            connection.send([(array.shape, array.dtype) for array in arrays])
+            for array in arrays:
+                connection.send_bytes(_bytes(array))
 
 
 def _bytes(array: np.ndarray) -> memoryview:

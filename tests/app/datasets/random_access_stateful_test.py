@@ -5,10 +5,10 @@ import pytest
 
 from tests.app.datasets import loaders
 from tests.resuming import resumed, train, uninterrupted
-from towers.app.datasets import stateful
 from towers.app.datasets.batches import load_examples, shuffled_batches
-from towers.resume.source import InputOptions
+from towers.app.datasets.random_access import Sized
 from towers.app.datasets.user import from_splits, load
+from towers.resume.source import InputOptions
 
 ME = "tests.app.datasets.loaders"
 FLAGS = ("--model=tests.resuming:model", "--num_gpus=2", "--num_towers=4", "--batch_size=16",
@@ -41,12 +41,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, step, tmp_path):
 def test_an_epoch_goes_on_in_the_row_whatever_was_read_ahead():
     """The iterable gives 50 examples a pass, an epoch has 30: the second spans two passes."""
     given = loaders.Loader(*loaders.arrays()[0])
-    whole = examples(stateful.Sized(given, 30))
+    whole = examples(Sized(given, 30))
     epochs = [rows(shuffled_batches(whole, 8, 0, epoch)) for epoch in range(3)]
     assert [list(map(len, epoch)) for epoch in epochs] == [[8, 8, 8, 6]] * 3
     order = np.random.default_rng(5).permutation(50)
     assert sum(epochs[0] + epochs[1], [])[:50] == given.y[order].tolist()
-    again = examples(stateful.Sized(loaders.Loader(*loaders.arrays()[0]), 30))
+    again = examples(Sized(loaders.Loader(*loaders.arrays()[0]), 30))
     saved = whole.source.state(1, 16)
     again.source.go_on(1, 16, saved)
     assert rows(shuffled_batches(again, 8, 0, 1, start_step=2)) == epochs[1][2:]
