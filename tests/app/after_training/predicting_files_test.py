@@ -1,9 +1,13 @@
 """Files of predictions: there when they are complete."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from towers.app.after_training.predicting import check_output_file, write_predictions
+from towers.app.after_training.predicting import predict_file, write_predictions
+from towers.app.config import TrainConfig
+from towers.app.reporting.report import Report
 
 
 def test_npz_holds_each_output_by_name(tmp_path):
@@ -47,6 +51,6 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
     (tmp_path / "p.npz").write_text("mine")
     for path, words in ((tmp_path / "p.npz", "exists already"), ("p.txt", "must end in .npz or")):
         with pytest.raises(ValueError, match=rf"^out \(.*\) {words}"):
-            check_output_file(str(path))
+            predict_file(TrainConfig(), Path("none.keras"), str(path), Report())
     with pytest.raises(ValueError, match=r"^out \(.*\) cannot be written: File exists"):
         write_predictions(str(tmp_path / "p.npz" / "q.csv"), {})

@@ -10,9 +10,10 @@ import importlib.util
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,15 @@ from towers.app.named import one_line
 from towers.app.models import load_file
 from towers.app.reporting.report import labelled
 from towers.machine.keras_internals import all_layers
+from towers.resume.run_dir import CLASSES
 
-_CLASSES = "classes.json"
 _RUNTIMES = {".onnx": "ONNX", ".tflite": "LiteRT"}
-_LITERT_NEEDS_KERAS = (3, 15)
-_LONGEST_REASON = 300  # characters
 # Finds the operations that a runtime lacks in its error message.
 _LACKED = re.compile(r"(?:TF Select|Custom) ops: ([\w, ]+)|No Op registered for (\w+)")
 
 
 def check(path: str | None, takes_pixels: bool = False) -> None:
-    """Checks an export's path and packages, before anything slow begins.
-
-    Raises:
-        ValueError: the path exists, a package that its suffix needs is missing, or `takes_pixels`
-            is set without a path.
-    """
+    """Raises ValueError for an export's path that exists, or whose suffix needs other packages."""
     if path is None:
         if takes_pixels:
             raise ValueError("export_pixels=True needs `export`, what is to take pixels.")
@@ -51,9 +45,8 @@ def check(path: str | None, takes_pixels: bool = False) -> None:
     if runtime == "ONNX":
         packages = ("tf2onnx", "onnx", "onnxruntime")
         needs = ", ".join(name for name in packages if importlib.util.find_spec(name) is None)
-    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    if runtime == "LiteRT" and version < _LITERT_NEEDS_KERAS:
-        needs = f"Keras {'.'.join(map(str, _LITERT_NEEDS_KERAS))}, not {keras.__version__}"
+    elif runtime and tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15):
+        needs = f"Keras 3.15, not {keras.__version__}"
     if needs:
         raise ValueError(
             f"export ({path}) needs {needs}. Install with: "
@@ -76,24 +69,14 @@ def check_pixels(model: keras.Model, divided: Sequence[bool]) -> None:
 
 
 def export_model(
-    model: keras.Model | Path,
-    path: str,
-    class_names: Sequence[str] = (),
-    divided: Sequence[bool] = (),
-    takes_pixels: bool = False,
+    model: keras.Model | Path, path: str, class_names: Sequence[str] = (),
+    divided: Sequence[bool] = (), takes_pixels: bool = False,
 ) -> list[str]:
-    """Writes a model with Keras' `export`; the file or directory appears when it is complete.
+    """Writes a model, or its .keras file, with Keras' `export`; returns lines that describe it.
 
-    Args:
-        model: a model, or its .keras file.
-        path: the new file or directory.
-        class_names: the classes' names by label, written to classes.json in the directory, or to
-            NAME.classes.json beside the file NAME.onnx or NAME.tflite.
-        divided: for each part of x, whether it holds images that the model gets divided by 255.
-        takes_pixels: whether the exported model takes uint8 images and divides them by 255 itself.
-
-    Returns:
-        Lines that describe the export.
+    The file or directory appears when it is complete. `divided` says for each part of x whether it
+    holds images that the model gets divided by 255. With `takes_pixels`, the exported model takes
+    uint8 images there, and divides them itself; see `check_pixels`.
 
     Raises:
         ValueError: the file cannot be loaded, the runtime cannot take the model, or the path
@@ -101,43 +84,41 @@ def export_model(
     """
     check(path)
     if isinstance(model, Path):
-        model = _called(load_file(model, "export", compile=False))
+        model = load_file(model, "export", compile=False)
+        shape = (model.get_build_config() or {}).get("input_shape")
+        if not getattr(model, "inputs", None) and isinstance(shape, list | tuple):
+            # Keras requires a call of a subclass. Custom code may fail: Keras then reports it.
+            with suppress(Exception):
+                model(keras.Input(batch_shape=tuple(shape)))
     if takes_pixels:
-        check_pixels(model, divided)
         model = _of_pixels(model, divided)
     target, runtime = Path(path), _runtime(path)
-    # Keras' LiteRT export requires a suffix in lower case.
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix.lower()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        limit = _write(model, temporary, runtime)
-        if class_names:
-            names = _names_file(path) if runtime else temporary / _CLASSES
-            names.write_text(json.dumps(list(class_names), indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, target)
+        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+            # Keras' LiteRT export requires a suffix in lower case.
+            written = Path(folder, f"model{target.suffix.lower()}")
+            limit = _write(model, written, runtime)
+            if class_names:
+                names = _names_file(path) if runtime else written / CLASSES
+                names.write_text(json.dumps(list(class_names), indent=2) + "\n", encoding="utf-8")
+            os.replace(written, target)
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:  # a converter's error has no public type
-        lacked = _LACKED.search(str(error))
-        reason = one_line(error)[:_LONGEST_REASON]
-        if lacked:
+        reason = one_line(error)[:300]
+        if lacked := _LACKED.search(str(error)):
             reason = f"not among its operations: {(lacked[1] or lacked[2]).strip()}"
         instead = f" Export a SavedModel, a path without {target.suffix}." if runtime else ""
         raise ValueError(
             f"export ({path}): {runtime or 'Keras'} cannot take this model: {reason}.{instead} "
             "What was trained is as it was."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):
-            temporary.unlink()
     lines = [labelled("Export", f"{path} holds the model as {runtime or 'a SavedModel'}{limit}")]
     if takes_pixels:
         lines.append(labelled("", "it takes uint8 images, 0 to 255, and divides them by 255"))
     elif any(divided):
         lines.append(labelled("", "it takes images divided by 255; with export_pixels, 0 to 255"))
-    if class_names:
-        lines.append(labelled("", f"class names: {_names_file(path)}"))
     return lines
 
 
@@ -148,12 +129,12 @@ def _runtime(path: str) -> str | None:
 
 def _names_file(path: str) -> Path:
     """Returns the path of an export's file of class names."""
-    return Path(path).with_suffix(f".{_CLASSES}") if _runtime(path) else Path(path) / _CLASSES
+    return Path(path).with_suffix(f".{CLASSES}") if _runtime(path) else Path(path) / CLASSES
 
 
 def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
     """Returns a model that divides the image parts of its input by 255, then calls `model`."""
-    given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    given = _inputs(model)
     inputs, x = [], []
     for part, is_image in zip(keras.tree.flatten(given), divided, strict=True):
         dtype = "uint8" if is_image else part.dtype
@@ -163,13 +144,9 @@ def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
     return keras.Model(keras.tree.pack_sequence_as(given, inputs), outputs, name=model.name)
 
 
-def _called(model: keras.Model) -> keras.Model:
-    """Returns the model; calls a subclass with one input first, as Keras' `export` requires."""
-    shape = (model.get_build_config() or {}).get("input_shape")
-    if not getattr(model, "inputs", None) and isinstance(shape, list | tuple):
-        with suppress(Exception):  # custom code may fail; Keras then reports an uncalled model
-            model(keras.Input(batch_shape=tuple(shape)))
-    return model
+def _inputs(model: keras.Model) -> Any:
+    """Returns a model's inputs in the structure that its call takes."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
@@ -177,56 +154,38 @@ def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
     if runtime is None:
         model.export(path, format="tf_saved_model", verbose=False)
         return ""
-    with _convertible(model):
+    # Both runtimes lack bfloat16 and cuDNN operations, and LiteRT also lacks float16 operations.
+    with in_float32(model), ExitStack() as stack:
+        for layer in all_layers(model):
+            if hasattr(layer, "use_cudnn"):
+                stack.callback(setattr, layer, "use_cudnn", layer.use_cudnn)
+                layer.use_cudnn = False
         if runtime == "ONNX":
             import onnxruntime
 
             # Without a signature, Keras rejects a model that comes from a file.
-            signature = _signature(model, None)
+            signature = _signature(model)
             model.export(str(path), format="onnx", verbose=False, input_signature=signature)
             # tf2onnx also writes operations that ONNX lacks: loading the file finds them.
             onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
             return ""
-        options: dict[str, Any] = {  # only LiteRT's operations: Python's interpreters run no others
-            "format": "litert", "verbose": False,
-            "target_spec": {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
-        }
+        # Only LiteRT's own operations, because Python's interpreters run no others.
+        spec = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
+        export = partial(model.export, str(path), format="litert", verbose=False, target_spec=spec)
         try:
-            model.export(str(path), **options)
+            export(input_signature=_signature(model))
             return ""
         except Exception:  # the loop of an RNN needs a fixed number of examples
-            one_example = _signature(model, 1)
-            if one_example is None:
-                raise
-        model.export(str(path), input_signature=one_example, **options)
-        return ", for one example at a time"
+            export(input_signature=_signature(model, num_examples=1))
+            return ", for one example at a time"
 
 
-def _signature(model: keras.Model, num_examples: int | None) -> list[Any] | None:
+def _signature(model: keras.Model, num_examples: int | None = None) -> list[Any] | None:
     """Returns Keras' specification of the model's inputs, [n, ...] each; None for a subclass."""
     if not getattr(model, "inputs", None):
         return None
-    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    return [keras.tree.map_structure(
-        lambda given: keras.InputSpec(given.dtype, (num_examples, *given.shape[1:]),
-                                      name=given.name),
-        inputs,
-    )]
 
+    def spec(given: Any) -> keras.InputSpec:
+        return keras.InputSpec(given.dtype, (num_examples, *given.shape[1:]), name=given.name)
 
-@contextmanager
-def _convertible(model: keras.Model) -> Iterator[None]:
-    """Inside the context, layers compute in float32, and RNNs do not use cuDNN.
-
-    Both runtimes lack bfloat16 and cuDNN operations, and LiteRT also lacks float16 operations.
-    """
-    recurrent = [layer for layer in all_layers(model) if hasattr(layer, "use_cudnn")]
-    before = [layer.use_cudnn for layer in recurrent]
-    try:
-        for layer in recurrent:
-            layer.use_cudnn = False
-        with in_float32(model):
-            yield
-    finally:
-        for layer, value in zip(recurrent, before, strict=True):
-            layer.use_cudnn = value
+    return [keras.tree.map_structure(spec, _inputs(model))]

@@ -13,18 +13,9 @@ from towers.app.fields import Role
 
 
 def find_file(path: str, argument: str) -> Path:
-    """Returns the .keras file itself, or the best one, else the final one, of a run's directory.
-
-    Args:
-        path: a .keras file or a run's directory.
-        argument: the argument's name, for the error.
-
-    Raises:
-        ValueError: there is no such file.
-    """
+    """Returns the .keras file itself, or the best one, else the final one, of a run's directory."""
     file = Path(path).expanduser()
-    found = [file / name for name in (run_dir.BEST, run_dir.FINAL)] if file.is_dir() else [file]
-    for candidate in found:
+    for candidate in [file / run_dir.BEST, file / run_dir.FINAL] if file.is_dir() else [file]:
         if candidate.is_file():
             return candidate
     raise ValueError(
@@ -34,14 +25,7 @@ def find_file(path: str, argument: str) -> Path:
 
 
 def class_names(file: Path) -> list[str]:
-    """Returns a model's class names, by label, from the run whose directory holds its file.
-
-    Returns:
-        [] if there is no run, or the run has saved no names.
-
-    Raises:
-        ValueError: the run's file holds no names.
-    """
+    """Returns the class names, by label, of the run in whose directory the file is; [] without."""
     path = file.parent / run_dir.CLASSES
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
@@ -57,12 +41,8 @@ def class_names(file: Path) -> list[str]:
 def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration to evaluate a file with, from the run's directory if it is in one.
 
-    Args:
-        file: the model's file.
-        given: the fields that the user has set; they override the run's fields.
-
-    Raises:
-        ValueError: the run's configuration is not valid, or names code in the run's directory.
+    The fields that the user has `given` override the run's fields. If the run's configuration is
+    not valid, or names code in the run's directory, it raises ValueError.
     """
     try:
         text = (file.parent / run_dir.CONFIG).read_text(encoding="utf-8")
@@ -71,11 +51,9 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     config = TrainConfig.from_json(text)
     check_modules(config, given, file.parent, "its run")
     values = dataclasses.asdict(config)
+    left_out = set(fields_with(Role.BEGINNING | Role.ONCE))
     if "dataset" in given:
-        same = given["dataset"] == values["dataset"]
-        values = {**values, "data_dir": None, "image_size": values["image_size"] if same else None}
-    skipped = fields_with(Role.BEGINNING | Role.ONCE)
-    brought = {name: value for name, value in values.items() if name not in skipped}
+        left_out |= {"data_dir"} if given["dataset"] == config.dataset else {"data_dir", "image_size"}
     if "batch_size_per_gpu" in given:
-        brought.pop("batch_size")
-    return TrainConfig(**{**brought, **given})
+        left_out.add("batch_size")
+    return TrainConfig(**{k: v for k, v in values.items() if k not in left_out} | dict(given))

@@ -1,12 +1,10 @@
-"""Runs --evaluate and --predict: a saved model on the test data, on all towers.
-
-Predictions are written to a file: .npz with arrays, or .csv with labels.
-"""
+"""Runs --evaluate and --predict: a saved model on the test data, on all towers."""
 
 import csv
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,14 @@ from towers.app.after_training import export
 from towers.app.after_training.model_files import class_names
 from towers.app.config import TrainConfig
 from towers.app.datasets import image_folder
-from towers.app.datasets.batches import Examples, load_examples, ordered_batches
+from towers.app.datasets.batches import load_examples, ordered_batches
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
 from towers.app.training.several_workers import check_alone
-from towers.app.training.task import PYTHON
+from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
 from towers.machine.words import counted
 from towers.parallel.parallel_model import parallel_on
@@ -34,91 +32,12 @@ from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
 from towers.workers.workers import join_workers
 
-_SUFFIXES = (".npz", ".csv")
 _LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat16's rounding
-
-
-def check_output_file(path: str) -> None:
-    """Raises ValueError if the file exists already, or has another suffix."""
-    if not path.endswith(_SUFFIXES):
-        raise ValueError(f"out ({path}) must end in {' or '.join(_SUFFIXES)}.")
-    if Path(path).exists():
-        raise ValueError(f"out ({path}) exists already; name a new file.")
-
-
-def write_predictions(
-    path: str, outputs: Mapping[str, np.ndarray], files: Sequence[str] = (),
-    class_names: Sequence[str] = (),
-) -> None:
-    """Writes a file of predictions, which appears when it is complete.
-
-    Args:
-        path: an .npz file gets the arrays, a .csv file "file,label,class,probability" of the most
-            probable class; unknown columns are left out.
-        outputs: a model's outputs for N examples, [N, ...] each, by name.
-        files: the N examples' file names, or ().
-        class_names: the classes' names by label, or ().
-
-    Raises:
-        ValueError: the file cannot be written, or the outputs cannot be written to a .csv file.
-    """
-    target = Path(path)
-
-    def write_to(file: Path) -> None:
-        if target.suffix == ".csv":
-            _write_csv(file, list(outputs.values()), files, class_names)
-            return
-        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez rejects some names
-            for name, output in outputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, output)
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, write_to)
-    except OSError as error:
-        raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
-
-
-def _write_csv(
-    path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
-) -> None:
-    values = outputs[0]
-    is_one = len(outputs) == 1 and values.ndim == 2 and bool((values >= 0).all())
-    if not is_one or (
-        np.abs(values.sum(axis=1, dtype=np.float64) - 1.0) > _LARGEST_DEVIATION
-    ).any():
-        raise ValueError(
-            "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
-            "each example; this model's outputs have shapes "
-            f"{[list(output.shape) for output in outputs]}. Use a file that ends in .npz."
-        )
-    labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
-    columns: dict[str, Sequence[object]] = {
-        "file": files,
-        "label": labels,
-        # A model may have more outputs than there were classes.
-        "class": [names.get(label, "") for label in labels] if names else (),
-        "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
-    }
-    known = {name: column for name, column in columns.items() if column}
-    # A file's name may not be valid UTF-8; its bytes are kept.
-    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(known)
-        rows.writerows(zip(*known.values(), strict=True))
-
-
 _HOME = "/cpu:0"
 
 
 def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
     """Returns a saved model's loss and metrics over all test examples; exports it if configured.
-
-    Args:
-        config: the configuration of the data, the batch, the devices and the export.
-        file: the model's file.
-        out: the report that prints the lines.
 
     Raises:
         ValueError: the file, the data or the devices cannot be used, or the model has no loss.
@@ -142,26 +61,87 @@ def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, flo
 def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> None:
     """Writes a saved model's outputs for all test examples, in order; exports it if configured.
 
-    Args:
-        config: the configuration of the data, the batch, the devices and the export.
-        file: the model's file.
-        path: the new file, which ends in .npz or .csv.
-        out: the report that prints the lines.
+    The new file `path` ends in .npz or .csv, see `write_predictions`.
 
     Raises:
         ValueError: the files, the data or the devices cannot be used.
     """
-    check_output_file(path)
+    if not path.endswith((".npz", ".csv")):
+        raise ValueError(f"out ({path}) must end in .npz or .csv.")
+    if Path(path).exists():
+        raise ValueError(f"out ({path}) exists already; name a new file.")
     classes = class_names(file)
     model, dataset, count, batches = _prepare(config, file, out, "predict")
-    found = [
-        [_plain(value) for value in tf.nest.flatten(model.predict_on_batch(x))]
-        for x, _, _ in map(keras.utils.unpack_x_y_sample_weight, batches)
-    ]
-    outputs = dict(zip(_output_names(model), map(np.concatenate, zip(*found)), strict=True))
-    write_predictions(path, outputs, dataset.test_names, classes)
+    found = [model.predict_on_batch(keras.utils.unpack_x_y_sample_weight(b)[0]) for b in batches]
+    names = sorted(found[0]) if isinstance(found[0], dict) else getattr(model, "output_names", [])
+    outputs = [np.concatenate(parts) for parts in zip(*map(tf.nest.flatten, found))]
+    if len(set(names)) != len(outputs):
+        names = [f"output_{i}" for i in range(len(outputs))]
+    if len(outputs) == 1:
+        names = ["predictions"]
+    write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
     _export(config, file, dataset, out)
+
+
+def write_predictions(
+    path: str, outputs: Mapping[str, np.ndarray], files: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> None:
+    """Writes a model's outputs, [N, ...] each, to a file that appears when it is complete.
+
+    An .npz file gets the arrays by name. A .csv file gets "file,label,class,probability" of the
+    most probable class, without the columns that are not known.
+
+    Raises:
+        ValueError: the file cannot be written, or the outputs cannot be written to a .csv file.
+    """
+    target = Path(path)
+
+    def write_to(file: Path) -> None:
+        if target.suffix == ".csv":
+            _write_csv(file, list(outputs.values()), files, class_names)
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # numpy.savez rejects some names
+            for name, output in outputs.items():
+                if output.dtype.kind == "V":  # bfloat16, which NumPy's files lack
+                    output = output.astype(np.float32)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.save(member, output)
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, write_to)
+    except OSError as error:
+        raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
+
+
+def _write_csv(
+    path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
+) -> None:
+    values = outputs[0].astype(np.float64)
+    if len(outputs) > 1 or values.ndim != 2 or (values < 0).any() or (
+        np.abs(values.sum(axis=1) - 1) > _LARGEST_DEVIATION
+    ).any():
+        raise ValueError(
+            "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
+            "each example; this model's outputs have shapes "
+            f"{[list(output.shape) for output in outputs]}. Use a file that ends in .npz."
+        )
+    labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
+    columns: dict[str, Sequence[object]] = {
+        "file": files,
+        "label": labels,
+        # A model may have more outputs than there were classes.
+        "class": [names.get(label, "") for label in labels] if names else (),
+        "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
+    }
+    known = {name: column for name, column in columns.items() if column}
+    # A file's name may not be valid UTF-8; its bytes are kept.
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(known)
+        rows.writerows(zip(*known.values(), strict=True))
 
 
 def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
@@ -179,7 +159,8 @@ def _prepare(
     """Loads the file and the data, and prints the devices, the model and the data.
 
     Returns:
-        The model on towers; the data set, the number of its test examples and their global batches.
+        The model on towers; the data set, the number of its test examples and their global
+        batches, which show the progress.
     """
     export.check(config.export, config.export_pixels)
     check_alone(join_workers(), f"{argument} ({file})")
@@ -194,9 +175,10 @@ def _prepare(
     if config.export_pixels:
         export.check_pixels(model, dataset.divided_for_model)
     num_towers, each = config.num_towers_on(len(devices)), config.gpus_per_tower
+    total = examples.num_examples
     out.line(devices_line(_HOME, place_towers(num_towers, devices[::each]), stages=each))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
-    out.line(labelled("Data", f"{config.dataset}: {examples.num_examples:,} test"))
+    out.line(labelled("Data", f"{config.dataset}: {total:,} test"))
     for note in dataset.notes:
         out.line(labelled("", note))
     for warning in dataset.warnings:
@@ -204,8 +186,16 @@ def _prepare(
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
     )
-    batches = _batches(examples, config.global_batch_size(len(devices)), argument, out)
-    return parallel, dataset, examples.num_examples, batches
+    size = config.global_batch_size(len(devices))
+
+    def batches() -> Iterator[Any]:
+        for step, batch in enumerate(ordered_batches(examples, size), 1):
+            yield batch
+            if out.is_due():
+                done = f"{min(step * size, total):,}/{total:,}"
+                out.ongoing(labelled(argument.capitalize(), done))
+
+    return parallel, dataset, total, batches()
 
 
 def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: str) -> Dataset:
@@ -216,59 +206,24 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
     if argument == "predict" and config.dataset == "image_folder":
         dataset = image_folder.load_flat(config.data_dir, shape or ())
     if dataset is None:
-        dataset = _load(config, shape or (28, 28, 1), outputs[-1] if outputs else 10)
+        load = partial(
+            datasets.load, config.dataset, config.data_dir, input_shape=shape or (28, 28, 1),
+            num_classes=outputs[-1] if outputs else 10, features=config.features,
+            image_size=config.image_shape,
+        )
+        if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:
+            dataset = load(custom_loss=source.build(None, None).compiled)
+        else:
+            dataset, _ = load_either(load)
     if dataset.test is None:
         raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
     found = dataset.input_shape
     # A None in the model's shape matches any length.
     if shape is not None and found is not None and not (
-        len(shape) == len(found) and all(a in (None, b) for a, b in zip(shape, found))
+        tf.TensorShape(shape).is_compatible_with(found)
     ):
         raise ValueError(
             f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "
             f"{found}."
         )
     return scale_for_model(dataset, model)
-
-
-def _load(config: TrainConfig, input_shape: tuple[int, ...], num_classes: int) -> Dataset:
-    """Loads the data as training did; if the task is not known, tries classes first."""
-    custom_losses = [False, True]
-    if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:
-        custom_losses = [source.build(None, None).compiled]
-    problems = []
-    for custom_loss in custom_losses:
-        try:
-            return datasets.load(
-                config.dataset, config.data_dir, input_shape=input_shape, num_classes=num_classes,
-                custom_loss=custom_loss, features=config.features, image_size=config.image_shape,
-            )
-        except ValueError as error:
-            problems.append(error)
-    raise problems[0]
-
-
-def _batches(examples: Examples, batch_size: int, argument: str, out: Report) -> Iterator[Any]:
-    """Yields the global batches in order, and shows the progress."""
-    total = examples.num_examples
-    for step, batch in enumerate(ordered_batches(examples, batch_size), 1):
-        yield batch
-        if out.is_due():
-            done = min(step * batch_size, total)
-            out.ongoing(labelled(argument.capitalize(), f"{done:,}/{total:,}"))
-
-
-def _output_names(model: keras.Model) -> list[str]:
-    """Returns ["predictions"] for one output, else the outputs' names, or numbered names."""
-    outputs = getattr(model, "output", None)
-    count = len(tf.nest.flatten(outputs))
-    if count == 1:
-        return ["predictions"]
-    names = sorted(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", [])
-    return list(names) if len(set(names)) == count else [f"output_{i}" for i in range(count)]
-
-
-def _plain(output: Any) -> np.ndarray:
-    """Returns the output as an array whose dtype NumPy's files support, unlike bfloat16."""
-    array = np.asarray(output)
-    return array.astype(np.float32) if array.dtype.kind == "V" else array

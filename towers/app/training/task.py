@@ -6,7 +6,8 @@ any other model                           the model, then the data, which have c
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,17 +171,10 @@ def make_model_and_data(
         _check_unbatched(model, dataset)
         _check_classes(config, model, dataset)
         return model, dataset
-    problem: ValueError | None = None
-    try:
-        dataset = load(source, False)
-    except ValueError as error:
-        if source.name in models.NAMES:
-            raise
-        problem = error  # labels that are not classes are fine if the model is compiled
-        try:
-            dataset = load(source, True)
-        except ValueError:
-            raise problem from None
+    # Labels that are not classes are fine if the model is compiled.
+    dataset, problem = load_either(partial(load, source))
+    if problem is not None and source.name in models.NAMES:
+        raise problem
     try:
         model = make(dataset.input_shape, dataset.num_classes)
     except Exception as error:
@@ -193,6 +187,17 @@ def make_model_and_data(
         raise problem
     _check_classes(config, model, dataset)
     return model, dataset
+
+
+def load_either(load: Callable[..., Dataset]) -> tuple[Dataset, ValueError | None]:
+    """Returns a classifier's data, else data for a custom loss with the classifier's error."""
+    try:
+        return load(custom_loss=False), None
+    except ValueError as error:
+        try:
+            return load(custom_loss=True), error
+        except ValueError:
+            raise error from None
 
 
 def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
