@@ -34,44 +34,91 @@ from towers.step.prefetch import prefetched
 
 
 class Loop:
-    """Trains the remaining epochs of a run."""
+    """Trains the remaining epochs of a run, from the position `state`, which it moves.
+
+    `pending` holds a signal until the end of a step. `lines` and `files` write to the terminal and
+    to the run's directory, before the user's `callbacks`.
+    """
 
     def __init__(
         self, run: Run, state: TrainState, checkpointer: Checkpointer, pending: Pending,
         lines: ProgressLines, files: Sequence[keras.callbacks.Callback],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
-        """
-        Args:
-            state: the run's position, updated after each step and each epoch.
-            pending: holds a signal until the end of a step.
-            lines, files: write to the terminal and to the run's directory, before `callbacks`.
-        """
         self._run, self._state, self._checkpointer = run, state, checkpointer
-        self._pending, self._pace, self._lines = pending, lines.pace, lines
-        self._model, self._strategy = run.step.model, run.step.strategy
-        self._callbacks, self._all = list(callbacks), [*files, *callbacks]
-        self._are_trusted = are_trusted(self._callbacks, self._strategy)
-        self._agreed = partial(agreed_signal, run.workers, pending, self._model, state)
-        self._logs: dict[str, float] = {}
+        self._pending, self._lines = pending, lines
+        self._files, self._callbacks = list(files), list(callbacks)
+        self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
         self._has_begun = self._ends_in_mid_epoch = False
 
     def train(self) -> None:
         """Trains until all steps are done, or a callback sets `model.stop_training`."""
-        run, state, model = self._run, self._state, self._model
-        patience = run.config.early_stopping
+        run, state, model, pace = self._run, self._state, self._run.step.model, self._lines.pace
+        agreed = partial(agreed_signal, run.workers, self._pending, model, state)
+        logs: dict[str, float] = {}
         self._begin()
-        model.stop_training = state.is_stopped(patience)
+        model.stop_training = state.is_stopped(run.config.early_stopping)
         while state.epoch_step > 0 or state.step < run.num_steps and not model.stop_training:
-            self._train_epoch()
-            signal = self._agreed()
-            model.stop_training = state.is_stopped(patience)
+            run.step.strategy.trust(False)
+            if state.epoch_step == 0:
+                self._tell("on_epoch_begin", state.epoch)
+                run.step.reset_metrics()
+            pace.start_epoch()
+            batches = shuffled_batches(
+                run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step
+            )
+            count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
+            # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
+            is_over = model.stop_training and state.epoch_step > 0
+            left = 0 if is_over else count - state.epoch_step
+            for _, batch in zip(range(left), prefetched(run.step, batches), strict=False):
+                self._tell("on_train_batch_begin", state.epoch_step)
+                state.in_step = True
+                try:
+                    with values_explained(f"step {state.step + 1:,}"):
+                        means = run.step.train_batch(**batch._asdict())
+                except NonFiniteError:  # every worker raises it
+                    state.in_step = False  # no variable has changed
+                    run.workers.barrier()
+                    raise
+                state.add_step(means)
+                pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
+                self._tell("on_train_batch_end", state.epoch_step - 1, means)
+                signal = agreed()
+                if model.stop_training:
+                    break
+                self._pending.obey(signal)
+                is_due = self._checkpointer.is_due(state.step, state.step - 1)
+                if is_due and state.epoch_step < count:
+                    self._save()
+
+            run.step.strategy.trust(False)
+            logs = {name: float(value) for name, value in state.logs.items()}
+            self._lines.end_steps()
+            if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps continues from here
+                state.stopped = bool(model.stop_training)
+                self._save()
+                self._ends_in_mid_epoch = True
+            if run.test is not None:
+                values = evaluate(run, self._tell, lambda: self._pending.obey(agreed()))
+                logs |= {f"val_{name}": value for name, value in values.items()}
+            pace.end_epoch()
+
+            columns = {name: logs[name] for name in run.columns}
+            row = Result(state.epoch + 1, columns, pace.epoch_seconds, pace.examples_per_second)
+            state.end_epoch(row, logs, run.monitor)
+            self._tell("on_epoch_end", state.epoch - 1, logs)
+            state.stopped = bool(model.stop_training)
+            state.take_history(model.history)
+            self._save()
+            signal = agreed()
+            model.stop_training = state.is_stopped(run.config.early_stopping)
             self._pending.obey(signal)
         self._save()
         # As in Keras, final.keras holds an optimizer's averages; the checkpoint holds the weights.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
-        self._tell("on_train_end", self._logs)
+        self._tell("on_train_end", logs)
 
     def stop(self) -> tuple[int, bool] | None:
         """Saves a checkpoint after an exception, unless an update had begun and not ended.
@@ -87,78 +134,18 @@ class Loop:
 
     def _begin(self) -> None:
         """Begins the callbacks, then restores them and the variables from the newest checkpoint."""
-        self._model.stop_training = False
+        run, state, model = self._run, self._state, self._run.step.model
+        model.stop_training = False
         self._hooks = keras.callbacks.CallbackList(
-            self._all, add_history=True, model=self._model, epochs=self._run.config.epochs,
-            steps=self._run.steps_an_epoch, verbose=0,
+            [*self._files, *self._callbacks], add_history=True, model=model,
+            epochs=run.config.epochs, steps=run.steps_an_epoch, verbose=0,
         )
         self._tell("on_train_begin")
-        self._state.give_history(self._model.history)
-        if self._state.epoch_step > 0:  # the checkpoint then restores its effects, such as a rate
-            self._tell("on_epoch_begin", self._state.epoch)
-        put_in_place(self._run, self._state, self._checkpointer)
-        self._has_begun = True
-
-    def _train_epoch(self) -> None:
-        """Trains one epoch, or the rest of it, and validates."""
-        run, state = self._run, self._state
-        self._strategy.trust(False)
-        if state.epoch_step == 0:
+        state.give_history(model.history)
+        if state.epoch_step > 0:  # the checkpoint then restores its effects, such as a rate
             self._tell("on_epoch_begin", state.epoch)
-        self._pace.start_epoch()
-        self._train_steps()
-        self._strategy.trust(False)
-        logs = {name: float(value) for name, value in state.logs.items()}
-        self._lines.end_steps()
-        if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps would continue from here
-            state.stopped = bool(self._model.stop_training)
-            self._save()
-            self._ends_in_mid_epoch = True
-        if run.test is not None:
-            values = evaluate(run, self._tell, lambda: self._pending.obey(self._agreed()))
-            logs |= {f"val_{name}": value for name, value in values.items()}
-        self._pace.end_epoch()
-        state.end_epoch(Result(
-            state.epoch + 1, {name: logs[name] for name in run.columns}, self._pace.epoch_seconds,
-            self._pace.examples_per_second,
-        ), logs, run.monitor)
-        self._tell("on_epoch_end", state.epoch - 1, logs)
-        self._logs, state.stopped = logs, bool(self._model.stop_training)
-        state.take_history(self._model.history)
-        self._save()
-
-    def _train_steps(self) -> None:
-        """Does the epoch's remaining steps."""
-        run, state = self._run, self._state
-        if state.epoch_step == 0:
-            run.step.reset_metrics()
-        batches = shuffled_batches(
-            run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step
-        )
-        count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
-        # A stop in mid-epoch leaves only validation; a stop before an epoch, as in Keras, a step.
-        is_over = self._model.stop_training and state.epoch_step > 0
-        left = 0 if is_over else count - state.epoch_step
-        ahead = prefetched(run.step, batches)
-        for _, batch in zip(range(left), ahead, strict=False):
-            self._tell("on_train_batch_begin", state.epoch_step)
-            state.in_step = True
-            try:
-                with values_explained(f"step {state.step + 1:,}"):
-                    logs = run.step.train_batch(**batch._asdict())
-            except NonFiniteError:  # every worker raises it
-                state.in_step = False  # no variable has changed
-                run.workers.barrier()
-                raise
-            state.add_step(logs)
-            self._pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
-            self._tell("on_train_batch_end", state.epoch_step - 1, logs)
-            signal = self._agreed()
-            if self._model.stop_training:
-                break
-            self._pending.obey(signal)
-            if state.epoch_step < count and self._checkpointer.is_due(state.step, state.step - 1):
-                self._save()
+        put_in_place(run, state, self._checkpointer)
+        self._has_begun = True
 
     def _tell(self, moment: str, *arguments: Any) -> None:
         """Calls callbacks; skips batches without user callbacks, as Keras would read back logs."""
@@ -167,7 +154,7 @@ class Loop:
             with hang.within("a callback"):
                 getattr(self._hooks, moment)(*arguments)
         if moment.endswith("_batch_end"):
-            self._strategy.trust(self._are_trusted)
+            self._run.step.strategy.trust(self._are_trusted)
 
     def _save(self, is_last: bool = False) -> None:
         if not self._ends_in_mid_epoch:
@@ -183,9 +170,7 @@ def evaluate(
     tell("on_test_begin")
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
-    batches = ordered_batches(run.test, run.batch_size)
-    ahead = prefetched(run.step, batches)
-    for i, batch in enumerate(ahead):
+    for i, batch in enumerate(prefetched(run.step, ordered_batches(run.test, run.batch_size))):
         check()
         tell("on_test_batch_begin", i)
         with values_explained("a batch of the test examples"):

@@ -1,7 +1,7 @@
 """Implements train(config), which trains a model and writes its run directory."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from towers.app.loop import Loop, evaluate
 from towers.app.recipe import model_changes
 from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
-from towers.app.reporting.report import Report, format_values
+from towers.app.reporting.report import Report, format_values, labelled, resume_words
 from towers.app.reporting.run_files import RunFiles, unreadable
 from towers.app.training import several_workers
 from towers.app.training.build import Run, build
@@ -115,75 +115,75 @@ def train(
 
 
 def _run(
-    run: Run,
-    callbacks: Sequence[keras.callbacks.Callback],
-    out: Report,
-    begun: Path,
-    captured: CapturedStderr | None,
-    mirror: Mirror | None,
+    run: Run, callbacks: Sequence[keras.callbacks.Callback], out: Report, begun: Path,
+    captured: CapturedStderr | None, mirror: Mirror | None,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers.cluster
     if config.export_pixels:
         export.check_pixels(run.step.model, run.divided)
-    saves = config.epochs > 0 and not config.profile
-    unread = unreadable(run.step.model) if saves else None
+    unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else None
     data = several_workers.check_same(run)
     verification = None
     if config.verify_gradients and not config.profile:  # before there is a directory
         with failures_explained(config, Path(os.devnull)):
             verification = verified(run)
-    made = _make_directory(config, begun, mirror) if cluster.is_chief else Path()
+    made = mirror.copy if mirror else Path(config.resume or "")  # other workers get the chief's
+    if cluster.is_chief and config.resume is None:
+        name = "-".join(dict.fromkeys([config.model, config.dataset]))
+        place = str(mirror.copy) if mirror else config.run_dir
+        made = run_dir.create(place, name, config.to_json(), begun)
     directory = several_workers.shared_directory(run, made, begun)
-    log = directory / several_workers.log_name(cluster)
+    log, shown = directory / several_workers.log_name(cluster), mirror.url if mirror else directory
     checkpointer = Checkpointer(
         directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
     )
     # Only a script's compiled optimizer is compared; config.json has all others and schedules.
     is_own = run.custom_loss and not config.has_schedule
-    own_optimizers = {"optimizer": run.step.optimizer} if is_own else {}
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
         failures_explained(config, log),
         closing(checkpointer),
-        compared(own_optimizers) as options,
+        compared({"optimizer": run.step.optimizer} if is_own else {}) as options,
     ):
-        train_state = load_newest(run, checkpointer, callbacks, data, options)
+        state = load_newest(run, checkpointer, callbacks, data, options)
         if checkpointer.found is None:
             model_changes.check_file(config, begun)
-        _check_limit(run, train_state)
+        _check_limit(run, state)
         out.open_log(log)
         if captured is not None:
             with suppress(OSError):  # the report warns about it when it writes its next line
                 captured.move_to(log)
-        describe(run, out, f"run: {mirror.url if mirror else directory}")
+        describe(run, out, f"run: {shown}")
         if mirror is not None:
-            out.line(report.labelled("Uploads", f"from {directory}, which goes at the end"))
+            out.line(labelled("Uploads", f"from {directory}, which goes at the end"))
         if unread is not None:
             out.warn(unread)
         if config.resume is not None:
-            report.describe_resumed(checkpointer.found, train_state, out)
+            report.describe_resumed(checkpointer.found, state, out)
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
         if verification is not None:
             show_verified(verification, out)
         # The run is complete if it has done all steps or was stopped, and wrote its final model.
-        is_over = train_state.step >= run.num_steps or train_state.is_stopped(config.early_stopping)
-        is_complete = is_over and checkpointer.finished_step == train_state.step
+        is_over = state.step >= run.num_steps or state.is_stopped(config.early_stopping)
         model: keras.Model | Path = run.step.model
-        fault: Exception | None = None
         if config.epochs == 0:
-            history = _evaluate_only(run, out)
-        elif is_complete:
-            report.describe_complete(run, train_state, out)
-            history, model = train_state.history, directory / run_dir.FINAL
+            if run.test is None:
+                raise ValueError("epochs=0 evaluates on test examples: give `test`.")
+            values = evaluate(run)
+            logs = {f"val_{name}": values[name] for name in run.metrics}
+            out.line(format_values(logs))
+            out.line("Done: evaluated, not trained (--epochs=0)")
+            history = {name: [value] for name, value in logs.items()}
+        elif is_over and checkpointer.finished_step == state.step:
+            report.describe_complete(run, state, out)
+            history, model = state.history, directory / run_dir.FINAL
         else:
-            shown = mirror.url if mirror else directory
-            history, fault = _train(run, train_state, shown, out, callbacks, checkpointer)
+            _train(run, state, partial(resume_words, config, shown), out, callbacks, checkpointer)
+            history = run.step.model.history.history
         run.workers.barrier()
-        if fault is not None:
-            raise fault
         if config.export is not None and cluster.is_chief:
             for line in export.export_model(
                 model, str(begun / config.export), run.class_names, run.divided,
@@ -194,27 +194,30 @@ def _run(
 
 
 def _train(
-    run: Run,
-    train_state: TrainState,
-    shown: Path | str,
-    out: Report,
-    callbacks: Sequence[keras.callbacks.Callback],
-    checkpointer: Checkpointer,
-) -> tuple[dict[str, list[float]], Exception | None]:
-    """Trains the remaining epochs and writes final.keras; returns history and a write error."""
-    config, directory = run.config, checkpointer.directory
-    words = partial(report.resume_words, config, shown)
-    is_chief = run.workers.cluster.is_chief
-    files = RunFiles(run, directory, train_state, out.warn)
-    writers: list[keras.callbacks.Callback] = [files] if is_chief else []
-    if is_chief and config.tensorboard:
+    run: Run, state: TrainState, words: Callable[..., str], out: Report,
+    callbacks: Sequence[keras.callbacks.Callback], checkpointer: Checkpointer,
+) -> None:
+    """Trains the remaining epochs and writes final.keras; `words` returns a command to resume."""
+    config, cluster, directory = run.config, run.workers.cluster, checkpointer.directory
+    files = RunFiles(run, directory, state, out.warn)
+    writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
+    if cluster.is_chief and config.tensorboard:
         folder = directory / run_files.FOLDER
         writers.append(run_files.TensorBoardLog(folder, out.warn, config.histograms))
-    lines = ProgressLines(out, run, train_state)
-    fault: Exception | None = None
-    with _watch(run, directory, words(), out):
+    lines = ProgressLines(out, run, state)
+    timeout = config.hang_timeout if cluster.num_workers == 1 else 0
+    name = "hang_timeout" if is_python(config) else "--hang_timeout"
+    with hang.Watch(
+        placement(run.step.tower_devices, run.step.local_towers.start),
+        f"Resume from the last checkpoint: {words()}. "
+        f"If it was at work, give it time with a larger {name}.",
+        None if timeout == AUTO else float(timeout),
+        max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
+        directory / several_workers.log_name(cluster),
+        out.close,
+    ):
         with signals.deferred() as pending:
-            loop = Loop(run, train_state, checkpointer, pending, lines, writers, callbacks)
+            loop = Loop(run, state, checkpointer, pending, lines, writers, callbacks)
             try:
                 loop.train()
             except BaseException as error:
@@ -224,15 +227,16 @@ def _train(
                     out.line(f"{what} step {step}. Resume: {words()}")
                 if isinstance(error, NonFiniteError):
                     raise NonFiniteError(
-                        f"step {train_state.step + 1:,}: {error} The update was not made. Lower "
+                        f"step {state.step + 1:,}: {error} The update was not made. Lower "
                         "`learning_rate`, or leave out such updates: "
                         f"{words(nonfinite='skip')}."
                     ) from None
                 raise
             finally:
-                if is_chief:
+                if cluster.is_chief:
                     files.draw()
-        if is_chief:
+        fault: Exception | None = None
+        if cluster.is_chief:
             try:
                 files.save_final()
             except LostDirectoryError as error:
@@ -240,55 +244,21 @@ def _train(
             except NonFiniteError as error:
                 fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
             else:
-                checkpointer.finish(train_state)
-    has_final = files.has_final or not is_chief
-    report.describe_end(run, train_state, lines.pace.run_seconds, out, has_final=has_final)
-    return run.step.model.history.history, fault
+                checkpointer.finish(state)
+    has_final = files.has_final or not cluster.is_chief
+    report.describe_end(run, state, lines.pace.run_seconds, out, has_final=has_final)
+    if fault is not None:
+        run.workers.barrier()
+        raise fault
 
 
-def _watch(run: Run, directory: Path, resume_words: str, out: Report) -> hang.Watch:
-    """Returns the watch that ends a hanging run; with several workers, its timeout is off."""
-    config, cluster = run.config, run.workers.cluster
-    timeout = config.hang_timeout if cluster.num_workers == 1 else 0
-    name = "hang_timeout" if is_python(config) else "--hang_timeout"
-    return hang.Watch(
-        placement(run.step.tower_devices, run.step.local_towers.start),
-        f"Resume from the last checkpoint: {resume_words}. "
-        f"If it was at work, give it time with a larger {name}.",
-        None if timeout == AUTO else float(timeout),
-        max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
-        directory / several_workers.log_name(cluster),
-        out.close,
-    )
-
-
-def _make_directory(config: TrainConfig, begun: Path, mirror: Mirror | None) -> Path:
-    """Creates a new run's directory in `begun`, or returns the directory of a resumed run."""
-    if config.resume is not None:
-        return mirror.copy if mirror else Path(config.resume)
-    name = "-".join(dict.fromkeys([config.model, config.dataset]))
-    place = str(mirror.copy) if mirror else config.run_dir
-    return run_dir.create(place, name, config.to_json(), begun)
-
-
-def _check_limit(run: Run, train_state: TrainState) -> None:
+def _check_limit(run: Run, state: TrainState) -> None:
     """Raises ValueError if a resumed run is already past the end that is configured now."""
-    if train_state.step > run.num_steps:
+    if state.step > run.num_steps:
         config = run.config
-        name = "epochs" if config.epochs * run.steps_an_epoch < train_state.step else "max_steps"
-        done = report.amount(train_state.step, run.steps_an_epoch)
+        name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
+        done = report.amount(state.step, run.steps_an_epoch)
         raise ValueError(
             f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
             "left as it is. Give a larger one, or leave it out to go on as far as before."
         )
-
-
-def _evaluate_only(run: Run, out: Report) -> dict[str, list[float]]:
-    """Evaluates a run with epochs=0, and returns {"val_loss": [value], ...}."""
-    if run.test is None:
-        raise ValueError("epochs=0 evaluates on test examples, and there are none; give `test`.")
-    values = evaluate(run)
-    logs = {f"val_{name}": values[name] for name in run.metrics}
-    out.line(format_values(logs))
-    out.line("Done: evaluated, not trained (--epochs=0)")
-    return {name: [value] for name, value in logs.items()}

@@ -53,7 +53,9 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     values = dataclasses.asdict(config)
     left_out = set(fields_with(Role.BEGINNING | Role.ONCE))
     if "dataset" in given:
-        left_out |= {"data_dir"} if given["dataset"] == config.dataset else {"data_dir", "image_size"}
+        left_out.add("data_dir")
+        if given["dataset"] != config.dataset:
+            left_out.add("image_size")
     if "batch_size_per_gpu" in given:
         left_out.add("batch_size")
     return TrainConfig(**{k: v for k, v in values.items() if k not in left_out} | dict(given))
