@@ -42,34 +42,24 @@ def define_flags() -> None:
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:
-    """Returns the command line's configuration; for --help, prints the help and returns None.
-
-    Raises:
-        ValueError: a flag is unknown, a value makes no sense, or a word is not a flag.
-    """
+    """Returns the command line's configuration; for --help, prints the help and returns None."""
     if not command_line.parse_flags(argv, __doc__):
         return None
-    _check_commands()
-    found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
-    given = {flag.name: flag.value for flag in found if flag.present}
-    if flags.FLAGS.evaluate or flags.FLAGS.predict:
-        return file_config(_model_file(), given)
-    return resolve_config(given)
-
-
-def _check_commands() -> None:
-    """Raises ValueError for flags that exclude each other, or that need another flag."""
     evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
     if predict and not out:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
     if out and not predict:
         raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
-    given = [f"`{name}`" for name in ("evaluate", "predict", "resume") if flags.FLAGS[name].value]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)}: give only one of them.")
+    modes = [f"`{name}`" for name in ("evaluate", "predict", "resume") if flags.FLAGS[name].value]
+    if len(modes) > 1:
+        raise ValueError(f"{' and '.join(modes)}: give only one of them.")
+    found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
+    given = {flag.name: flag.value for flag in found if flag.present}
+    return file_config(_model_file(), given) if evaluate or predict else resolve_config(given)
 
 
 def _model_file() -> Path:
+    """Returns the file of the trained model that --evaluate or --predict names."""
     name = "evaluate" if flags.FLAGS.evaluate else "predict"
     return find_file(str(flags.FLAGS[name].value), name)
 
@@ -90,8 +80,7 @@ def run_without_training(config: TrainConfig) -> None:
         elif flags.FLAGS.evaluate:
             evaluate_file(config, _model_file(), out)
         else:
-            path = os.path.expanduser(str(flags.FLAGS.out))
-            predict_file(config, _model_file(), path, out)
+            predict_file(config, _model_file(), os.path.expanduser(str(flags.FLAGS.out)), out)
 
 
 def train(argv: list[str]) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,20 @@ def start(
 
     Call this in the main thread: prctl(2) counts the thread that starts the child as its parent.
 
-    Args:
-        command: the program and its arguments.
-        environment: variables to set in addition to this process' environment.
-        options: further arguments for `subprocess.Popen`.
-
-    Raises:
-        OSError: the child cannot be started.
+    environment: variables to set in addition. options: further arguments for `subprocess.Popen`.
     """
+    parent = os.getpid()
+
+    def end_with_parent() -> None:  # the setting survives `exec`
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # the parent has ended already
+                os.kill(os.getpid(), signal.SIGKILL)
+
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.Popen(
-        command,
-        env={
-            **os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))
-        },
-        stdin=subprocess.DEVNULL,
-        preexec_fn=partial(_end_with, os.getpid()),
-        **options,
+        command, env=env, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent, **options
     )
 
 
@@ -47,11 +43,3 @@ def outcome(code: int) -> str:
         return f"ended with exit code {code}"
     hint = " (is there too little memory?)" if code == -signal.SIGKILL else ""
     return f"was killed by {signal.Signals(-code).name}{hint}"
-
-
-def _end_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent ends; the setting survives `exec`."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent has ended already
-            os.kill(os.getpid(), signal.SIGKILL)

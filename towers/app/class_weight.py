@@ -15,26 +15,16 @@ _SHOWN = 10  # weights listed in the note
 
 
 def as_text(value: Any) -> str | None:
-    """Returns "0:1,1:5" for {0: 1, 1: 5} or such a text, without rounding; keeps BALANCED and None.
-
-    Raises:
-        ValueError: the value has another form.
-    """
+    """Returns "0:1,1:5" for {0: 1, 1: 5} or such a text, not rounded; keeps BALANCED and None."""
     if value is None or isinstance(value, str) and value == BALANCED:
         return value
-    texts = {label: (f"{weight:g}", weight) for label, weight in weights_of(value).items()}
-    return ",".join(
-        f"{label}:{text if float(text) == weight else repr(weight)}"
-        for label, (text, weight) in texts.items()
-    )
+    weights = weights_of(value)
+    texts = {k: f"{w:g}" if float(f"{w:g}") == w else repr(w) for k, w in weights.items()}
+    return ",".join(f"{label}:{text}" for label, text in texts.items())
 
 
 def weights_of(value: Any) -> dict[int, float]:
-    """Returns {0: 1.0, 1: 5.0} for "0:1,1:5" or for such a mapping.
-
-    Raises:
-        ValueError: the value has another form.
-    """
+    """Returns {0: 1.0, 1: 5.0} for "0:1,1:5" or for such a mapping."""
     try:
         if isinstance(value, str):
             parts = [part.split(":") for part in value.split(",")]

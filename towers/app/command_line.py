@@ -62,13 +62,14 @@ def asked_for(argv: list[str]) -> str | None:
 def help_text(introduction: str, group: str = "") -> str:
     """Returns the help of the command that this process runs.
 
-    Args:
-        introduction: the text before the flags.
-        group: a key of `GROUPS` whose flags alone are listed; "" lists all flags.
-
-    Raises:
-        ValueError: the command has no such group.
+    group: a key of `GROUPS` whose flags alone are listed; "" lists all flags.
     """
+    def lines(names: Iterable[str]) -> str:
+        listed = flags.FlagValues()
+        for name in names:
+            listed[name] = own[name]
+        return listed.get_help("  ", include_special_flags=False)
+
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     groups = {
         name: (title, listed) for name, (title, members) in GROUPS.items()
@@ -78,7 +79,7 @@ def help_text(introduction: str, group: str = "") -> str:
         if group not in groups:
             raise ValueError(f"--help ({group}) must be one of {', '.join(groups)}.")
         title, listed = groups[group]
-        return f"{title}:\n{_lines(own[name] for name in listed)}"
+        return f"{title}:\n{lines(listed)}"
     most_used = MOST_USED if own.keys() >= set(MOST_USED) else ()
     known = {name for _, listed in groups.values() for name in listed}
     sections = [("Most used", most_used), ("This command", own.keys() - known)] + [
@@ -87,18 +88,10 @@ def help_text(introduction: str, group: str = "") -> str:
     ]
     return "\n\n".join([
         introduction.strip(),
-        *(f"{title}:\n{_lines(own[name] for name in listed)}" for title, listed in sections
-          if listed),
+        *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
         "Every command: --flagfile=FILE reads flags from a file; --verbosity=1 shows the messages "
         "of\nlibraries, and a traceback with each error.",
     ])
-
-
-def _lines(listed: Iterable[flags.Flag]) -> str:
-    group = flags.FlagValues()
-    for flag in listed:
-        group[flag.name] = flag
-    return group.get_help("  ", include_special_flags=False)
 
 
 flags.disclaim_key_flags()  # flags defined here count as the command's, which --help lists
@@ -114,18 +107,14 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 }
 
 
-def parse_flags(argv: list[str], says: str | None = None) -> bool:
-    """Fills flags.FLAGS; for --help, prints `says` and the flags' help, and returns False.
-
-    Raises:
-        ValueError: a flag or its value makes no sense, or a flagfile cannot be read.
-    """
+def parse_flags(argv: list[str], introduction: str = "") -> bool:
+    """Fills flags.FLAGS; for --help, prints the introduction and all flags, and returns False."""
     group = asked_for(argv)
     if group is not None:
-        show(help_text(says or sys.modules["__main__"].__doc__ or "", group))
+        show(help_text(introduction, group))
         return False
     try:
-        rest = flags.FLAGS(_with_experiments(argv))[1:]
+        rest = flags.FLAGS([argv[0], *map(_with_path, argv[1:])])[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
@@ -135,22 +124,17 @@ def parse_flags(argv: list[str], says: str | None = None) -> bool:
     return True
 
 
-def _with_experiments(argv: list[str]) -> list[str]:
+def _with_path(word: str) -> str:
     """Replaces the name of an experiment in --flagfile=NAME by the path of its flagfile."""
-    known = {path.stem: str(path) for path in EXPERIMENTS.glob("*.flags")}
-    found = []
-    for word in argv:
-        flag, _, name = word.partition("=")
-        if flag == "--flagfile" and name and not Path(name).expanduser().exists():
-            stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
-            if stem not in known:
-                raise ValueError(
-                    f"--flagfile ({fields.short_repr(name)}) is neither a file nor one of the "
-                    f"experiments: {', '.join(sorted(known))}."
-                )
-            word = f"{flag}={known[stem]}"
-        found.append(word)
-    return found
+    flag, _, name = word.partition("=")
+    if flag != "--flagfile" or Path(name).expanduser().exists():
+        return word
+    known = {path.stem: path for path in EXPERIMENTS.glob("*.flags")}
+    stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
+    if stem not in known:
+        raise ValueError(f"--flagfile ({fields.short_repr(name)}) is neither a file nor one of the "
+                         f"experiments: {', '.join(sorted(known))}.")
+    return f"{flag}={known[stem]}"
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
@@ -217,11 +201,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
 
 @contextmanager
 def users_lines_named(captured: CapturedStderr | None) -> Iterator[None]:
-    """Adds the line of user code to a ValueError that was raised in it, and logs the traceback.
-
-    Args:
-        captured: the libraries' captured messages, which get the traceback; None changes nothing.
-    """
+    """Adds the line of user code to a ValueError raised there; the traceback goes to `captured`."""
     try:
         yield
     except ValueError as error:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import warnings
 from typing import Any, ClassVar
 
 from towers.app import fields
@@ -20,16 +19,12 @@ AUTO = "auto"
 WARN = "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
-# Fields of older config.json files, with their defaults: the device policy decides these now.
-_RETIRED = {"inline_towers": False, "pack_transfers": AUTO, "prefetch_to_devices": None}
+# Fields of older config.json files. The device policy decides them now; results stay the same.
+_RETIRED = {"inline_towers", "pack_transfers", "prefetch_to_devices"}
 
 
 def step_epochs(schedule: str) -> list[int]:
-    """Returns [30, 60] for "step:30,60", and [] for a schedule without steps.
-
-    Raises:
-        ValueError: `schedule` is unknown.
-    """
+    """Returns [30, 60] for "step:30,60", [] for another schedule; ValueError if it is unknown."""
     if schedule in SCHEDULES:
         return []
     kind, _, text = schedule.partition(":")
@@ -353,23 +348,13 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
-        """Reads the configuration that `to_json` of this version or an older one wrote.
-
-        Raises:
-            ValueError: `text` is not a JSON object, a field is unknown, or a value makes no sense.
-        """
+        """Reads the configuration that `to_json` of this version or an older one wrote."""
         try:
-            values = dict(json.loads(text).items())
+            values = {k: v for k, v in json.loads(text).items() if k not in _RETIRED}
         except (ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"config.json must be a JSON object, one entry for each field: {error}."
             ) from None
-        retired = [k for k, default in _RETIRED.items() if values.pop(k, default) != default]
-        if retired:
-            warnings.warn(
-                f"config.json holds {', '.join(retired)}, which towers decides by itself now. The "
-                "results stay the same, bit for bit.", stacklevel=2,
-            )
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(

@@ -21,12 +21,7 @@ _PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # even if the
 def resolve_config(given: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration of a new run, or of the run that `resume` continues.
 
-    Args:
-        given: the fields that the user has set. `resume` is a run's directory, or AUTO, which
-            means `run_dir` if that holds a run, and a new run otherwise.
-
-    Raises:
-        ValueError: `resume` is AUTO without a `run_dir`, or `continued_config` raises it.
+    `resume` is a run's directory, or AUTO: `run_dir` if that holds a run, and a new run otherwise.
     """
     directory = given.get("resume")
     if directory == AUTO:
@@ -43,15 +38,7 @@ def resolve_config(given: Mapping[str, Any]) -> TrainConfig:
 
 
 def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
-    """Returns the configuration of the run in `directory`, changed by the given fields.
-
-    Args:
-        directory: the run's directory, or its URL.
-        given: the fields that the user has set, by name.
-
-    Raises:
-        ValueError: there is no run, or a given field may not change when a run continues.
-    """
+    """Returns the configuration of the run in a directory or URL, changed by the given fields."""
     directory = places.as_path(directory)
     text = run_dir.read_config(directory, "resume")
     if text is None:
@@ -70,15 +57,18 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         k: v for k, v in given.items()
         if k not in skipped and (k in again or v != getattr(saved, k))
     }
-    refused = [name for name, value in changed.items() if not _may_become(saved, name, value)]
+    free, limit, larger = map(fields_with, (Role.FREE, Role.LIMIT, Role.LARGER))
+    refused = []
+    for name, value in changed.items():
+        before = getattr(saved, name)
+        is_larger = name in larger and None not in (before, value) and value > before
+        if not (is_larger or name in free or name in limit):
+            refused.append(f"{name} ({value}, the run has {before})")
     if refused:
-        listed = ", ".join(
-            f"{name} ({changed[name]}, the run has {getattr(saved, name)})" for name in refused
-        )
+        allowed = (", ".join(f"`{name}`" for name in names) for names in (free, limit, larger))
         raise ValueError(
-            f"resume ({directory}) cannot change {listed}: it would be another run. Beside "
-            f"`resume` give only {_listed(Role.FREE)}, other {_listed(Role.LIMIT)}, or a larger "
-            f"{_listed(Role.LARGER)}."
+            f"resume ({directory}) cannot change {', '.join(refused)}: it would be another run. "
+            "Beside `resume` give only {}, other {}, or a larger {}.".format(*allowed)
         )
     moved = saved.data_dir if given.get("data_dir") is None else None
     if moved is not None and "://" not in moved and not os.path.exists(moved):
@@ -102,32 +92,12 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
 
 
-def _may_become(saved: TrainConfig, name: str, value: Any) -> bool:
-    if name in fields_with(Role.LARGER):
-        before = getattr(saved, name)
-        return before is not None and value is not None and value > before
-    return name in fields_with(Role.FREE | Role.LIMIT)
-
-
-def _listed(roles: Role) -> str:
-    return ", ".join(f"`{name}`" for name in fields_with(roles))
-
-
 def check_modules(
     config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
 ) -> None:
-    """Prevents imports of modules from a run's directory that only its config.json names.
+    """Raises ValueError if a module that only config.json names is in the run's directory.
 
-    Such an import would happen if the current directory is the run's directory or lies in it.
-
-    Args:
-        config: the run's configuration, as read from config.json.
-        given: the fields that the user has set; modules named there may be imported.
-        directory: the run's directory.
-        argument: the argument that names the run in the error, such as "resume".
-
-    Raises:
-        ValueError: a module would be imported from there, and not through PYTHONPATH.
+    Such a module would be imported if the current directory is the run's directory or lies in it.
     """
     if given.get("trust_run_dir"):
         return
@@ -145,9 +115,9 @@ def check_modules(
 
 
 def _places(module: str) -> list[Path]:
-    """Returns the file or folders that importing a module would run; [] if it is trusted.
+    """Returns the file or folders that importing a module would run.
 
-    A module is trusted if it is built in, already imported, or found on PYTHONPATH.
+    Returns [] for a trusted module: built in, already imported, or found on PYTHONPATH.
     """
     trusted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     entries = [] if module in sys.modules else [*sys.path, ""]  # as in `named.import_module`

@@ -1,8 +1,6 @@
-"""Declares each field of `TrainConfig` with its default, help and check in one place.
+"""Declares each field of `TrainConfig` in one place: default, help, check, and role on resuming.
 
     seed: int = count(0, "Seed of the parameters, the order ...", at_least=0)
-
-The declaration gives the flag, its help, and whether it may change when a run continues.
 """
 
 import dataclasses
@@ -32,19 +30,13 @@ class Role(enum.Flag):
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """Holds a field's declaration.
+    """Holds a field's declaration."""
 
-    kind: "text", "count", "number", "switch" or "choice".
-    help: the help text, with other fields in backquotes; {FREE} stands for all FREE fields.
-    check(name, value): returns the value to store or raises ValueError; a default None is skipped.
-    words: all values of a choice; for other kinds, the word that is allowed as well.
-    """
-
-    kind: str
-    help: str
+    kind: str  # "text", "count", "number", "switch" or "choice"
+    help: str  # names other fields in backquotes; {FREE} stands for all FREE fields
     roles: Role
-    check: Callable[[str, Any], Any]
-    words: tuple[str, ...] = ()
+    check: Callable[[str, Any], Any]  # (name, value) -> the value to store, or ValueError
+    words: tuple[str, ...] = ()  # all values of a choice; else the word that is allowed as well
 
 
 def declared(field: dataclasses.Field) -> Declared:
@@ -69,18 +61,13 @@ def text(
     default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False,
     check: Callable[[str, str], Any] = lambda name, value: None,
 ) -> Any:
-    """Declares a field for text that is not empty.
-
-    Args: check(name, text): raises ValueError if the text is not allowed.
-    """
+    """Declares a field for text that is not empty; `check(name, text)` may raise ValueError."""
     def checked_text(name: str, value: Any) -> str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if not isinstance(text, str):
-            raise value_error(name, value, "text")
+        if not isinstance(text, str) or "\0" in text:
+            raise value_error(name, value, "text without a zero character")
         if text == "":
             raise ValueError(f"`{name}` is empty; name one, or leave it out.")
-        if "\0" in text:
-            raise value_error(name, value, "text without a zero character")
         check(name, text)
         return places.as_path(text) if is_path else text
 
@@ -142,7 +129,7 @@ def value_error(name: str, value: Any, wanted: str) -> ValueError:
 
 def short_repr(value: Any) -> str:
     """Returns the repr of a value; a long one is shortened to its beginning and end."""
-    short = reprlib.Repr()
+    short = reprlib.Repr()  # Python 3.12 takes the limits as arguments
     short.maxstring = short.maxother = 100
     text = short.repr(value)
     return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"

@@ -12,39 +12,29 @@ from towers.machine.user_lines import line_of_error
 
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
-    """Imports the function that `package.module:function` names.
-
-    Args:
-        spec: "package.module:function". The module is searched on sys.path and in the current
-            directory.
-        argument: the argument that `spec` was given as, such as "model"; the error names it.
-
-    Raises:
-        ValueError: `spec` has another form, its module cannot be imported (the error says why),
-            or the module has no such function.
-    """
+    """Imports what `spec`, package.module:function, names; errors name the `argument` it is for."""
     module_name, _, function_name = spec.partition(":")
     module = import_module(spec, argument)
+    origin = getattr(module, "__file__", None) or "built in"
     function = getattr(module, function_name, None)
     if function is None:
         functions = [name for name, value in vars(module).items() if callable(value)]
         raise ValueError(
-            f"{argument} ({spec!r}): module {module_name} ({_origin(module)}) has no function "
+            f"{argument} ({spec!r}): module {module_name} ({origin}) has no function "
             f"{function_name!r}.{_nearest(function_name, functions)}"
         )
     if not callable(function):
         raise ValueError(
-            f"{argument} ({spec!r}): {function_name} in {_origin(module)} is a "
-            f"{type(function).__name__}, not a function."
+            f"{argument} ({spec!r}): {function_name} in {origin} is a {type(function).__name__}, "
+            "not a function."
         )
     return function  # type: ignore[no-any-return]
 
 
 def import_module(spec: str, argument: str) -> ModuleType:
-    """Imports the module of `package.module:function`; see `import_function` for the errors."""
+    """Imports the module of `package.module:function` from sys.path or the current directory."""
     module_name, _, function_name = spec.partition(":")
-    parts = [*module_name.split("."), function_name]
-    if not all(part.isidentifier() for part in parts):
+    if not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
         raise ValueError(f"{argument} ({spec!r}) must have the form package.module:function.")
     # `python train.py` puts the script's directory on sys.path, not the current one. The current
     # one is added last, and stays, because the function may import from it when it is called.
@@ -77,7 +67,3 @@ def one_line(error: BaseException) -> str:
 def _nearest(name: str, names: Sequence[str]) -> str:
     matches = difflib.get_close_matches(name.lower(), names, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
-
-
-def _origin(module: ModuleType) -> str:
-    return getattr(module, "__file__", None) or "built in"
