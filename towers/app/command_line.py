@@ -96,8 +96,6 @@ def help_text(introduction: str, group: str = "") -> str:
 
 flags.disclaim_key_flags()  # flags defined here count as the command's, which --help lists
 
-EXPERIMENTS = Path(__file__).with_name("experiments")  # flagfiles in the package
-
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
 _COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors even in a pipe
@@ -114,7 +112,7 @@ def parse_flags(argv: list[str], introduction: str = "") -> bool:
         show(help_text(introduction, group))
         return False
     try:
-        rest = flags.FLAGS([argv[0], *map(_with_path, argv[1:])])[1:]
+        rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
@@ -122,19 +120,6 @@ def parse_flags(argv: list[str], introduction: str = "") -> bool:
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     return True
-
-
-def _with_path(word: str) -> str:
-    """Replaces the name of an experiment in --flagfile=NAME by the path of its flagfile."""
-    flag, _, name = word.partition("=")
-    if flag != "--flagfile" or Path(name).expanduser().exists():
-        return word
-    known = {path.stem: path for path in EXPERIMENTS.glob("*.flags")}
-    stem = name.removeprefix(f"{EXPERIMENTS.name}/").removesuffix(".flags")
-    if stem not in known:
-        raise ValueError(f"--flagfile ({fields.short_repr(name)}) is neither a file nor one of the "
-                         f"experiments: {', '.join(sorted(known))}.")
-    return f"{flag}={known[stem]}"
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
