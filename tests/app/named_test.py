@@ -44,7 +44,7 @@ def test_a_function_is_found_in_the_current_directory_which_comes_last(module):
     ("named_a:build", "raise SystemExit(0)", "SystemExit"),
     ("named_a:build", "import math\n\nmath.sqrt(-1)\n", "math domain error (named_a.py:3). "),
     ("named_a:build_nett", "def build_net(): pass", "Did you mean 'build_net'?"),
-    ("named_a:build", "build = 3", "is a int, not a function"),
+    ("named_a:build", "build = 3", "has no function 'build'"),
 ])
 def test_what_cannot_be_imported_is_refused_with_the_cause(spec, text, cause, module):
     module("named_a", text)

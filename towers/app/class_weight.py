@@ -11,7 +11,6 @@ from typing import Any
 
 BALANCED = "balanced"
 _LARGEST_CLASS = 1_000_000  # the weights become a table with an entry for each class
-_SHOWN = 10  # weights listed in the note
 
 
 def as_text(value: Any) -> str | None:
@@ -59,5 +58,4 @@ def balanced(labels: Sequence[int]) -> dict[int, float]:
 def note(weights: Mapping[int, float]) -> str:
     """Returns a line such as "class weights: 0: 1, 1: 5", with at most 10 classes."""
     pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
-    shown = ", ".join(pairs[:_SHOWN])
-    return f"class weights: {shown}{', ...' if len(pairs) > _SHOWN else ''}"
+    return f"class weights: {', '.join(pairs[:10])}{', ...' if len(pairs) > 10 else ''}"

@@ -22,31 +22,25 @@ from towers.machine.user_lines import line_of_error
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 MOST_USED = (
-    "model", "dataset", "data_dir", "epochs", "batch_size", "num_gpus", "num_towers", "optimizer",
-    "learning_rate", "run_dir", "resume", "seed",
-)
-GROUPS = {  # keys: NAME in --help=NAME; values: the group's title and flags
-    "model": ("Model", ("model", "init_from", "freeze", "dropout", "precision")),
-    "data": ("Data", (
-        "dataset", "data_dir", "image_size", "features", "data_workers", "data_timeout",
-        "shuffle_buffer", "augment", "class_weight",
-    )),
-    "optimization": ("Optimization", (
-        "epochs", "max_steps", "batch_size", "batch_size_per_gpu", "optimizer", "learning_rate",
-        "schedule", "warmup_steps", "weight_decay", "momentum", "clip_norm", "ema",
-        "label_smoothing", "batch_norm", "nonfinite", "seed", "early_stopping",
-    )),
-    "devices": ("Devices and workers", (
-        "num_gpus", "num_towers", "accumulate", "logical_gpus", "device", "variable_device",
-        "strategy", "gpus_per_tower", "stages", "jit_compile", "cpu_threads", "deterministic",
-        "worker_timeout", "devices", "plan",
-    )),
-    "saving": ("Saving and resuming", (
-        "run_dir", "resume", "trust_run_dir", "checkpoint_every", "hang_timeout", "monitor",
-        "monitor_mode", "callbacks",
-    )),
-    "reports": ("Reports", ("tensorboard", "histograms", "profile", "verify_gradients")),
-    "after": ("After training", ("evaluate", "predict", "out", "export", "export_pixels")),
+    "model dataset data_dir epochs batch_size num_gpus num_towers optimizer learning_rate run_dir "
+    "resume seed"
+).split()
+GROUPS = {  # NAME in --help=NAME -> (title, flags)
+    name: (title, members.split()) for name, title, members in (
+        ("model", "Model", "model init_from freeze dropout precision"),
+        ("data", "Data", "dataset data_dir image_size features data_workers data_timeout "
+         "shuffle_buffer augment class_weight"),
+        ("optimization", "Optimization", "epochs max_steps batch_size batch_size_per_gpu optimizer "
+         "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema label_smoothing "
+         "batch_norm nonfinite seed early_stopping"),
+        ("devices", "Devices and workers", "num_gpus num_towers accumulate logical_gpus device "
+         "variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
+         "worker_timeout devices plan"),
+        ("saving", "Saving and resuming", "run_dir resume trust_run_dir checkpoint_every "
+         "hang_timeout monitor monitor_mode callbacks"),
+        ("reports", "Reports", "tensorboard histograms profile verify_gradients"),
+        ("after", "After training", "evaluate predict out export export_pixels"),
+    )
 }
 
 
@@ -80,7 +74,7 @@ def help_text(introduction: str, group: str = "") -> str:
             raise ValueError(f"--help ({group}) must be one of {', '.join(groups)}.")
         title, listed = groups[group]
         return f"{title}:\n{lines(listed)}"
-    most_used = MOST_USED if own.keys() >= set(MOST_USED) else ()
+    most_used = MOST_USED if own.keys() >= set(MOST_USED) else []
     known = {name for _, listed in groups.values() for name in listed}
     sections = [("Most used", most_used), ("This command", own.keys() - known)] + [
         (f"{title} (--help={name})", [flag for flag in listed if flag not in most_used])
@@ -158,9 +152,14 @@ class _AsWritten(flags.ArgumentSerializer):
 
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command and returns its exit code; errors that a user can fix print as one line."""
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    def raise_terminated(number: int, frame: Any) -> NoReturn:
+        if number == signal.SIGHUP:  # the shell and the system both send one for a closed terminal
+            signal.signal(number, signal.SIG_IGN)
+        raise Terminated(number)
+
+    signal.signal(signal.SIGTERM, raise_terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, _raise_terminated)
+        signal.signal(signal.SIGHUP, raise_terminated)
     signals.show_stacks_on_request()
     prefix = places.prefix(places.here())
     try:
@@ -230,12 +229,6 @@ class Terminated(KeyboardInterrupt):
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         self.number = number
-
-
-def _raise_terminated(number: int, frame: Any) -> NoReturn:
-    if number == signal.SIGHUP:  # the shell and the system both send one for a closed terminal
-        signal.signal(number, signal.SIG_IGN)
-    raise Terminated(number)
 
 
 def show(line: str, is_error: bool = False) -> None:

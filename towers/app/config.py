@@ -10,13 +10,10 @@ from towers.app.class_weight import as_text
 from towers.app.fields import Role, choice, count, fraction, number, switch, text, value_error
 from towers.machine import choices
 
-DEFAULT_BATCH_SIZE = 128
-LARGEST_SEED = 2**32 - 1  # NumPy's limit, which keras.utils.set_random_seed passes on
 # Larger numbers would lead to computations that never end or cannot start.
 _MOST_DEVICES, _MOST_TOWERS = 1024, 65_536
 _LONGEST_WAIT = 1_000_000  # seconds; the system's limit is not much higher
-AUTO = "auto"
-WARN = "warn"
+AUTO, WARN = "auto", "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
 # Fields of older config.json files. The device policy decides them now; results stay the same.
@@ -172,7 +169,7 @@ class TrainConfig:
         "the same names and shapes. Default: all start at random values.", Role.BEGINNING,
         is_path=True)
     seed: int = count(0, "The seed of the parameters, of the order of the examples and of dropout.",
-        at_least=0, at_most=LARGEST_SEED)
+        at_least=0, at_most=2**32 - 1)  # NumPy's limit
     precision: str = choice("float32", ("float32", "mixed_float16", "mixed_bfloat16"), "Keras' "
         "dtype policy in all towers. float32 is exact up to rounding.")
     deterministic: bool = switch(False, "Uses only kernels that give the same bits twice; an "
@@ -262,7 +259,7 @@ class TrainConfig:
         """Returns the number of examples in one update if `num_devices` devices run towers."""
         if self.batch_size_per_gpu is not None:
             return self.batch_size_per_gpu * num_devices
-        return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
+        return self.batch_size or 128
 
     def num_towers_on(self, num_devices: int) -> int:
         """Returns the number of towers if `num_devices` devices run them."""

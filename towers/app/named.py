@@ -15,18 +15,13 @@ def import_function(spec: str, argument: str) -> Callable[..., Any]:
     """Imports what `spec`, package.module:function, names; errors name the `argument` it is for."""
     module_name, _, function_name = spec.partition(":")
     module = import_module(spec, argument)
-    origin = getattr(module, "__file__", None) or "built in"
     function = getattr(module, function_name, None)
-    if function is None:
+    if not callable(function):
         functions = [name for name, value in vars(module).items() if callable(value)]
         raise ValueError(
-            f"{argument} ({spec!r}): module {module_name} ({origin}) has no function "
+            f"{argument} ({spec!r}): module {module_name} "
+            f"({getattr(module, '__file__', None) or 'built in'}) has no function "
             f"{function_name!r}.{_nearest(function_name, functions)}"
-        )
-    if not callable(function):
-        raise ValueError(
-            f"{argument} ({spec!r}): {function_name} in {origin} is a {type(function).__name__}, "
-            "not a function."
         )
     return function  # type: ignore[no-any-return]
 
