@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
+
+from towers import digest
 
 ROOT = Path(__file__).parent.parent
 TRAIN, SWEEP = ROOT / "train.py", ROOT / "sweep.py"
@@ -129,6 +132,8 @@ def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
     (row,) = rows(directory / "results.csv")  # of a run that ended in mid-epoch
     assert row["epoch"] == "1"
     assert 0 < float(row["val_accuracy"]) < 1 and float(row["examples_per_second"]) > 0
+    model = keras.saving.load_model(directory / "final.keras")
+    assert lines[-1].endswith(f"; weights {row['digest']}") and row["digest"] == digest(model)
 
 
 @pytest.mark.matrix

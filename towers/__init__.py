@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from towers.step import TowerStep
     from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
+    from towers.step.state import digest
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _MODULES = {
     "TowerStep": "towers.step",
     "TrainConfig": "towers.app.config",
     "datasets": "towers.datasets",
+    "digest": "towers.step.state",
     "gather": "towers.step.gathering",
     "join_workers": "towers.workers.workers",
     "logical_cpus": "towers.machine.logical",
@@ -47,6 +49,7 @@ __all__ = [
     "TowerStep",
     "TrainConfig",
     "datasets",
+    "digest",
     "gather",
     "join_workers",
     "logical_cpus",

@@ -31,6 +31,7 @@ from towers.resume.run_dir import Result
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
+from towers.step.state import digest
 
 
 class Loop:
@@ -105,7 +106,10 @@ class Loop:
             pace.end_epoch()
 
             columns = {name: logs[name] for name in run.columns}
-            row = Result(state.epoch + 1, columns, pace.epoch_seconds, pace.examples_per_second)
+            row = Result(
+                state.epoch + 1, columns, pace.epoch_seconds, pace.examples_per_second,
+                digest(model),
+            )
             state.end_epoch(row, logs, run.monitor)
             self._tell("on_epoch_end", state.epoch - 1, logs)
             state.stopped = bool(model.stop_training)

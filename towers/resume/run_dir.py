@@ -50,24 +50,27 @@ class Result(NamedTuple):
         change; then {"val_loss": ..., ...} for the test examples after the epoch.
     seconds: the time of the whole epoch, including validation.
     examples_per_second: the training speed, without the run's first step, which traces.
+    digest: `towers.digest` of the model after the epoch; "" in epochs of older versions.
     """
 
     epoch: int
     values: dict[str, float]
     seconds: float
     examples_per_second: float
+    digest: str = ""
 
     @classmethod
-    def of(cls, row: Sequence[float], names: Sequence[str]) -> "Result":
+    def of(cls, row: Sequence[Any], names: Sequence[str]) -> "Result":
         """Makes the result of a row. `names` are the columns of `values`, in order."""
-        epoch, *values, seconds, examples_per_second = row
-        named = dict(zip(names, values, strict=True))
-        return cls(int(epoch), named, seconds, examples_per_second)
+        epoch, *values = row
+        named = dict(zip(names, values, strict=False))
+        return cls(int(epoch), named, *values[len(names):])
 
     @property
-    def row(self) -> list[float]:
-        """Returns the numbers in the order of the columns."""
-        return [self.epoch, *self.values.values(), self.seconds, self.examples_per_second]
+    def row(self) -> list[Any]:
+        """Returns the values in the order of the columns."""
+        speed = self.examples_per_second
+        return [self.epoch, *self.values.values(), self.seconds, speed, self.digest]
 
 
 def check(run_dir: str | None) -> None:
@@ -177,19 +180,22 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Replaces results.csv by these rows. Without rows, removes the file.
 
     Args:
         path: the path of the file.
         names: the columns between "epoch" and "seconds".
-        rows: numbers in the order of the columns, one row for each epoch.
+        rows: as `Result.row`, one for each epoch.
 
     Raises:
         OSError: the file cannot be written. The old file is kept.
     """
-    lines = [["epoch", *names, "seconds", "examples_per_second"]]
-    lines += [[f"{int(row[0])}", *(f"{value:.6g}" for value in row[1:])] for row in rows]
+    results = [Result.of(row, names) for row in rows]
+    lines = [["epoch", *names, "seconds", "examples_per_second", "digest"]]
+    for epoch, values, seconds, speed, digest in results:
+        numbers = [f"{value:.6g}" for value in (*values.values(), seconds, speed)]
+        lines.append([str(epoch), *numbers, digest])
     if rows:
         write_text(path, "".join(f"{','.join(line)}\n" for line in lines))
     else:

@@ -68,7 +68,27 @@ def variables_device(model: keras.Model) -> str:
     return short_name(variables[0].value.device) if variables else HOST
 
 
-def digest(variable: keras.Variable) -> str:
+def digest(model: keras.Model) -> str:
+    """Returns eight hexadecimal digits that tell whether two models have the same weights.
+
+    They begin the SHA-256 of the bytes of all values of `model.weights`, in their order. Seeds of
+    random numbers and metrics do not count.
+
+    Args:
+        model: a built model.
+
+    Raises:
+        ValueError: the model is not built, so it has no weights yet.
+    """
+    if not model.built:
+        raise ValueError(f"model ({model.name}) is not built. Call it on a batch, or `build` it.")
+    found = hashlib.sha256()
+    for weight in model.weights:
+        found.update(weight.numpy().tobytes())
+    return found.hexdigest()[:8]
+
+
+def variable_digest(variable: keras.Variable) -> str:
     """Returns 16 hexadecimal digits of the SHA-256 of a variable's dtype, shape and bits."""
     value = variable.value.numpy()
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]

@@ -361,8 +361,8 @@ class Step:
             "stages": self.stages.names if self.stages else None,
             "the optimizer": type(self.optimizer).__name__,
             **{
-                f"variable {i} {variable.path.rpartition('/')[2]}": state_lib.digest(variable)
-                for i, variable in enumerate(variables)
+                f"variable {i} {v.path.rpartition('/')[2]}": state_lib.variable_digest(v)
+                for i, v in enumerate(variables)
             },
         })
 

@@ -1,10 +1,12 @@
 """The lines before the first epoch of a resumed run, and after the last of any."""
 
+import hashlib
 import io
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import keras
 import pytest
 
 from towers.app.config import TrainConfig
@@ -13,6 +15,8 @@ from towers.app.reporting.report import Report
 from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
 from towers.resume.train_state import Best, Monitor, TrainState
+
+WEIGHTS = f"; weights {hashlib.sha256().hexdigest()[:8]}"
 
 
 def lines_of(describe, *arguments, **options):
@@ -23,7 +27,8 @@ def lines_of(describe, *arguments, **options):
 
 def run_of(iterations, values=(0.75, 0.5), **config):
     """As much of a run as is looked at: 4 steps an epoch."""
-    model = SimpleNamespace(history=SimpleNamespace(history={"val_accuracy": list(values)}))
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Flatten()])  # without weights
+    model.history = SimpleNamespace(history={"val_accuracy": list(values)})
     step = SimpleNamespace(model=model, optimizer=SimpleNamespace(iterations=iterations))
     return SimpleNamespace(
         config=TrainConfig(**config), step=step, steps_an_epoch=4, monitor=Monitor(),
@@ -77,7 +82,7 @@ def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, mod
     train_state = TrainState(step=step, best=Best(0.75, 4, 1), best_saved=saved)
     assert lines_of(
         report.describe_end, run_of(100 + step), train_state, 61.0, has_final=has_final
-    ) == [f"Models    {models}", f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1)"]
+    ) == [f"Models    {models}", f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1){WEIGHTS}"]
 
 
 @pytest.mark.parametrize(("values", "best"), [
@@ -89,4 +94,4 @@ def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, mod
 def test_the_end_names_the_first_of_the_best_epochs_and_counts_what_was_left_out(values, best):
     train_state = TrainState(step=1500)
     done = lines_of(report.describe_end, run_of(1599, values), train_state, 61.0)[-1]
-    assert done == f"Done: 375 epochs in 1:01, {best}; 1 of 1,500 updates left out"
+    assert done == f"Done: 375 epochs in 1:01, {best}; 1 of 1,500 updates left out{WEIGHTS}"

@@ -157,7 +157,7 @@ def epochs(path):
 
 def test_each_epoch_adds_a_row_and_those_after_the_checkpoint_are_dropped(model, tmp_path):
     (tmp_path / "results.csv").write_text("epoch\n1\n2\n3\n")
-    state = TrainState(results=[list(map(float, row(1)))])
+    state = TrainState(results=[row(1)])
     file = files_of(model, tmp_path, state)
     file.on_train_begin()
     assert epochs(tmp_path) == ["epoch", "1"]

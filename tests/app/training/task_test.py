@@ -109,7 +109,7 @@ def weights(path="run/final.keras"):
 def test_a_compiled_model_brings_its_loss_its_metrics_and_its_optimizer(capsys):
     history = towers.train(config(**OF_REGRESSION))
     assert header() == (
-        "epoch,loss,mae,r2,val_loss,val_mae,val_r2,seconds,examples_per_second"
+        "epoch,loss,mae,r2,val_loss,val_mae,val_r2,seconds,examples_per_second,digest"
     )
     final = keras.saving.load_model("run/final.keras")
     assert isinstance(final.optimizer, keras.optimizers.SGD)
@@ -200,7 +200,7 @@ def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capsys):
     model = keras.Sequential([keras.Input((3,)), L.Dense(2), AddsItsLoss()])
     model.compile("adam", loss=None)
     history = towers.train(config(), model=model, train=numbers(3))
-    assert list(history) == ["loss"] and header() == "epoch,loss,seconds,examples_per_second"
+    assert list(history) == ["loss"] and header() == "epoch,loss,seconds,examples_per_second,digest"
     said = capsys.readouterr().out
     assert "no test examples" in said and "the best by loss" in said
     assert "\n           (best)" in said
@@ -280,9 +280,10 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
     labelled = (x, np.arange(12) % 3)
     patience = keras.callbacks.EarlyStopping("val_accuracy", patience=3)
     towers.train(config(model="plain.keras"), [patience], train=labelled, test=labelled)
-    assert header() == "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second"
+    columns = "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second,digest"
+    assert header() == columns
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
-    assert [len(row) for row in position["results"]] == [7, 7]
+    assert [len(row) for row in position["results"]] == [8, 8]
 
 
 @pytest.mark.parametrize(

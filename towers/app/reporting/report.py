@@ -27,6 +27,7 @@ from towers.resume.checkpointer import Found
 from towers.resume.run_dir import BEST, FINAL
 from towers.resume.source import num_steps
 from towers.resume.train_state import Monitor, TrainState
+from towers.step.state import digest
 from towers.workers.cluster import Cluster
 
 _LABEL_WIDTH = 10
@@ -271,7 +272,8 @@ def describe_end(
     left_out = f"; {skipped:,} of {train_state.step:,} updates left out" if skipped > 0 else ""
     best = _best_value(run.step.model.history.history.get(column, []), run.monitor)
     verb = "Done" if has_final and is_best else "Trained"
-    out.line(f"{verb}: {done} in {format_seconds(seconds)}, {best}{left_out}")
+    weights = f"; weights {digest(run.step.model)}"
+    out.line(f"{verb}: {done} in {format_seconds(seconds)}, {best}{left_out}{weights}")
 
 
 def num_skipped(run: Run, train_state: TrainState) -> int:

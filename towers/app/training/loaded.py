@@ -70,7 +70,7 @@ def load_newest(
                 )
         train_state = TrainState.from_json(state["position"])
         # A row also holds the epoch's number, seconds and speed.
-        if any(len(row) != len(run.columns) + 3 for row in train_state.results):
+        if any(len(row) - len(run.columns) not in (3, 4) for row in train_state.results):
             raise ValueError(
                 f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
                 "metrics have changed. Compile the model as it was, or start a new run."
