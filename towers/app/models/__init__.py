@@ -12,7 +12,6 @@ import keras
 from towers.app import named
 from towers.app.models import builtin
 
-_LONGEST_REASON = 300  # characters
 RECURRENT = ("gru", "lstm")  # on a CPU, their towers get the threads that XLA needs
 
 
@@ -33,10 +32,9 @@ class ModelSource(NamedTuple):
     knows_shapes: bool = False
 
 
-_GRU, _LSTM, _NOTES = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128)
+_GRU, _LSTM, _NOTES, _CIFAR = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128), (32, 32, 3)
 _SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
 _LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
-_RESNET, _RESNET_LARGE, _CIFAR = builtin.build_small, builtin.build_bottlenecks, (32, 32, 3)
 # To add a model, write a function (input_shape, num_classes) in this folder and a line here.
 _BUILT_IN = {source.name: source for source in (
     ModelSource("cnn", builtin.cnn),
@@ -47,10 +45,9 @@ _BUILT_IN = {source.name: source for source in (
     ModelSource("lstm", partial(builtin.rnn, "lstm", _LSTM, **_SMALL), *_NOTES),
     ModelSource("lstm_large", partial(builtin.rnn, "lstm_large", _LSTM, **_LARGE), *_NOTES),
     ModelSource("resnet", builtin.resnet, _CIFAR),
-    ModelSource("resnet20", partial(_RESNET, "resnet20", num_blocks=3), _CIFAR),
-    ModelSource("resnet56", partial(_RESNET, "resnet56", num_blocks=9), _CIFAR),
-    ModelSource("resnet50", partial(_RESNET_LARGE, "resnet50", num_blocks=(3, 4, 6, 3)),
-                (224, 224, 3), 1000),
+    ModelSource("resnet20", builtin.resnet20, _CIFAR),
+    ModelSource("resnet56", partial(builtin.build_small, "resnet56", num_blocks=9), _CIFAR),
+    ModelSource("resnet50", builtin.resnet50, (224, 224, 3), 1000),
 )}
 NAMES = tuple(_BUILT_IN)
 _OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in RECURRENT}
@@ -80,9 +77,7 @@ def load(name: str) -> ModelSource:
 
 
 def load_file(path: str | Path, argument: str = "model", *, compile: bool = True) -> keras.Model:
-    """Loads a model from a file that Keras has saved.
-
-    Args: argument: the argument that the error names. compile: whether to load it compiled.
+    """Loads a model from a file that Keras has saved. `argument` begins the error.
 
     Raises:
         ValueError: there is no such file, or Keras cannot read it.
@@ -94,7 +89,7 @@ def load_file(path: str | Path, argument: str = "model", *, compile: bool = True
     except Exception as error:  # zip files, JSON, HDF5 and layers raise different types
         # Keras' message repeats the model's configuration at each level of nesting.
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
-        reason = unknown[0] if unknown else named.one_line(error)[:_LONGEST_REASON]
+        reason = unknown[0] if unknown else named.one_line(error)[:300]
         raise ValueError(
             f"{argument} ({path}) cannot be loaded by Keras: {reason}. Custom layers need "
             "keras.saving.register_keras_serializable, in the module that `model` names: "

@@ -6,6 +6,7 @@ float32 [N, *input_shape] -> probabilities, float32 [N, num_classes].
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import keras
 from keras.layers import BatchNormalization, Conv2D, Dense, Dropout, Flatten, MaxPooling2D
@@ -15,8 +16,7 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Builds the Keras MNIST convnet, with 1,199,882 parameters at (28, 28, 1) and 10 classes.
 
     Source of layers and dropout rates: keras-team/keras 2.x, examples/mnist_cnn.py, which reaches a
-    test accuracy of 0.9925 after 12 epochs at a global batch of 128. It used Adadelta at Keras
-    2.0's learning rate of 1.0; Adam needs no such tuning. Images must be at least (6, 6, 1).
+    test accuracy of 0.9925 after 12 epochs at a global batch of 128. Images: at least (6, 6, 1).
     """
     convolutions = [Conv2D(32, 3, activation="relu"), Conv2D(64, 3, activation="relu")]
     return _classifier("cnn", input_shape, num_classes, convolutions)
@@ -26,7 +26,7 @@ def notebook_cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Builds the Keras multi-GPU notebook's convnet, with 2,354,250 parameters at (28, 28, 1).
 
     Source of layers, dropout rates and optimizer: the notebook, which reports a test accuracy of
-    0.989 to 0.993 after 12 epochs with 128 examples a tower. Images must be at least (8, 8, 1).
+    0.989 to 0.993 after 12 epochs with 128 examples a tower. Images: at least (8, 8, 1).
     """
     convolutions = [
         Conv2D(32, 3, activation="relu"), Conv2D(256, 3, activation="relu"), BatchNormalization(),
@@ -60,7 +60,7 @@ def _classifier(
 _RECURRENT_L2 = keras.regularizers.L2(1e-6)  # for all kernels
 # Dropout acts only on non-recurrent connections: W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent
 # Neural Network Regularization", arXiv 1409.2329. The rate is not from the paper.
-DROPOUT = 0.2
+_DROPOUT = 0.2
 
 
 def rnn(
@@ -72,16 +72,10 @@ def rnn(
     The recurrent layers keep Keras' defaults (tanh, sigmoid, biases, no recurrent dropout, not
     unrolled; GRU: reset_after), because Keras then uses cuDNN on a GPU.
 
-    Args:
-        name: the model's name.
-        layer: keras.layers.GRU or LSTM; the model gets `num_layers` layers with `units` each.
-        input_shape: (steps,) for numbers 0 ... num_classes - 1, which the model encodes one-hot on
-            the tower's device, so that the input stays small; or (steps, ...) for one vector in
-            each step, such as an image's rows from top to bottom.
-        num_classes: the number of labels 0 ... num_classes - 1.
-
-    Returns:
-        A model: int32 [N, steps] or float32 [N, *input_shape] -> float32 [N, num_classes].
+    layer: keras.layers.GRU or LSTM.
+    input_shape: (steps,) for numbers 0 ... num_classes - 1, int32, which the model encodes one-hot
+        on the tower's device, so that the input stays small; or (steps, ...) for one vector in each
+        step, such as an image's rows from top to bottom.
     """
     steps, *step_shape = input_shape
     model = keras.Sequential(name=name)
@@ -98,28 +92,18 @@ def rnn(
             units, return_sequences=index < num_layers - 1, kernel_regularizer=_RECURRENT_L2,
             recurrent_regularizer=_RECURRENT_L2,
         ))
-        model.add(keras.layers.Dropout(DROPOUT))
-    model.add(keras.layers.Dense(dense_units, activation="relu", kernel_regularizer=_RECURRENT_L2))
-    model.add(keras.layers.Dropout(DROPOUT))
-    model.add(keras.layers.Dense(
-        num_classes, activation="softmax", kernel_regularizer=_RECURRENT_L2,
-    ))
+        model.add(Dropout(_DROPOUT))
+    model.add(Dense(dense_units, activation="relu", kernel_regularizer=_RECURRENT_L2))
+    model.add(Dropout(_DROPOUT))
+    model.add(Dense(num_classes, activation="softmax", kernel_regularizer=_RECURRENT_L2))
     return model
 
 
-SMALL = 64  # pixels; ResNet-50 begins with two strides of 2, too many for smaller images
 # L2 acts only on kernels. Both papers decay weights by 1e-4 * w in each update, which is the
 # gradient of 1e-4 / 2 * sum(w^2).
 _RESIDUAL_L2 = keras.regularizers.L2(1e-4 / 2)
 # Source: Goyal et al., section 5.1; epsilon is from the TensorFlow model garden, resnet_model.py.
 BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.9, 1e-5
-
-
-def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Builds ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
-    if min(input_shape[:2], default=0) < SMALL:
-        return build_small("resnet20", input_shape, num_classes, num_blocks=3)
-    return build_bottlenecks("resnet50", input_shape, num_classes, num_blocks=(3, 4, 6, 3))
 
 
 def build_small(
@@ -162,8 +146,8 @@ def build_bottlenecks(
     - The scale of each block's last BatchNormalization starts at 0, so that each block starts as
       its shortcut.
 
-    Args: num_blocks: the number of blocks in each stage. filters: the filters of the 3x3
-        convolutions in the first stage; each later stage has twice as many.
+    num_blocks: the number of blocks in each stage. filters: those of the 3x3 convolutions in the
+    first stage; each later stage has twice as many.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)
@@ -180,6 +164,16 @@ def build_bottlenecks(
                 x = convolve(x, 4 * width, 1, strides, relu=False)
             x = keras.layers.ReLU()(keras.layers.Add()([residual, x]))
     return keras.Model(inputs, classify(x, num_classes), name=name)
+
+
+resnet20 = partial(build_small, "resnet20", num_blocks=3)
+resnet50 = partial(build_bottlenecks, "resnet50", num_blocks=(3, 4, 6, 3))
+
+
+def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Builds ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
+    is_small = min(input_shape[:2], default=0) < 64  # ResNet-50 begins with two strides of 2
+    return (resnet20 if is_small else resnet50)(input_shape, num_classes)
 
 
 def convolve(

@@ -24,17 +24,15 @@ class SmoothedCrossentropy(CategoricalCrossentropy):
         """Returns losses [n, ...] of y_true [n, ...] or [n, ..., 1], y_pred [n, ..., classes]."""
         if len(y_true.shape) == len(y_pred.shape):
             y_true = keras.ops.squeeze(y_true, -1)
-        labels = keras.ops.one_hot(
-            keras.ops.cast(y_true, "int32"), y_pred.shape[-1], dtype=y_pred.dtype
-        )
+        classes = keras.ops.cast(y_true, "int32")
+        labels = keras.ops.one_hot(classes, y_pred.shape[-1], dtype=y_pred.dtype)
         return super().call(labels, y_pred)
 
 
 def smoothed(loss: Any, label_smoothing: float | None) -> Any:
     """Returns a loss that spreads `label_smoothing` of each label over all classes, unless None.
 
-    Raises:
-        ValueError: `loss` is not Keras' categorical or sparse crossentropy, or the name of one.
+    Raises ValueError unless `loss` is Keras' categorical or sparse crossentropy, or its name.
     """
     if label_smoothing is None:
         return loss

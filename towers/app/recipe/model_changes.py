@@ -14,14 +14,7 @@ from towers.machine.keras_internals import all_layers, give_seed_generator
 def freeze(model: keras.Model, pattern: str) -> str:
     """Freezes, as in Keras, each layer if `pattern` is found in the paths of all its variables.
 
-    A frozen BatchNormalization layer uses its moving statistics and does not update them.
-
-    Args:
-        model: a built model, before a step is made for its trainable variables.
-        pattern: a regular expression, such as ^(conv1|bn)/.
-
-    Returns:
-        A line about the number of frozen variables.
+    Returns a line about their number. pattern: a regular expression, such as ^(conv1|bn)/.
 
     Raises:
         ValueError: `pattern` fits no trainable variable, all of them, or only a part of a layer.
@@ -57,14 +50,10 @@ _ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAtt
 
 
 def set_dropout(model: keras.Model, rate: float) -> None:
-    """Sets the rate of every Dropout layer of a model, also of nested layers.
+    """Sets the rate of every Dropout layer of a built model that is not yet traced.
 
     It also sets `dropout` and `recurrent_dropout` of recurrent layers where they are above 0. It
     keeps a `recurrent_dropout` of 0, because Keras uses cuDNN only without it.
-
-    Args:
-        model: a built model that is not yet traced; it is changed in place.
-        rate: the share of units that are dropped, from 0 (none) to below 1.
 
     Raises:
         ValueError: the model has no rate to set.
@@ -93,21 +82,12 @@ def set_dropout(model: keras.Model, rate: float) -> None:
         )
 
 
-_LISTED = 6  # a line names this many variables and counts the rest
-
-
 def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
-    """Assigns the values in `init_from` to a model's variables with equal names and shapes.
+    """Assigns the values in `init_from` to a built model's variables with equal names and shapes.
 
-    A resumed run has its values in its checkpoint, so its file may be missing.
-
-    Args:
-        model: a built model.
-        config: the configuration, whose `init_from` names the file.
-        begun: the directory in which a relative path begins.
-
-    Returns:
-        A line with the number of variables found and the missing ones; None without a file.
+    Returns a line with the number of variables found and the missing ones; None without a file. A
+    resumed run has its values in its checkpoint, so its file may be missing. A relative path begins
+    in `begun`.
 
     Raises:
         ValueError: the file cannot be read, or none of its variables fits.
@@ -115,7 +95,6 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
     path = config.init_from
     if path is None or config.resume is not None and not (begun / path).exists():
         return None
-    check_file(config, begun)
     saved = load_file(begun / path, "init_from", compile=False)
     sources = list(zip(_names(saved), saved.weights, strict=True))
     missing = []
@@ -154,5 +133,5 @@ def _is_same(name: str, other: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    """Returns the first six names, and the number of the others."""
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

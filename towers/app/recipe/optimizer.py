@@ -22,7 +22,6 @@ from towers.app.config import TrainConfig, fields_with, step_epochs
 from towers.app.fields import Role
 
 _STEP_FACTOR = 0.1  # source: He et al. 2016, Goyal et al. 2017
-_PACKAGE = "towers"
 
 
 class Length(NamedTuple):
@@ -32,19 +31,21 @@ class Length(NamedTuple):
     steps_an_epoch: int
 
 
-@keras.saving.register_keras_serializable(package=_PACKAGE)
+@keras.saving.register_keras_serializable(package="towers")
 class WarmUp(LearningRateSchedule):
     """Gives rate * step / warmup_steps, and from step warmup_steps on the rate of `after`.
 
-    Keras' CosineDecay with an initial rate of 0 has the same warm-up.
+    after: a schedule, or its configuration, with steps from the run's start. Keras' CosineDecay
+    with an initial rate of 0 has the same warm-up.
     """
 
-    def __init__(self, rate: float, warmup_steps: int, after: LearningRateSchedule) -> None:
-        """Args: rate: the end of the warm-up; after: a schedule with steps from the run's start."""
-        self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
+    def __init__(self, rate: float, warmup_steps: int, after: Any) -> None:
+        self.rate, self.warmup_steps = rate, warmup_steps
+        is_config = isinstance(after, dict)
+        self.after = keras.optimizers.schedules.deserialize(after) if is_config else after
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the learning rate, a float scalar, of update `step`, counted from 0."""
+        """Returns the learning rate of update `step`, counted from 0."""
         after = tf.convert_to_tensor(self.after(step))
         part = tf.cast(step, after.dtype) / self.warmup_steps
         return tf.where(part < 1, tf.cast(self.rate, after.dtype) * part, after)
@@ -54,28 +55,19 @@ class WarmUp(LearningRateSchedule):
         after = keras.optimizers.schedules.serialize(self.after)
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "WarmUp":
-        """Makes the schedule that `get_config` describes."""
-        after = keras.optimizers.schedules.deserialize(config["after"])
-        return cls(config["rate"], config["warmup_steps"], after)
-
 
 def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | LearningRateSchedule:
     """Returns the learning rate of a run, at most `rate`: a number if it is constant.
 
-    A change of `epochs` or `max_steps`, which set the run's length, stretches a cosine or line.
-
-    Raises:
-        ValueError: the warm-up is not shorter than the run.
+    Raises ValueError if the warm-up is not shorter than the run.
     """
-    schedules, warm, steps = keras.optimizers.schedules, config.warmup_steps, length.num_steps
-    if warm >= max(1, steps):
+    schedules, warm = keras.optimizers.schedules, config.warmup_steps
+    steps = max(1, length.num_steps)
+    if warm >= steps:
         raise ValueError(
-            f"warmup_steps ({warm}) must be fewer than the run's updates: {steps:,}, "
+            f"warmup_steps ({warm}) must be fewer than the run's updates: {length.num_steps:,}, "
             f"{length.steps_an_epoch:,} an epoch."
         )
-    steps = max(1, steps)
     if config.schedule == "constant" and not warm:
         return rate
     if config.schedule in ("constant", "cosine"):  # with alpha=1, the cosine stays at `rate`
@@ -109,13 +101,10 @@ def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
 
 @contextmanager
 def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Replaces an optimizer's `WarmUp` within the context, so that its file needs no towers.
-
-    The file then lacks the warm-up, which a trained model no longer needs.
-    """
+    """Leaves out an optimizer's `WarmUp` within the context, so that its file needs no towers."""
     inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
     config = {} if inner is None else inner.get_config().get("learning_rate")
-    if not isinstance(config, dict) or config.get("registered_name") != f"{_PACKAGE}>WarmUp":
+    if not isinstance(config, dict) or config.get("registered_name") != "towers>WarmUp":
         yield
         return
     warm_up = keras.optimizers.schedules.deserialize(config)
@@ -126,21 +115,16 @@ def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[Non
         inner.learning_rate = warm_up
 
 
-_NOT_ALONE = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-
-
 def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.optimizers.Optimizer:
-    """Makes the Keras optimizer with this name; with mixed_float16, it scales the loss.
+    """Makes the Keras optimizer with this name, in any case; with mixed_float16, it scales losses.
 
-    Args: name: in upper or lower case. length: the run's length, for the learning-rate schedule.
-
-    Raises:
-        ValueError: Keras has no such optimizer, or the optimizer lacks a configured argument.
+    Raises ValueError if Keras has none, or if the optimizer lacks a configured argument.
     """
+    not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
     classes = {
         key.lower(): value for key, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
-        and key not in _NOT_ALONE
+        and key not in not_alone
     }
     kind = classes.get(name.lower())
     if kind is None:
@@ -153,10 +137,8 @@ def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.opti
 
 def given(config: TrainConfig) -> list[str]:
     """Returns the names of the configuration's optimizer fields that are not at their defaults."""
-    return [
-        name for name in fields_with(Role.OPTIMIZER)
-        if getattr(config, name) != getattr(TrainConfig, name)
-    ]
+    names = fields_with(Role.OPTIMIZER)
+    return [name for name in names if getattr(config, name) != getattr(TrainConfig, name)]
 
 
 def override_optimizer(
@@ -165,9 +147,7 @@ def override_optimizer(
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
     The optimizer keeps its state if at most the learning rate changes; else a new one is made.
-
-    Raises:
-        ValueError: the optimizer lacks an argument, or has a schedule that the fields leave as is.
+    Raises ValueError if it lacks an argument, or has a schedule that the fields leave as is.
     """
     names = given(config)
     if config.optimizer is not None:
@@ -200,12 +180,9 @@ def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> fl
 
 
 def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any]:
-    """Returns the configured arguments for a class of Keras' optimizers.
+    """Returns the configured arguments for a class of Keras' optimizers; raises ValueError.
 
     `global_clipnorm` limits the averaged gradients' norm, because the step passes only these.
-
-    Raises:
-        ValueError: `momentum` is set, but the class has no such argument.
     """
     parameters = inspect.signature(kind).parameters
     arguments = {
@@ -219,7 +196,7 @@ def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any
         arguments["learning_rate"] = make_schedule(config, largest, length)
     if config.momentum is not None and "momentum" not in parameters:
         raise ValueError(
-            f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use "
-            "optimizer=sgd or optimizer=rmsprop, or leave it out."
+            f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use optimizer=sgd or "
+            "optimizer=rmsprop, or leave it out."
         )
     return {name: value for name, value in arguments.items() if value is not None}
