@@ -20,14 +20,12 @@ from towers.app import named
 from towers.machine.keras_internals import ImageAugmentation
 from towers.step.structures import is_composite
 
-Augment = Callable[[Any, tf.Tensor], Any]
-Mix = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+Change = Callable[[Any, tf.Tensor], Any]  # (x, seed) -> x, or ((x, y), seed) -> (x, y)
 
 CROP_FLIP = "crop_flip"
-LARGEST_SMALL = 64  # pixels a side: up to this size images are padded, larger ones are resized
-PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CIFAR-10
+_PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CIFAR-10
 # C. Szegedy et al., "Going deeper with convolutions", 2014, section 6: part of the area, aspect.
-AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+_AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 MIXING = ("CutMix", "MixUp")  # they mix the examples of a batch with each other
 _NO_LAYERS = (
@@ -42,16 +40,16 @@ LAYERS = tuple(
 )
 
 # These TensorFlow operations draw from a hidden state, which the example's seed does not set.
-_STATEFUL = (
+_STATEFUL = {
     "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
     "Multinomial", "StatefulUniform", "StatefulStandardNormalV2", "PyFunc", "EagerPyFunc",
-)
+}
 
 
 def load(
     name: str, x: Any, y: Any = None, sample_weight: Any = None
-) -> tuple[Augment | None, Mix | None]:
+) -> tuple[Change | None, Change | None]:
     """Returns (x, seed) -> x for an example, and ((x, y), seed) -> (x, y) for a batch, or None.
 
     name: "crop_flip", "package.module:function", or Keras layers by name, such as
@@ -70,16 +68,17 @@ def load(
     if ":" in name:
         return _traced(name, _import(name, spec), spec), None
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 3:
+        shapes = tf.nest.map_structure(lambda part: tuple(part.shape), spec)
         raise ValueError(
-            f"augment={name} needs images [height, width, channels], and x is "
-            f"{tf.nest.map_structure(lambda part: tuple(part.shape), spec)}. Give a custom "
-            "function."
+            f"augment={name} needs images [height, width, channels], and x is {shapes}. Give a "
+            "custom function."
         )
     if name == CROP_FLIP:
         return _traced(name, crop_flip, spec), None
     layers = _named_layers(name, spec.dtype.name)
     mixing = [layer for layer in layers if type(layer).__name__ in MIXING]
-    if mixing != layers[len(layers) - len(mixing):]:
+    changing = layers[: len(layers) - len(mixing)]
+    if [*changing, *mixing] != layers:
         raise ValueError(
             f"augment ({name!r}): {' and '.join(MIXING)} mix the examples of a batch that all else "
             "has changed; name them last."
@@ -91,10 +90,17 @@ def load(
             "weights: give y as float32 [N, classes], and a model that is compiled with "
             f"categorical_crossentropy; or leave out {' and '.join(MIXING)}."
         )
-    changing = layers[: len(layers) - len(mixing)]
+
+    def mix(batch: Any) -> Any:
+        x, y = batch
+        found = {"images": x, "labels": y}
+        for layer in mixing:
+            found = layer(found, training=True)
+        return tf.ensure_shape(found["images"], x.shape), tf.ensure_shape(found["labels"], y.shape)
+
     return (
         _traced(name, _of_layers(changing, spec), spec) if changing else None,
-        _traced(name, _mixing_of(mixing), (x, y)) if mixing else None,
+        _traced(name, _drawing_from_seed(mixing, mix), (x, y)) if mixing else None,
     )
 
 
@@ -106,19 +112,19 @@ def example_seed(key: int, index: tf.Tensor) -> tf.Tensor:
 def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Crops an image [height, width, channels] at random, and mirrors it with probability 1/2.
 
-    An image of up to `LARGEST_SMALL` pixels a side is padded with zeros and cropped to its size. In
-    a larger image, a random part is resized to its size.
+    An image of up to 64 pixels a side is padded with zeros and cropped to its size. In a larger
+    image, a random part is resized to its size.
     """
-    if max(x.shape[0], x.shape[1]) <= LARGEST_SMALL:
+    if max(x.shape[0], x.shape[1]) <= 64:
         # One draw gives all three numbers: these small operations take most of the time.
         *offsets, draw = tf.unstack(tf.random.stateless_uniform([3], seed))
-        begin = tf.cast(tf.stack(offsets) * (2 * PADDING + 1), tf.int32)
-        padded = tf.pad(x, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
+        begin = tf.cast(tf.stack(offsets) * (2 * _PADDING + 1), tf.int32)
+        padded = tf.pad(x, [[_PADDING, _PADDING], [_PADDING, _PADDING], [0, 0]])
         cropped = tf.slice(padded, tf.concat([begin, [0]], 0), x.shape)
     else:
         crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=ASPECT, area_range=AREA,
+            x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=_ASPECT, area_range=_AREA,
             use_image_if_no_bounding_boxes=True,
         )
         resized = tf.image.resize(tf.slice(x, begin, size), x.shape[:2])
@@ -127,7 +133,7 @@ def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(mirrored, x.shape)
 
 
-def _traced(name: str, function: Augment, spec: Any) -> Augment:
+def _traced(name: str, function: Change, spec: Any) -> Change:
     """Traces the function. Raises ValueError if it changes shapes or draws without its seed."""
     traced = tf.function(function, autograph=False)
     try:
@@ -143,10 +149,9 @@ def _traced(name: str, function: Augment, spec: Any) -> Augment:
             f"augment ({name!r}) makes {after} of {before}; examples must keep their structure, "
             "shape and dtype, for the test examples do."
         )
-    operations = {op.type for op in concrete.graph.get_operations()}
-    for body in concrete.graph.as_graph_def().library.function:
-        operations |= {node.op for node in body.node_def}
-    if found := sorted(operations & set(_STATEFUL)):
+    graph = concrete.graph.as_graph_def()
+    bodies = [graph.node, *(body.node_def for body in graph.library.function)]
+    if found := sorted({node.op for body in bodies for node in body} & _STATEFUL):
         raise ValueError(
             f"augment ({name!r}) uses {', '.join(found)}, which does not draw from the example's "
             "seed, so that a run could not be repeated; use tf.random.stateless_* with it."
@@ -154,7 +159,7 @@ def _traced(name: str, function: Augment, spec: Any) -> Augment:
     return traced
 
 
-def _import(name: str, spec: Any) -> Augment:
+def _import(name: str, spec: Any) -> Change:
     function = named.import_function(name, "augment")
     parameters = len(inspect.signature(function).parameters)
     if parameters == 2:
@@ -172,7 +177,10 @@ def _import(name: str, spec: Any) -> Augment:
 
 
 def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
-    """Makes the layers in a text such as "RandomFlip,RandomRotation(0.1)", for x of this dtype."""
+    """Makes the layers in a text such as "RandomFlip,RandomRotation(0.1)", for x of this dtype.
+
+    Arguments are Python literals. `value_range` is (0, 1) by default, the range of towers' images.
+    """
     try:
         body: Any = ast.parse(f"[{text}]", mode="eval").body
         calls = [part if isinstance(part, ast.Call) else ast.Call(part, [], [])
@@ -195,18 +203,17 @@ def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
         kind = getattr(keras.layers, name)
         try:
             bound = inspect.signature(kind).bind(*arguments, **given)
-            if "value_range" in inspect.signature(kind).parameters:
+            if "value_range" in bound.signature.parameters:
                 bound.arguments.setdefault("value_range", (0, 1))
             layers.append(kind(*bound.args, **{"dtype": dtype, **bound.kwargs}))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"augment ({text!r}): Keras makes no {name} of that: "
-                f"{named.one_line(error)[:300]}."
+                f"augment ({text!r}): Keras makes no {name} of that: {named.one_line(error)[:300]}."
             ) from None
     return layers
 
 
-def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Augment:
+def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Change:
     """Makes a function of an example from layers that are called on a batch, in their order."""
 
     def call(x: Any) -> Any:
@@ -219,22 +226,7 @@ def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Augment:
     return _drawing_from_seed(layers, call)
 
 
-def _mixing_of(layers: Sequence[keras.layers.Layer]) -> Mix:
-    """Makes a function of a batch from MixUp and CutMix layers, called in their order."""
-
-    def call(batch: Any) -> Any:
-        x, y = batch
-        found = {"images": x, "labels": y}
-        for layer in layers:
-            found = layer(found, training=True)
-        return tf.ensure_shape(found["images"], x.shape), tf.ensure_shape(found["labels"], y.shape)
-
-    return _drawing_from_seed(layers, call)
-
-
-def _drawing_from_seed(
-    layers: Sequence[keras.layers.Layer], call: Callable[[Any], Any]
-) -> Callable[[Any, tf.Tensor], Any]:
+def _drawing_from_seed(layers: Sequence[keras.layers.Layer], call: Callable[[Any], Any]) -> Change:
     """Returns (values, seed) -> call(values), where the built layers draw from the seed.
 
     Raises:

@@ -34,8 +34,8 @@ class Examples(NamedTuple):
     """
 
     source: DataSource
-    augment: augment_lib.Augment | None = None
-    mix: augment_lib.Mix | None = None
+    augment: augment_lib.Change | None = None
+    mix: augment_lib.Change | None = None
     changes: Sequence[Callable[..., Any]] = ()
 
     @property

@@ -19,11 +19,8 @@ def weighed(
 ) -> tuple[Examples, list[str]]:
     """Returns the examples with sample weights by class, and a line about them for the user.
 
-    Args:
-        examples: the training examples.
-        text: weights of classes, such as "0:1,1:5", or "balanced"; None: all weigh the same.
-        model: the built model.
-        num_classes: the number of labels; None if the model brings its own loss.
+    text: weights of classes, such as "0:1,1:5", or "balanced"; None: all weigh the same.
+    num_classes: None if the built model brings its own loss.
 
     Raises:
         ValueError: an example does not have one class, `text` names an unknown class, the data
@@ -31,7 +28,7 @@ def weighed(
     """
     if text is None:
         return examples, []
-    shape = getattr(model, "output_shape", None)
+    shape = getattr(model, "output_shape", None)  # of the only output, if there is one
     outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
     _check(examples, outputs)
     if text == BALANCED:
@@ -44,8 +41,8 @@ def weighed(
         weights = balanced(_classes(tf.convert_to_tensor(labels)).numpy())
     else:
         weights = weights_of(text)
-        if num_classes is None and outputs is not None and len(outputs) == 2:
-            num_classes = outputs[-1] if outputs[-1] != 1 else None
+        if num_classes is None and outputs and len(outputs) == 2 and outputs[1] != 1:
+            num_classes = outputs[1]
         if num_classes is not None and max(weights) >= num_classes:
             raise ValueError(
                 f"class_weight ({text}) names class {max(weights)}, and the classes are 0 to "
@@ -65,10 +62,7 @@ def weighed(
 
 
 def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
-    """Raises ValueError unless each example has one class and no sample weight.
-
-    outputs: the shape of the model's only output; None if unknown.
-    """
+    """Raises ValueError unless each example has one class and no sample weight."""
     _, y, sample_weight = examples.specs
     if sample_weight is not None:
         raise ValueError(
