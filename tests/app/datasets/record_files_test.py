@@ -37,7 +37,7 @@ def test_folders_or_names_say_what_a_file_is_for(tmp_path, names, train, test):
 def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):
     message = refusal(record_files.find, "tfrecord", None)
     assert "dataset=tfrecord needs data_dir=DIR, with DIR/train/*" in message
-    assert "is no directory" in refusal(record_files.find, "tfrecord", str(tmp_path / "no"))
+    assert "holds 0 *.tf" in refusal(record_files.find, "tfrecord", str(tmp_path / "no"))
     (tmp_path / "train.tfrecord").write_bytes(b"")
     message = refusal(record_files.find, "tfrecord", str(tmp_path))
     assert "holds 1 *.tfrecord* files, but none for val or validation or test" in message

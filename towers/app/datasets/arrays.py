@@ -23,10 +23,6 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
     For a classifier, x becomes float32, and y, integers [N] or [N, 1] as in Keras' CIFAR-10, int32.
     For a custom loss, floats become Keras' floatx, other dtypes stay, and parts may be ragged or
     sparse. In both cases uint8 images in x are divided by 255 (see `pixels`).
-
-    Raises:
-        ValueError: a part is not an array of real numbers, holds NaN or infinity, or differs in
-            length; or labels are not classes.
     """
     if not custom_loss:
         x, y = real_array(given[0], f"{where}: x"), real_array(given[1], f"{where}: y")

@@ -57,10 +57,6 @@ def load(
         operations, with an int32 [2] seed for each example; or it takes nothing and returns a Keras
         layer.
     x, y, sample_weight: the specs of a batch; None for absent parts.
-
-    Raises:
-        ValueError: the name is unknown, x or y does not suit it, the shape of x would change, or
-            random numbers do not come from the seed.
     """
     if any(map(is_composite, tf.nest.flatten(x))):
         raise ValueError("augment needs dense examples, and x is ragged or sparse: leave it out.")
@@ -227,11 +223,7 @@ def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Change:
 
 
 def _drawing_from_seed(layers: Sequence[keras.layers.Layer], call: Callable[[Any], Any]) -> Change:
-    """Returns (values, seed) -> call(values), where the built layers draw from the seed.
-
-    Raises:
-        ValueError: a layer has trainable weights, or a later call changes another weight.
-    """
+    """Returns (values, seed) -> call(values), where the built layers draw from the seed."""
     trained = next((layer for layer in layers if layer.trainable_variables), None)
     if trained is not None:
         raise ValueError(

@@ -25,9 +25,8 @@ from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_wr
 
 
 class Examples(NamedTuple):
-    """Holds one split with the functions that change its examples and batches.
+    """Holds an opened split with the functions that change its examples and batches.
 
-    source: the opened source of the examples.
     augment: (x, seed) -> x, applied to each example in training; None: examples stay.
     mix: ((x, y), seed) -> (x, y), applied to each global batch in training; None: batches stay.
     changes: functions of a batch, which tf.data applies in training and in evaluation.
@@ -54,15 +53,10 @@ def load_examples(
     """Opens a split of a `Dataset`: arrays become tensors, and large data stay in files.
 
     restored: for each part of x, whether it is multiplied by 255 again.
-
-    Raises:
-        ValueError: `options.augment` cannot be applied, `shuffle_buffer` takes too much memory,
-            `data_workers` are given for an iterable with a state, or a tf.data.Dataset has no end.
     """
     examples = Examples(source_of(split).opened(options))
     if any(restored):
-        is_tuple = isinstance(ordered_batches(examples, 1).element_spec, tuple)
-        examples = examples._replace(changes=[with_bytes(restored, is_tuple)])
+        examples = examples._replace(changes=[with_bytes(restored)])
     if options.augment is None:
         return examples
     augment, mix = augment_lib.load(options.augment, *examples.specs)

@@ -32,9 +32,6 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
     """Reads `FILE_NAMES`, each with or without .gz, also spelled train-images.idx3-ubyte.
 
     x: float32 [N, height, width, 1] in [0, 1]. y: int32 [N] in 0 ... 9.
-
-    Raises:
-        ValueError: a file is missing or damaged, or images and labels do not fit together.
     """
     paths = [_find(Path(data_dir), file_name) for file_name in FILE_NAMES]
     arrays = [read_idx(path) for path in paths]
@@ -75,9 +72,6 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
 
     Its header cannot make it allocate more memory than the file may hold.
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
-
-    Raises:
-        ValueError: the file cannot be read, is not an IDX file, is empty or is damaged.
     """
     try:
         with open(path, "rb") as file:

@@ -54,13 +54,10 @@ class ImageFiles(DataSource):
         return len(self.names)
 
     def identity(self) -> Iterator[bytes]:
-        """Yields names, file sizes and labels. Raises ValueError if a size cannot be read."""
+        """Yields names, file sizes and labels."""
         for name, label in zip(self.names, self.labels, strict=True):
-            path = self.directory / name
-            try:
-                yield os.fsencode(f"{name}\0{os.path.getsize(path)} {label}\0")
-            except OSError as error:
-                raise _undecodable(path, error) from None
+            size = os.path.getsize(self.directory / name)
+            yield os.fsencode(f"{name}\0{size} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns batches whose images are decoded on all cores, one image on each core."""
@@ -213,13 +210,8 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
 def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | None:
     """Loads images without classes as test examples with label 0, in the order of their names.
 
-    Args:
-        data_dir: the directory. If it holds folders or no image, the result is None.
-        shape: (height, width, channels) of the model's input. None, and channels other than 1 and
-            3, are replaced by the value of the first image.
-
-    Raises:
-        ValueError: the directory cannot be read, or the first image has no valid header.
+    Returns None if the directory holds folders or no image. shape: (height, width, channels) of the
+    model's input. None, and channels other than 1 and 3, are replaced by the first image's value.
     """
     directory, left_out = Path(data_dir or ""), Counter[str]()
     if data_dir is None or _folders(directory):

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, calls_in_order
-from towers.resume.source import as_written, with_x
+from towers.resume.source import as_written
 
 _RANK = 3  # [N, height, width]
 _DIVIDED = "uint8 images, divided by 255"
@@ -31,7 +31,7 @@ _FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` etc
 
 
 def divided_parts(x: Any) -> list[bool]:
-    """Whether each part of x, flattened, holds images to divide. x: the specs of one example."""
+    """Returns whether each part of x, the specs of one example, holds images to divide."""
     return list(map(_are_pixels, tf.nest.flatten(x)))
 
 
@@ -43,15 +43,10 @@ def divided(x: Any, parts: Sequence[bool]) -> Any:
     ))
 
 
-def with_bytes(parts: Sequence[bool], is_tuple: bool) -> Callable[..., Any]:
-    """Returns a function for tf.data that multiplies pixels by 255, which restores them exactly.
-
-    Args:
-        parts: for each part of x, flattened, whether it is multiplied.
-        is_tuple: whether a batch is (x,), (x, y) or (x, y, sample_weight), and not x alone.
-    """
-    return as_written(lambda *batch: with_x(
-        batch if is_tuple else batch[0], lambda x: _with_parts(x, parts, lambda part: part * 255)
+def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
+    """Returns a function for tf.data that multiplies these parts of x by 255, which is exact."""
+    return as_written(lambda x, *others: (
+        _with_parts(x, parts, lambda part: part * 255), *others
     ))
 
 
@@ -75,10 +70,6 @@ def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
 
     A `Rescaling` by at most 1/64 does, and a `Normalization` with a mean or a variance that pixels
     in [0, 1] cannot have. So does an operation such as `x / 255.0` before all layers with weights.
-
-    Args:
-        model: a model, built or not.
-        parts: for each part of x, flattened, whether its pixels are divided.
     """
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Rescaling) and _largest(layer.scale) <= _LARGEST_SCALE:
@@ -109,11 +100,7 @@ def _largest(values: Any) -> float:
 def notes(train: Any, test: Any = None) -> list[str]:
     """Returns lines that tell the user which uint8 parts of x are divided, and how to avoid it.
 
-    Args:
-        train, test: the specs of one x of each split, as the user gives it. test may be None.
-
-    Raises:
-        ValueError: only one of the two splits holds uint8 images, or a uint8 part has no rank.
+    train, test: the specs of one x of each split; test may be None.
     """
     parts, test_parts = _uint8_parts(train), _uint8_parts(train if test is None else test)
     for path in {**parts, **test_parts}:

@@ -110,12 +110,7 @@ class RandomAccess(DataSource):
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
-    """Makes a split of a source of (x, y). All examples must have the structure of its first one.
-
-    Raises:
-        ValueError: there are no examples, the first one cannot be read or is not (x, y), or its
-            label needs num_classes.
-    """
+    """Makes a split of a source of (x, y), whose examples have the structure of the first one."""
     count = len(examples)
     if count == 0:
         raise ValueError(f"{where}: no examples; give at least one.")
@@ -197,11 +192,7 @@ class Stateful(RandomAccess):
 def split_of_iterable(
     given: Any, where: str, num_classes: int | None, custom_loss: bool
 ) -> Found:
-    """Makes a split of an iterable of (x, y) with a state, or of a `Sized`.
-
-    Raises:
-        ValueError: the length of an epoch is not known, or an example does not fit the task.
-    """
+    """Makes a split of an iterable of (x, y) with a state, or of a `Sized`."""
     if not isinstance(given, Sized):
         try:
             given = Sized(given, len(given))

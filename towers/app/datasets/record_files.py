@@ -32,48 +32,34 @@ _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78": "ZLIB"}  # the first bytes of compr
 def load(dataset: str, data_dir: str | None, features: str | None) -> Dataset:
     """Loads the records below a directory; each is parsed while training runs.
 
-    Args:
-        dataset: "tfrecord" or "array_record"; it is also a part of the files' names.
-        data_dir: the directory.
-        features: "package.module:function", which parses a record into (x, y). For TFRecord files,
-            it takes a string tensor and calls TensorFlow operations such as
-            tf.io.parse_single_example. For ArrayRecord files, it takes bytes and returns arrays. If
-            y is one integer, its module must have NUM_CLASSES, the number of labels.
-
-    Raises:
-        ValueError: a file is missing or cannot be read, or the function does not return (x, y).
+    dataset: "tfrecord" or "array_record"; it is also a part of the files' names.
+    features: "package.module:function", which parses a record into (x, y). For TFRecord files, it
+        takes a string tensor and calls TensorFlow operations. For ArrayRecord files, it takes bytes
+        and returns arrays. If y is one integer, its module must have NUM_CLASSES.
     """
     splits = find(dataset, data_dir)
     if features is None:
         raise ValueError(
             f"dataset={dataset} needs features=package.module:function, record -> (x, y)."
         )
-    named.import_function(features, "features")
     num_classes = named_classes(features, "features")
-    places = [f"{data_dir} (train)", f"{data_dir} (test)"]
-    found = []
+    places, found = [f"{data_dir} (train)", f"{data_dir} (test)"], []
     for names, place in zip(splits, places, strict=True):
-        paths = [f"{Path(data_dir or '')}/{name}" for name in names]
+        paths = {name: f"{Path(data_dir or '')}/{name}" for name in names}
         if dataset == "tfrecord":
-            found.append(_tf_records(paths, names, place, features, num_classes))
+            found.append(_tf_records(paths, place, features, num_classes))
         else:
-            records = ArrayRecords(paths, features)
+            records = ArrayRecords(list(paths.values()), features)
             found.append(random_access.split_of(records, place, num_classes, custom_loss=False))
     return of_splits(dataset, found, places)
 
 
 def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
-    """Returns the sorted names of the training files and of the test files below a directory.
-
-    Raises:
-        ValueError: it is not a directory, or has no files to train or to test on.
-    """
+    """Returns the sorted names of the training files and of the test files below a directory."""
     forms = f"DIR/train/*.{dataset} and DIR/val/*.{dataset}, or DIR/*train*.{dataset}*"
     if data_dir is None:
         raise ValueError(f"dataset={dataset} needs data_dir=DIR, with {forms}.")
     directory = Path(data_dir)
-    if not directory.is_dir():
-        raise ValueError(f"data_dir ({directory}) is no directory; give one with {forms}.")
     names = sorted(
         str(path.relative_to(directory)) for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
         for path in directory.glob(pattern) if path.is_file()
@@ -118,23 +104,22 @@ class TfRecords(Streamed):
         )
 
 
-def _tf_records(
-    paths: Sequence[str], names: Sequence[str], where: str, features: str, num_classes: int | None
-) -> Found:
-    for name in names:
-        if (plain := name.removesuffix(".gz")) != name and plain in names:
+def _tf_records(paths: dict[str, str], where: str, features: str, num_classes: int | None) -> Found:
+    """Makes a split of the files at these paths, by their names below the directory."""
+    for name in paths:
+        if (plain := name.removesuffix(".gz")) != name and plain in paths:
             raise ValueError(
                 f"{where} holds {plain} and {name}, which would count twice; remove one of them."
             )
-    counts, compressions = zip(*map(count_records, paths), strict=True)
+    counts, compressions = zip(*map(count_records, paths.values()), strict=True)
     if sum(counts) == 0:
         raise ValueError(f"{where}: no records; give at least one.")
-    records = tf.data.Dataset.from_tensor_slices((list(paths), list(compressions)))
+    records = tf.data.Dataset.from_tensor_slices((list(paths.values()), list(compressions)))
     begins = accumulate(counts, initial=0)
     split = TfRecords(
         records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
         named.import_function(features, "features"),
-        files=list(zip(paths, names, compressions, begins)),
+        files=list(zip(paths.values(), paths, compressions, begins)),
     )
     try:
         x, y = split.given_spec
@@ -155,9 +140,6 @@ def count_records(path: str) -> tuple[int, str]:
     """Returns the number of records in a file, and its compression: "", "GZIP" or "ZLIB".
 
     The lengths of the records suffice to count them, unless the file is compressed.
-
-    Raises:
-        ValueError: the file cannot be read, or is not a complete TFRecord file.
     """
     count = 0
     try:
@@ -188,13 +170,8 @@ PREFIX = "tfds:"
 def load_tfds(name: str, data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """Loads the splits "train" and "test" (or "validation"), each example as (x, y).
 
-    Args:
-        name: "tfds:NAME", or with a configuration and a version: "tfds:NAME/CONFIG:1.0.0".
-        data_dir: the directory of prepared data sets; None: TFDS chooses it.
-        custom_loss: whether the model brings its loss: y may be anything, and test may be missing.
-
-    Raises:
-        ValueError: the package, the data set, a split, or its `supervised_keys` are missing.
+    name: "tfds:NAME", or with a configuration and a version: "tfds:NAME/CONFIG:1.0.0".
+    custom_loss: whether the model brings its loss: y may be anything, and test may be missing.
     """
     try:
         import tensorflow_datasets

@@ -144,11 +144,7 @@ class Cached(Streamed):
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:
-    """Makes the source of a tf.data.Dataset, cached if it surely fits into 1/4 of the memory.
-
-    Raises:
-        ValueError: the dataset repeats forever or is empty.
-    """
+    """Makes the source of a tf.data.Dataset, cached if it surely fits into 1/4 of the memory."""
     where = "the tf.data.Dataset"
     (count, _), size = _count(dataset, where), _example_bytes(dataset)
     kind = Cached if size is not None and fits(count * size) else Streamed
@@ -158,12 +154,7 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
 def split_of(
     given: tf.data.Dataset, where: str, num_classes: int | None, custom_loss: bool
 ) -> Found:
-    """Makes a split of a tf.data.Dataset, whose specs are checked and whose values are not.
-
-    Raises:
-        ValueError: elements do not hold numbers, or are not (x, y) with one integer y for a
-            classifier; or the dataset is empty or has no end.
-    """
+    """Makes a split of a tf.data.Dataset, whose specs are checked and whose values are not."""
     spec = given.element_spec
     for part in tf.nest.flatten(spec):
         is_tensor = isinstance(part, tf.TensorSpec) or is_composite(part)
@@ -188,11 +179,7 @@ def split_of(
 
 
 def _count(dataset: tf.data.Dataset, where: str, with_classes: bool = False) -> tuple[int, int]:
-    """Returns the number of examples, and 1 + the largest label or 1; may read the dataset once.
-
-    Raises:
-        ValueError: the dataset is empty or has no end, or a label is below 0.
-    """
+    """Returns the number of examples, and 1 + the largest label or 1; may read the dataset once."""
     count, num_classes = _counts.get(dataset, int(dataset.cardinality())), 1
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(

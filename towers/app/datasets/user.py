@@ -26,9 +26,6 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
 
     Its module may have NUM_CLASSES, and for iterables with a state NUM_EXAMPLES, the numbers of
     training examples in an epoch and of test examples. Its errors are raised unchanged.
-
-    Raises:
-        ValueError: the function cannot be imported, or its result or a number is wrong.
     """
     splits = named.import_function(spec, "dataset")()
     if not is_pair(splits):
@@ -66,19 +63,13 @@ def from_splits(
 ) -> Dataset:
     """Makes a data set of the user's training and test data, which have the same form.
 
-    Args:
-        name: a name for the data set.
-        train, test: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
-            (x, y), whose values are not checked; a random-access source of (x, y); or an iterable
-            of (x, y) with a state. The last two are read while training runs.
-        custom_loss: whether the model brings its own loss. x and y may then have any structure,
-            arrays and elements may be x or (x, y, sample_weight), and test may be None.
-        num_classes: the number of labels; None: 1 + the largest label, which takes one pass over a
-            tf.data.Dataset. Sources that are read while training runs need a number.
-        where: names for train and test, such as their files, shown in errors; () uses `name`.
-
-    Raises:
-        ValueError: train or test has another form or wrong values, or they differ in shape.
+    train, test: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
+        (x, y), whose values are not checked; a random-access source of (x, y); or an iterable of
+        (x, y) with a state. The last two are read while training runs.
+    custom_loss: whether the model brings its own loss. x and y may then have any structure, arrays
+        and elements may be x or (x, y, sample_weight), and test may be None.
+    num_classes: None: 1 + the largest label, which takes one pass over a tf.data.Dataset.
+    where: names for train and test, such as their files, shown in errors; () uses `name`.
     """
     makers = _splitter(train), _splitter(test)
     are_arrays = makers[0] is arrays.split_of
@@ -99,11 +90,7 @@ def from_splits(
 def of_splits(
     name: str, found: Sequence[Found], places: Sequence[str], custom_loss: bool = False
 ) -> Dataset:
-    """Makes a data set of a training split and an optional test split; errors use `places`.
-
-    Raises:
-        ValueError: train and test differ in shape, or in whether their pixels are divided.
-    """
+    """Makes a data set of a training split and an optional test split; errors use `places`."""
     splits, specs, counts = zip(*found, strict=True)
     notes = pixels.notes(*[x for x, _ in specs])
     first, *others = tf.nest.map_structure(lambda spec: spec and tuple(spec.shape), specs)

@@ -21,10 +21,6 @@ def weighed(
 
     text: weights of classes, such as "0:1,1:5", or "balanced"; None: all weigh the same.
     num_classes: None if the built model brings its own loss.
-
-    Raises:
-        ValueError: an example does not have one class, `text` names an unknown class, the data
-            bring sample weights, or "balanced" is given for labels that are not in memory.
     """
     if text is None:
         return examples, []
