@@ -153,9 +153,7 @@ def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
 
 def test_resume_lets_change_what_its_help_names_and_nothing_else(tmp_path):
     """What it lets change is no part of a run's identity."""
-    (tmp_path / "config.json").write_text(
-        TrainConfig(early_stopping=3, tensorboard=True).to_json()
-    )
+    (tmp_path / "config.json").write_text(TrainConfig(early_stopping=3, tensorboard=True).to_json())
     special = {"schedule": "cosine", "class_weight": "0:1,1:5", "image_size": "8x8x1",
                "strategy": "mirrored"}
     free = {"tensorboard"}

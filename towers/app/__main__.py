@@ -84,10 +84,7 @@ def run_without_training(config: TrainConfig) -> None:
 
 
 def train(argv: list[str]) -> None:
-    """Runs the command that the arguments select.
-
-    Libraries' messages go to the run's log.txt, or to the terminal with --verbosity=1.
-    """
+    """Runs the command that the arguments select; libraries' messages go to the run's log.txt."""
     config = parse_flags(argv)
     if config is None:
         return

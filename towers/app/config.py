@@ -306,9 +306,7 @@ class TrainConfig:
         try:
             values = {k: v for k, v in json.loads(text).items() if k not in _RETIRED}
         except (ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"config.json must be a JSON object, one entry for each field: {error}."
-            ) from None
+            raise ValueError(f"config.json must be a JSON object: {error}.") from None
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(

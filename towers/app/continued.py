@@ -26,9 +26,7 @@ def resolve_config(given: Mapping[str, Any]) -> TrainConfig:
     directory = given.get("resume")
     if directory == AUTO:
         if given.get("run_dir") is None:
-            raise ValueError(
-                "resume=auto continues the run in `run_dir`, or begins it there. Set `run_dir`."
-            )
+            raise ValueError("resume=auto continues the run in `run_dir`. Set `run_dir`.")
         directory = places.as_path(given["run_dir"])
         if run_dir.read_config(directory) is None:
             directory = None

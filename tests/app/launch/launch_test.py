@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.app.launch.players import ROOT, launch, start_command
+from tests.app.launch.players import ROOT, start_command
 
 
 def command(tmp_path, *arguments):
@@ -78,16 +78,6 @@ def test_for_several_machines_it_prints_what_a_shell_understands(words, tmp_path
             "cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}
         }
         assert started == (["python", "train.py", "--model=my model"] if words else [])
-
-
-def test_each_worker_sees_its_own_gpus_of_those_there_are(tmp_path):
-    text = "print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-    flags = ("--workers=2", "--gpus_per_worker=1")
-    visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    code, lines, _ = launch(tmp_path, text, *flags, environment=visible)
-    assert (code, sorted(lines)) == (0, ["0", "[worker 1] 1"])
-    code, _, stderr = launch(tmp_path, text, "--workers=3", *flags[1:], environment=visible)
-    assert code == 2 and "CUDA_VISIBLE_DEVICES='0,1' names 2." in stderr
 
 
 @pytest.mark.parametrize("redirection", ["| head -1", ">&- 2>&-", "> /dev/full"])

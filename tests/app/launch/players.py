@@ -31,14 +31,9 @@ def kill_self(number=signal.SIGKILL):
 
 
 def start(tmp_path, text, *flags, words=(), environment=()):
-    """The launcher's process, which runs a script as workers.
+    """The launcher's process, which runs script.py as workers: BEGINNING and the text.
 
-    Args:
-        tmp_path: where all of them run.
-        text: the script, behind BEGINNING; it is called script.py.
-        flags: the launcher's.
-        words: the script's arguments; a first one that ends in .py names the script.
-        environment: variables besides the test's own.
+    `flags` are the launcher's, `words` the script's; a first word that ends in .py is its name.
     """
     name = "script.py"
     if words and words[0].endswith(".py"):

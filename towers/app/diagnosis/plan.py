@@ -36,11 +36,9 @@ class Traffic:
 
 
 def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
-    """Returns the transfers of one step for each device; examples must have one shape.
+    """Returns the transfers of one step for each device, from the specs of a batch [None, ...].
 
     Transfers with the parameter device count only at the other device, unless all have copies.
-
-    batch: the specs of a batch, [None, ...]: x, (x, y), or (x, y, sample_weight).
     """
     def full(part: Any) -> tf.TensorSpec:
         if is_composite(part) or not part.shape[1:].is_fully_defined():

@@ -40,8 +40,6 @@ _REMEDIES = {
 _ROUNDS = 5
 _WARM_UP_SECONDS = 0.2  # before each measurement: drains buffers, fills caches
 _SECONDS = 0.4  # for each measurement in each round
-_TRACED_STEPS = 3
-_BAR_WIDTH = 30
 
 
 class Profile(NamedTuple):
@@ -125,7 +123,7 @@ def measure(
                     raise
                 del acts[part], seconds[part]  # it needs too much memory
     with tf.profiler.experimental.Profile(str(directory)):
-        for number in range(_TRACED_STEPS):
+        for number in range(3):
             with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
                 acts["whole"]()
         tf.test.experimental.sync_devices()
@@ -150,7 +148,7 @@ def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
     whole = profile.whole
     lines = [f"{'part of a step':<20}      ms  share"]
     for part, seconds in profile.parts.items():
-        bar = "=" * round(_BAR_WIDTH * seconds / whole)
+        bar = "=" * round(30 * seconds / whole)
         lines.append(f"{part:<20}{1e3 * seconds:8.2f}   {seconds / whole:4.0%}  {bar}".rstrip())
     rate = profile.batch_size / whole
     lines.append(f"{'whole step':<20}{1e3 * whole:8.2f}         {rate:,.0f} examples/s")

@@ -71,9 +71,9 @@ class Verification(NamedTuple):
 def verify_gradients(
     step: TowerStep, loss: Any, x: Any, y: Any, sample_weight: Any = None, loss_weights: Any = None
 ) -> Verification:
-    """Computes both gradients on one batch without noise; changes no variable and no seed.
+    """Compares both gradients on one batch without noise; changes no variable and no seed.
 
-    step: a step made for this check alone, because its graph is traced without noise.
+    The graph of `step` is traced without noise, so make it for this check alone.
     """
     model = step.model
     one_tower = TowerStep(

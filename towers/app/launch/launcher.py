@@ -145,9 +145,7 @@ def cause(ends: Sequence[End]) -> End | None:
     def weight(end: End) -> tuple[int, int]:
         if end.code == USER_MISTAKE:
             return 0, end.worker
-        if end.is_loss:
-            return 1 if end.code < 0 else 4, 0
-        return 3 if end.is_stop else 2, 0
+        return (1 if end.code < 0 else 4 if end.is_loss else 3 if end.is_stop else 2), 0
 
     failed = [e for e in ends if e.code and not (e.was_asked and (e.is_loss or e.is_stop))]
     return min(failed, key=weight, default=None)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -71,9 +71,7 @@ def make_cells(
     return cells
 
 
-def _parsed(
-    argument: str, texts: Sequence[str], kind: Callable[[str], Any], what: str, example: str
-) -> list[Any]:
+def _parsed(argument: str, texts: Sequence[str], kind: Any, what: str, example: str) -> list[Any]:
     try:
         values = list(map(kind, texts))
     except ValueError:
