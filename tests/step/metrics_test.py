@@ -35,13 +35,6 @@ def test_metrics_that_no_shard_could_give_are_those_of_keras_over_all_batches():
     assert numbers(metrics.result()) == numbers(logs)
 
 
-def test_the_loss_is_the_mean_over_examples_not_over_batches():
-    metrics = make_metrics((), None, "/cpu:0")
-    for loss, size in ((2.0, 8), (6.0, 2), (1.0, 6)):
-        logs = metrics.update(tf.constant(loss), *batch(size))
-    assert numbers(logs) == {"loss": (2 * 8 + 6 * 2 + 1 * 6) / 16}
-
-
 def test_steps_that_a_mask_leaves_out_do_not_count():
     y_pred = keras.layers.Masking()(np.array([[[1.0], [3.0], [0.0]]], "float32"))
     metrics = make_metrics([keras.metrics.MeanAbsoluteError(name="mae")], None, "/cpu:0")

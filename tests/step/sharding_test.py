@@ -10,7 +10,7 @@ from towers.step.structures import as_tensor, batch_specs
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("num_examples", [1, 2, 4, 5, 7, 8, 9, 40])
-def test_real_rows_joined_are_the_batch(num_examples, num_towers):
+def test_real_rows_joined_are_the_batch_and_empty_shards_carry_a_row(num_examples, num_towers):
     batch = tf.range(num_examples)
     shards = sharding.shard_batch(batch, num_towers)
     sizes = [int(shard.size) for shard in shards]
@@ -18,14 +18,10 @@ def test_real_rows_joined_are_the_batch(num_examples, num_towers):
     assert rows.tolist() == list(range(num_examples))
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sharding.shard_sizes(num_examples, num_towers)
+    assert [float(shard.share) for shard in shards] == [size / num_examples for size in sizes]
+    assert [s.values.shape[0] for s in shards] == [max(size, 1) for size in sizes]
     joined = sharding.concat_shards([shard.values for shard in shards], shards)
     assert joined.numpy().tolist() == list(range(num_examples))
-
-
-def test_an_empty_shard_carries_one_row_that_does_not_count():
-    shards = sharding.shard_batch(tf.constant([[1.0], [2.0]]), 4)
-    assert [int(s.size) for s in shards] == [1, 1, 0, 0]
-    assert [s.values.shape[0] for s in shards] == [1, 1, 1, 1]
 
 
 def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
@@ -48,11 +44,6 @@ def test_the_rows_of_a_sparse_tensor_are_split_and_joined_as_dense_rows_are():
         joined = sharding.concat_shards([shard.values for shard in shards], shards)
         for ours, theirs in zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True)):
             np.testing.assert_array_equal(ours, theirs)
-
-
-def test_shares_are_fractions_of_the_examples():
-    shards = sharding.shard_batch(tf.range(5), 8)
-    assert [float(shard.share) for shard in shards] == [0.2] * 5 + [0.0] * 3
 
 
 class Matrix:

@@ -9,15 +9,17 @@ import towers
 L = keras.layers
 
 
-def make_step(num_devices=2, **options):
+def dense():
+    return [keras.Input((6,)), L.Dense(33, activation="relu"), L.BatchNormalization(),
+            L.Dropout(0.3), L.Dense(3, activation="softmax")]
+
+
+def make_step(num_devices=2, layers=dense, optimizer="adam", **options):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
-        model = keras.Sequential([
-            keras.Input((6,)), L.Dense(8, activation="relu"), L.BatchNormalization(),
-            L.Dropout(0.3), L.Dense(3, activation="softmax"),
-        ])
         return towers.TowerStep(
-            model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
+            keras.Sequential(layers()), optimizer, "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
             **{"devices": [f"/cpu:{i}" for i in range(num_devices)], "num_towers": 4, **options},
         )
 

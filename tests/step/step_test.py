@@ -181,7 +181,7 @@ def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
     """Nor, with it, parameters and slots: Keras' optimizers would keep them for ever."""
     def updates():
         gc.collect()
-        return sum(getattr(o, "name", "") == "sum_and_update_program"
+        return sum(getattr(o, "name", "") == "update_program"
                    for o in gc.get_objects() if isinstance(o, tf.Graph))
 
     before = updates()

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.step import small_step
+from tests.step.small_step import dense
 from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.step.strategies import ParameterServer
 
@@ -17,25 +19,14 @@ L = keras.layers
 LOSS = "sparse_categorical_crossentropy"
 
 
-def dense():
-    return [keras.Input((6,)), L.Dense(33, activation="relu"), L.BatchNormalization(),
-            L.Dropout(0.3), L.Dense(3, activation="softmax")]
-
-
 def embedded():
     return [keras.Input((6,), dtype="int32"), L.Embedding(20, 5), L.Flatten(),
             L.Dense(3, activation="softmax")]
 
 
-def make_step(strategy="mirrored", num_devices=3, layers=dense, optimizer="adam", **options):
-    keras.utils.set_random_seed(0)
-    with tf.device("/cpu:0"):
-        model = keras.Sequential(layers())
-        return towers.TowerStep(
-            model, optimizer, LOSS, metrics=["accuracy"], strategy=strategy,
-            **{"num_towers": 8, "policy": GPU,
-               "devices": [f"/cpu:{i}" for i in range(num_devices)], **options},
-        )
+def make_step(strategy="mirrored", num_devices=3, **options):
+    options = {"num_towers": 8, "policy": GPU, **options}
+    return small_step.make_step(num_devices, strategy=strategy, **options)
 
 
 def batch(count, poisoned=False):

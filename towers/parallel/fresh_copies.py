@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from towers.resume.resumed_fit import fit_arguments
-from towers.step.parameter_server import ParameterServer
+from towers.step.strategies import ParameterServer
 
 _BATCH_HOOKS = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",

@@ -14,7 +14,7 @@ gradient. The weighted average sum(w_i * g_i) / sum(w_i) is then a plain sum.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
@@ -26,36 +26,37 @@ Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees 
 
 
 def partial_sums(
-    values: Sequence[Values],
-    devices: Sequence[str],
-    *,
-    add_on_devices: bool,
-    parameter_device: str | None = None,
-    packed: bool = False,
+    values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
+    parameter_device: str | None = None, packed: bool = False,
 ) -> Tree:
-    """Makes all additions on the towers' devices, or none; returns the tree of the rest.
+    """Makes all additions, each on its left child's device, or none; returns the tree of the rest.
 
-    Args:
-        values: T towers x V values.
-        devices: the device of each tower.
-        add_on_devices: make all additions, each on its left child's device; else make none.
-        parameter_device: the device that receives the rest of the tree; None leaves it where it is.
-        packed: whether small values travel as one vector for each dtype.
+    values: T towers x V values. parameter_device: receives the rest of the tree; None leaves it
+    where it is.
     """
-    if add_on_devices or len(values) == 1:
-        sums = _sum_on_devices(values, devices, packed)
-        if parameter_device is None:
-            return sums
-        return transfer(sums, devices[0], parameter_device, packed=packed)
-    half_way = _middle(len(values))
-    left, right = (
-        partial_sums(
-            values[half], devices[half], add_on_devices=False, parameter_device=parameter_device,
-            packed=packed,
+    tree: Tree = values[0]
+    if len(values) > 1:
+        target = None if add_on_devices else parameter_device
+        left, right = (
+            partial_sums(
+                values[half], devices[half], add_on_devices=add_on_devices,
+                parameter_device=target, packed=packed,
+            ) for half in _halves(len(values))
         )
-        for half in (slice(half_way), slice(half_way, None))
-    )
-    return left, right
+        if not add_on_devices:
+            return left, right
+        of_right = devices[_halves(len(values))[1]][0]
+        with tf.device(devices[0]):
+            tree = add_tree((left, transfer(right, of_right, devices[0], packed=packed)))
+    if parameter_device is None:
+        return tree
+    return transfer(tree, devices[0], parameter_device, packed=packed)
+
+
+def _halves(num_towers: int) -> tuple[slice, slice]:
+    """Returns which towers are in the left and the right half of a tree."""
+    half_way = (num_towers + 1) // 2
+    return slice(half_way), slice(half_way, None)
 
 
 def add_tree(tree: Tree) -> Values:
@@ -75,47 +76,21 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
-def _sum_on_devices(values: Sequence[Values], devices: Sequence[str], packed: bool) -> Values:
-    """Returns V sums, on the first tower's device."""
-    if len(values) == 1:
-        return values[0]
-    half_way = _middle(len(values))
-    left = _sum_on_devices(values[:half_way], devices[:half_way], packed)
-    right = _sum_on_devices(values[half_way:], devices[half_way:], packed)
-    right = transfer(right, devices[half_way], devices[0], packed=packed)
-    with tf.device(devices[0]):
-        return add_tree((left, right))
+def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:
+    """Returns (owner, towers) of each maximal subtree that belongs to one owner, in tower order.
 
-
-def _middle(num_towers: int) -> int:
-    """Returns the number of towers in the left half of a tree."""
-    return (num_towers + 1) // 2
-
-
-class Subtree(NamedTuple):
-    """Names a maximal subtree of the additions whose towers all belong to one owner.
-
-    owner: a worker's or device's index. slot: counts the owner's subtrees. towers: their indices.
+    owners: the index of each tower's worker or device, ascending.
     """
-
-    owner: int
-    slot: int
-    towers: range
-
-
-def subtrees(owners: Sequence[int]) -> list[Subtree]:
-    """Splits the tree by owner, in tower order; `owners`: the T towers' owners, ascending."""
-    found: list[Subtree] = []
+    found = []
     waiting = [range(len(owners))]
     while waiting:
         towers = waiting.pop()
         owner = owners[towers[0]]
         if owners[towers[-1]] == owner:
-            slot = sum(subtree.owner == owner for subtree in found)
-            found.append(Subtree(owner, slot, towers))
+            found.append((owner, towers))
         else:
-            half_way = _middle(len(towers))
-            waiting += [towers[half_way:], towers[:half_way]]
+            left, right = _halves(len(towers))
+            waiting += [towers[right], towers[left]]
     return found
 
 
@@ -123,6 +98,5 @@ def add_subtrees(sums: Mapping[range, tf.Tensor], towers: range) -> tf.Tensor:
     """Returns the sum over `towers`, given the sum of each subtree."""
     if towers in sums:
         return sums[towers]
-    half_way = _middle(len(towers))
-    left, right = towers[:half_way], towers[half_way:]
-    return add_subtrees(sums, left) + add_subtrees(sums, right)
+    left, right = _halves(len(towers))
+    return add_subtrees(sums, towers[left]) + add_subtrees(sums, towers[right])

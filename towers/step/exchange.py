@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from towers.step.averaging import Tree, Values, add, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
-from towers.step.structures import join_rows, sparse_rows
+from towers.step.structures import components, join_rows, sparse_rows
 from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
@@ -38,11 +38,7 @@ def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
 
 
 def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
-    """Returns the exchange of one step.
-
-    Raises:
-        ValueError: `num_towers`, T, is less than the number of workers.
-    """
+    """Returns the exchange of one step; raises ValueError if there are more workers than towers."""
     if cluster.num_workers == 1:
         return Exchange(num_towers)
     if num_towers < cluster.num_workers:
@@ -54,7 +50,7 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
 
 
 class Exchange:
-    """Exchanges values where there is one worker: returns the values of its towers.
+    """Exchanges values where there is one worker: returns the values of its T towers.
 
     local_towers: the indices of this worker's towers.
     is_alone: whether there is no other worker.
@@ -63,7 +59,6 @@ class Exchange:
     is_alone = True
 
     def __init__(self, num_towers: int) -> None:
-        """Args: num_towers: T."""
         self.local_towers = range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
@@ -73,28 +68,19 @@ class Exchange:
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
         """Returns the tree of the remaining additions over T towers.
 
-        Args:
-            values: this worker's towers x V values.
-            devices: the device of each of these towers.
-            options: `add_on_devices`, `parameter_device` and `packed` for `partial_sums`.
+        values, devices, options: the arguments of `partial_sums`, for this worker's towers.
         """
         return partial_sums(values, devices, **options)
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
         """Joins the rows of all towers' shards, in order; empty shards give no rows.
 
-        Args:
-            values: one tensor [max(n, 1), ...] for each tower of this worker.
-            shards: the shards of all T towers.
+        values: a tensor [max(n, 1), ...] for each tower of this worker. shards: T shards.
         """
         return concat_shards(values, shards)
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values of all T towers.
-
-        Args:
-            values: one tensor for each tower of this worker; all T have one shape.
-        """
+        """Returns the values of all T towers, given this worker's; all have one shape."""
         return list(values)
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
@@ -106,19 +92,20 @@ class Exchange:
 
 
 class WorkersExchange(Exchange):
-    """Exchanges values between several workers, in the step's graph."""
+    """Exchanges values between several workers, in the step's graph; each has a tower."""
 
     is_alone = False
 
     def __init__(self, cluster: Cluster, num_towers: int) -> None:
-        """Args: cluster: at least 2 workers. num_towers: T, at least one for each worker."""
         self._num_workers, self._num_towers = cluster.num_workers, num_towers
         workers = range(cluster.num_workers)
         self._towers = [towers_of(w, cluster.num_workers, num_towers) for w in workers]
         self.local_towers = self._towers[cluster.index]
-        self._subtrees = subtrees([w for w in workers for _ in self._towers[w]])
-        self._own = [s.towers for s in self._subtrees if s.owner == cluster.index]
-        self._most = 1 + max(subtree.slot for subtree in self._subtrees)  # of any worker
+        found = subtrees([w for w in workers for _ in self._towers[w]])
+        self._subtrees = [[towers for owner, towers in found if owner == w] for w in workers]
+        self._most = max(map(len, self._subtrees))
+        begin, own = self.local_towers.start, self._subtrees[cluster.index]
+        self._own = [slice(towers.start - begin, towers.stop - begin) for towers in own]
         self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
@@ -129,9 +116,7 @@ class WorkersExchange(Exchange):
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
         """Returns the V sums over all T towers; no additions remain."""
-        begin = self.local_towers.start
-        own = [slice(t.start - begin, t.stop - begin) for t in self._own]
-        added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in own]
+        added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in self._own]
         sums = list(added[0])
         for i, value in enumerate(added[0]):
             if isinstance(value, (tf.IndexedSlices, tuple)):
@@ -142,9 +127,8 @@ class WorkersExchange(Exchange):
             padded = tf.pad(tf.stack(packed), [[0, missing], [0, 0]])  # [K, a multiple of W]
             slices = tf.reshape(padded, [self._most, self._num_workers, -1])
             received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
-            total = self._collectives.all_gather(self._add(received))
-            parts = unpack(tf.reshape(total, [-1]), shapes)
-            for i, part in zip(chosen, parts, strict=True):
+            total = tf.reshape(self._collectives.all_gather(self._add(received)), [-1])
+            for i, part in zip(chosen, unpack(total, shapes), strict=True):
                 sums[i] = part
         return sums
 
@@ -154,8 +138,8 @@ class WorkersExchange(Exchange):
         return self._join(join_rows(own), tf.stack(sizes))
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        joined = self._join(tf.stack(list(values)), tf.constant(list(map(len, self._towers))))
-        return tf.unstack(joined, num=self._num_towers)
+        counts = tf.constant(list(map(len, self._towers)))
+        return tf.unstack(self._join(tf.stack(list(values)), counts), num=self._num_towers)
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
@@ -173,7 +157,10 @@ class WorkersExchange(Exchange):
 
     def _add(self, received: tf.Tensor) -> tf.Tensor:
         """Returns the sum over all towers of K subtree sums of each worker, [W, K, ...]."""
-        sums = {subtree.towers: received[subtree.owner, subtree.slot] for subtree in self._subtrees}
+        sums = {
+            towers: received[worker, i]
+            for worker, own in enumerate(self._subtrees) for i, towers in enumerate(own)
+        }
         return add_subtrees(sums, range(self._num_towers))
 
     def _add_slices(self, values: Sequence[Any]) -> Any:
@@ -215,17 +202,14 @@ def fingerprint(batch: BatchValues) -> tf.Tensor:
 
     A checksum adds at most 127 values of each row, times the row's number: the order counts.
     """
-    parts = [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
-    return tf.stack([tf.cast(batch_size(batch), tf.int64), *map(_row_sum, parts)])
-
-
-_VALUES_A_ROW = 64
+    num_examples = tf.cast(batch_size(batch), tf.int64)
+    return tf.stack([num_examples, *map(_row_sum, components(batch))])
 
 
 def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
     num_rows = tf.shape(tensor)[0]
     flat = tf.reshape(tensor, [num_rows, tf.reduce_prod(tf.shape(tensor)[1:])])
-    some = flat[:, :: tf.maximum(1, tf.shape(flat)[1] // _VALUES_A_ROW)]
+    some = flat[:, :: tf.maximum(1, tf.shape(flat)[1] // 64)]
     if some.dtype == tf.string:
         numbers = tf.strings.to_hash_bucket_fast(some, 2**31 - 1)
     elif some.dtype.is_floating:

@@ -18,14 +18,18 @@ from towers.machine.devices import HOST
 from towers.step.loss_kinds import ShardFacts
 
 
+_BY_INDEX = tf.int16
+_DISTINCT = (
+    "Unique", "UniqueV2", "SparseSegmentSumGradV2", "SparseSegmentMeanGradV2",
+    "SparseSegmentSqrtNGradV2",
+)
+_MOVES = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
+
+
 def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:
     """Marks the kinds of slices by their dense_shape, for `add_slices` and `join_lookups`.
 
     Several lookups give a tuple, unless all are of the first kind. Dense gradients do not change.
-
-    Args:
-        gradient: a tower's gradient of one variable.
-        facts: the facts about the traced tensors.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -42,64 +46,13 @@ def separate_lookups(gradient: Any, facts: ShardFacts) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-def _are_distinct(indices: tf.Tensor) -> bool:
-    """Whether each index occurs once, as in gradients of `tf.nn.embedding_lookup_sparse`."""
-    while indices.op.type in _MOVES:
-        indices = indices.op.inputs[0]
-    return indices.op.type in _DISTINCT
-
-
-_BY_INDEX = tf.int16
-_DISTINCT = (
-    "Unique", "UniqueV2", "SparseSegmentSumGradV2", "SparseSegmentMeanGradV2",
-    "SparseSegmentSqrtNGradV2",
-)
-_MOVES = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
-
-
-def add_slices(left: Any, right: Any) -> Any:
-    """Merges two towers' slices: adds the values if the indices are equal, else joins both."""
-    if isinstance(left, tuple):
-        return tuple(map(add_slices, left, right))
-    if left.dense_shape is None:
-        return tf.IndexedSlices(left.values + right.values, left.indices)
-    return tf.IndexedSlices(
-        tf.concat([left.values, right.values], axis=0),
-        tf.concat([left.indices, right.indices], axis=0),
-        left.dense_shape,
-    )
-
-
-def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
-    """Converts the sum of marked slices back to one IndexedSlices.
-
-    Args:
-        gradient: a sum of `separate_lookups` results; dense gradients and None are returned as is.
-        shape: the shape of the table.
-    """
-    if not isinstance(gradient, (tf.IndexedSlices, tuple)):
-        return gradient
-    given = gradient if isinstance(gradient, tuple) else (gradient,)
-    shapes = [part.dense_shape for part in given]
-    if len(given) == 1 and shapes[0] is not None and shapes[0].dtype != _BY_INDEX:
-        return given[0]
-    parts = [
-        _added_by_index(part) if shape is not None and shape.dtype == _BY_INDEX
-        else (part.values, part.indices)
-        for part, shape in zip(given, shapes, strict=True)
-    ]
-    return tf.IndexedSlices(
-        tf.concat([values for values, _ in parts], axis=0),
-        tf.concat([tf.cast(indices, given[0].indices.dtype) for _, indices in parts], axis=0),
-        tf.constant(list(shape), tf.int64),
-    )
-
-
-def _added_by_index(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Adds slices with equal indices; returns (values, indices). A GPU would add in any order."""
-    with tf.device(HOST):
-        indices, places = tf.unique(slices.indices)
-        return tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices
+def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Returns (values, indices) of each lookup; a tape may have joined several lookups."""
+    if values.op.type == indices.op.type == "ConcatV2":
+        of_values, of_indices = list(values.op.inputs)[:-1], list(indices.op.inputs)[:-1]
+        if len(of_values) == len(of_indices):
+            return [p for pair in zip(of_values, of_indices) for p in _parts(*pair)]
+    return [(values, indices)]
 
 
 def _are_shared(indices: tf.Tensor, facts: ShardFacts) -> bool:
@@ -109,10 +62,43 @@ def _are_shared(indices: tf.Tensor, facts: ShardFacts) -> bool:
     return not counts_rows and not facts.dependence.local(indices, but_sizes=True)
 
 
-def _parts(values: tf.Tensor, indices: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns (values, indices) of each lookup; a tape may have joined several lookups."""
-    if values.op.type == indices.op.type == "ConcatV2":
-        of_values, of_indices = list(values.op.inputs)[:-1], list(indices.op.inputs)[:-1]
-        if len(of_values) == len(of_indices):
-            return [p for pair in zip(of_values, of_indices) for p in _parts(*pair)]
-    return [(values, indices)]
+def _are_distinct(indices: tf.Tensor) -> bool:
+    """Whether each index occurs once, as in gradients of `tf.nn.embedding_lookup_sparse`."""
+    while indices.op.type in _MOVES:
+        indices = indices.op.inputs[0]
+    return indices.op.type in _DISTINCT
+
+
+def add_slices(left: Any, right: Any) -> Any:
+    """Merges two towers' slices: adds the values if the indices are equal, else joins both."""
+    if isinstance(left, tuple):
+        return tuple(map(add_slices, left, right))
+    if left.dense_shape is None:
+        return tf.IndexedSlices(left.values + right.values, left.indices)
+    return tf.IndexedSlices(
+        tf.concat([left.values, right.values], 0), tf.concat([left.indices, right.indices], 0),
+        left.dense_shape,
+    )
+
+
+def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
+    """Converts a sum of marked slices to IndexedSlices of a table of this shape.
+
+    Dense gradients and None are returned unchanged.
+    """
+    if not isinstance(gradient, tf.IndexedSlices | tuple):
+        return gradient
+    given = gradient if isinstance(gradient, tuple) else (gradient,)
+    all_values, all_indices = [], []
+    for part in given:
+        values, indices, marked = part.values, part.indices, part.dense_shape
+        if marked is not None and marked.dtype == _BY_INDEX:
+            with tf.device(HOST):  # a GPU would add in any order
+                indices, places = tf.unique(indices)
+                values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+        elif marked is not None and len(given) == 1:
+            return part
+        all_values.append(values)
+        all_indices.append(tf.cast(indices, given[0].indices.dtype))
+    dense_shape = tf.constant(list(shape), tf.int64)
+    return tf.IndexedSlices(tf.concat(all_values, 0), tf.concat(all_indices, 0), dense_shape)

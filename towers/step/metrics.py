@@ -25,33 +25,22 @@ class BatchMetrics:
     """
 
     def __init__(self, model: keras.Model, device: str) -> None:
-        """Args: model: a compiled model. device: the device of its metrics' variables."""
-        self._model, self._device = model, device
+        """`model` is compiled; its metrics' variables are on `device`."""
+        self.model, self._device = model, device
         self.need_predictions, self._is_built = True, False
         self.names = ["loss"]
-
-    def track_losses(
-        self, x: Any, y: Any, predictions: Any, sample_weight: Any = None, training: bool = False
-    ) -> None:
-        """Updates the metrics that the model's loss tracks; takes the arguments of `update`."""
-        with tf.device(self._device):
-            track_losses(self._model, x, y, predictions, sample_weight, training)
 
     def update(
         self, loss: tf.Tensor, x: Any, y: Any, predictions: Any, sample_weight: Any = None
     ) -> dict[str, tf.Tensor]:
         """Adds one global batch; returns {"loss": ..., metric: ...} over all batches since `reset`.
 
-        Args:
-            loss: the global batch's loss, a scalar.
-            x, y: the global batch's inputs and labels.
-            predictions: the model's outputs for `x`, with masks and logits attached; None if
-                `need_predictions` is false.
-            sample_weight: the global batch's weights, for weighted metrics; or None.
+        `predictions` are the model's outputs for `x`, with masks and logits attached. They may be
+        None if `need_predictions` is false.
         """
         with tf.device(self._device):
-            logs = update_metrics(self._model, loss, x, y, predictions, sample_weight)
-            return {"loss": loss_tracker(self._model).result(), **logs}
+            logs = update_metrics(self.model, loss, x, y, predictions, sample_weight)
+            return {"loss": loss_tracker(self.model).result(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:
         """Returns the values over all batches since `reset`.
@@ -59,24 +48,19 @@ class BatchMetrics:
         Values that only a custom `compute_metrics` knows are NaN.
         """
         with tf.device(self._device):
-            logs = self._model.get_metrics_result()
-            logs = {"loss": loss_tracker(self._model).result(), **logs}
+            logs = self.model.get_metrics_result()
+            logs = {"loss": loss_tracker(self.model).result(), **logs}
             return {name: logs.get(name, tf.constant(math.nan)) for name in self.names}
 
     def build(self, y: Any, predictions: Any, x: Any = None, sample_weight: Any = None) -> None:
-        """Creates the metrics' variables, which depend on the outputs' shapes.
+        """Creates the metrics' variables for batches, or specs, like these.
 
-        Call it before tracing: a tf.function that creates variables is traced twice.
-
-        Args:
-            y, predictions, x, sample_weight: the arguments of a later `update`, or their specs.
-
-        Raises:
-            ValueError: a metric does not fit the labels.
+        Call it before tracing: a tf.function that creates variables is traced twice. Raises
+        ValueError if a metric does not fit the labels.
         """
         if self._is_built:
             return
-        model, row = self._model, one_row((x, y, predictions, sample_weight))
+        model, row = self.model, one_row((x, y, predictions, sample_weight))
         tracks = tracks_outputs(model, predictions)
         with tf.device(self._device):
             if tracks:
@@ -86,35 +70,28 @@ class BatchMetrics:
         self.names, self._is_built = list({"loss": None, **logs}), True
         self.need_predictions = tracks or (
             loss_internals.compiled_metrics(model) is not None
-            or overrides(model, "compute_loss")
-            or overrides(model, "compute_metrics")
+            or overrides(model, "compute_loss") or overrides(model, "compute_metrics")
         )
 
     def reset(self) -> None:
         """Resets the loss and all metrics."""
-        loss_tracker(self._model).reset_state()
-        self._model.reset_metrics()
+        loss_tracker(self.model).reset_state()
+        self.model.reset_metrics()
 
     @property
     def variables(self) -> list[keras.Variable]:
         """Returns the variables of the loss and the metrics, each once."""
-        found = [*loss_tracker(self._model).variables, *self._model.metrics_variables]
+        found = [*loss_tracker(self.model).variables, *self.model.metrics_variables]
         return list({id(v): v for v in found}.values())
-
-
-class _MetricsHolder(keras.Model):
-    """Provides Keras' handling of `compile(metrics=...)`; this model has no layers."""
 
 
 def make_metrics(metrics: Any, output_names: Sequence[str] | None, device: str) -> BatchMetrics:
     """Returns the BatchMetrics of metrics that no model was compiled with.
 
-    Args:
-        metrics: Keras metrics in any form that `keras.Model.compile` takes, or None.
-        output_names: the names of the model's outputs, if it has any.
-        device: the device of the metrics' variables.
+    metrics: Keras metrics in any form that `keras.Model.compile` takes, or None. output_names: the
+    names of the model's outputs, if it has any.
     """
-    holder = _MetricsHolder()
+    holder = keras.Model(name="metrics")  # without layers
     if output_names:
         holder.output_names = list(output_names)
     with tf.device(device):

@@ -3,7 +3,6 @@
     global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,19 +31,11 @@ class Shard(NamedTuple):
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
     """Returns each tower's number of examples; the first N % T towers get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
-    return [quotient + 1 if t < remainder else quotient for t in range(num_towers)]
+    return [quotient + (t < remainder) for t in range(num_towers)]
 
 
 def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
-    """Splits a batch along its first axis.
-
-    Args:
-        batch: a structure of tensors [N, ...] with one N >= 1, static or not; None is kept.
-        num_towers: T.
-
-    Returns:
-        T shards, in order.
-    """
+    """Splits tensors [N, ...], N >= 1 static or not, into T shards, in order; None is kept."""
     num_examples, tower = batch_size(batch), tf.range(num_towers)
     # Compute all bounds in few operations, because tracing an operation takes a millisecond.
     quotient, remainder = num_examples // num_towers, num_examples % num_towers
@@ -54,26 +45,18 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     shares = tf.cast(sizes, tf.float64) / tf.cast(num_examples, tf.float64)
     columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes, shares  # bounds are [1] each
     return [
-        Shard(map_tensors(functools.partial(take_rows, begin=begin, end=end), batch), size, share)
+        Shard(map_tensors(lambda v: take_rows(v, begin, end), batch), size, share)
         for begin, end, size, share in zip(*map(tf.unstack, columns), strict=True)
     ]
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-    """Joins the towers' results for their shards; empty shards give no rows.
-
-    Args:
-        values: T tensors [max(size, 1), ...], or with several rows for each example.
-        shards: the T shards that they come from.
-
-    Returns:
-        A tensor [N, ...] with the rows in the order of the global batch.
-    """
+    """Joins the T towers' results, in order, to [N, ...]; empty shards give no rows."""
     return join_rows([rows_of(v, shard) for v, shard in zip(values, shards, strict=True)])
 
 
 def rows_of(value: Any, shard: Shard) -> Any:
-    """Returns the rows of a tower's result; no row for an empty shard."""
+    """Returns the rows of a tower's result, [max(size, 1), ...]; no row for an empty shard."""
     return take_rows(value, [0], [tf.where(shard.size > 0, batch_size(value), 0)])
 
 

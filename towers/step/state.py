@@ -17,12 +17,10 @@ import tensorflow as tf
 from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
-_SEED = "seed_generator_state"  # the name that Keras gives the state of every SeedGenerator
-
 
 def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
-    return variable.name == _SEED
+    """Whether a variable is the state of a `keras.random.SeedGenerator`; Keras names them all."""
+    return variable.name == "seed_generator_state"
 
 
 def statistics(
@@ -30,8 +28,7 @@ def statistics(
 ) -> list[keras.Variable]:
     """Returns the statistics of BatchNormalization layers, in the order of the model's variables.
 
-    Args:
-        synchronized: layers to leave out, because their statistics are equal in all towers.
+    Those of `synchronized` layers, which are equal in all towers, are left out.
     """
     found = {
         id(variable)
@@ -44,13 +41,9 @@ def statistics(
 
 
 def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]:
-    """Returns the random seeds that tower `tower_index` starts from.
+    """Returns the random seeds, int64 vectors [seed, counter], that a tower starts from.
 
     Tower 0 uses the model's seeds, so that a single tower computes the same as Keras.
-
-    Args:
-        seeds: the model's seeds, int64 vectors [seed, counter].
-        tower_index: 0 ... T - 1.
     """
     if tower_index == 0:
         return list(seeds)

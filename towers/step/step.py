@@ -12,7 +12,7 @@
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -20,18 +20,16 @@ import tensorflow as tf
 
 from towers import __version__
 from towers.machine import choices, devices as devices_lib
-from towers.machine.devices import Policy, policy_of
+from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
 from towers.machine.loss_internals import marked
 from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
-from towers.step.checks import checked_rows
 from towers.step.compiled import COMPILED, recipe_of
 from towers.step.errors import checked
 from towers.step.exchange import make_exchange
 from towers.step.gathering import synchronized_layers
-from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_unsynchronized, make_stages
@@ -49,8 +47,7 @@ class Computed(NamedTuple):
     """Holds the towers' results for a global batch, before the update.
 
     tree: the remaining additions over the towers of [loss, V gradients, parts].
-    added: the index of the variable that the sum of each part is assigned to.
-    same: values that all towers agree on, taken from tower 0; keyed by variable index.
+    added: the variable index of each part. same: tower 0's `Assigned.same`.
     predictions: the model's outputs for all rows, before the update; None if not requested.
     finite: [T, 1 + V] bool: whether each tower's loss and gradients are finite; None if unchecked.
     """
@@ -63,26 +60,18 @@ class Computed(NamedTuple):
 
 
 class Step:
-    """Makes updates of a model's parameters, within a tf.function of the caller."""
+    """Makes updates of a model's parameters, within a tf.function of the caller.
+
+    trainable_variables: the V variables that were trainable when this step was created.
+    """
 
     def __init__(
-        self,
-        model: keras.Model,
-        optimizer: Any = COMPILED,
-        loss: Any = COMPILED,
-        *,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        devices: Sequence[str] | None = None,
-        num_towers: int | None = None,
-        batch_norm: str | None = None,
-        nonfinite: str = "apply",
-        jit_compile: bool | str = COMPILED,
-        strategy: str = "parameter_server",
-        gpus_per_tower: int = 1,
-        stages: Sequence[str] | None = None,
-        policy: Policy | None = None,
-        cluster: Cluster | None = None,
+        self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
+        loss_weights: Any = None, metrics: Any = None, devices: Sequence[str] | None = None,
+        num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
+        jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
+        gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
+        policy: Policy | None = None, cluster: Cluster | None = None,
     ) -> None:
         """
         Args:
@@ -134,7 +123,8 @@ class Step:
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
-        self.num_towers = num_towers
+        self.num_towers, self.nonfinite, self.model = num_towers, nonfinite, model
+        self.batch_norm = batch_norm or "average"
         self.exchange = make_exchange(self.cluster, num_towers)
         self.local_towers = self.exchange.local_towers
         self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
@@ -142,41 +132,33 @@ class Step:
             warnings.warn(shared, stacklevel=2)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
-        self.model = model
-        self.batch_norm = batch_norm or "average"
         self.parameter_device = state_lib.variables_device(model)
         self.optimizer, loss, loss_weights, self.metrics = recipe_of(
             model, optimizer, loss, loss_weights, metrics, self.parameter_device
         )
-        synchronized = synchronized_layers(model, batch_norm) if self.num_towers > 1 else []
+        synchronized = synchronized_layers(model, batch_norm) if num_towers > 1 else []
         check_unsynchronized(self.stages, synchronized)
         self.uses_xla = not self.stages and uses_xla(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
-        self.nonfinite = nonfinite
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.parameter_device,
             self.tower_devices, self.policy, self.exchange, self.stages,
         )
         self.tower = Tower(
-            model, loss, loss_weights, synchronized_layers=synchronized, batch_norm=batch_norm,
-            is_alone=num_towers == 1, checked=checked(nonfinite, self.optimizer),
-            jit_compile=self.uses_xla, stages=self.stages,
+            model, loss, loss_weights, synchronized, batch_norm, is_alone=num_towers == 1,
+            checked=checked(nonfinite, self.optimizer), jit_compile=self.uses_xla,
+            stages=self.stages,
         )
+        self.trainable_variables = self.tower.trainable
 
     # The diagram.
 
     def compute(
         self, batch: BatchValues, placed: Placed = None, *, with_predictions: bool = True
     ) -> Computed:
-        """Computes the towers' results for a global batch: arrows 1 to 4.
-
-        Args:
-            batch: x, y and sample_weight, structures of tensors [N, ...] or None.
-            placed: the shards, already on their devices; None splits the batch.
-            with_predictions: whether to return the model's outputs for all rows.
-        """
-        with checked_rows(*batch):
+        """Computes the towers' results for a global batch: arrows 1 to 4."""
+        with checks.checked_rows(*batch):
             shards = self.split(batch, placed)                                  # 1
             with tf.device(self.parameter_device):  # 1 for all but a LossScaleOptimizer
                 loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
@@ -197,7 +179,7 @@ class Step:
 
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """Splits the global batch into T shards (arrow 1)."""
-        with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
+        with tf.name_scope(structures.SPLIT), tf.device(HOST):
             self.exchange.check_same_batch(batch)
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.local_towers, placed or []):
@@ -206,8 +188,15 @@ class Step:
 
     def run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """Calls the traced tower on each of this worker's shards, on its device (arrows 2, 3)."""
-        tower, weigh = self.tower.trace(name, shards[self.local_towers.start].values)
+        traced, weigh = self.tower.trace(name, shards[self.local_towers.start].values)
         inputs = self._inputs(shards)
+
+        def run(function: TracedTower, others: list[list[Any]]) -> list[Any]:
+            return function.run(
+                list(zip(inputs, others, strict=True)), self.tower_devices, self._sum_towers,
+                take_turns=self.policy.take_turns, first=self.local_towers.start,
+            )
+
         if name == "predict":
             shares = [Shares(tf.zeros([0], tf.float64), shard.share) for shard in shards]
         else:
@@ -216,51 +205,40 @@ class Step:
                 if weigh is None:
                     weights = [losses.weigh(*shard.values[1:], shard.size) for shard in shards]
                 else:
-                    sizes = [(shards[t].size,) for t in self.local_towers]
-                    weights = self.exchange.all_gather(self._on_devices(weigh, inputs, sizes))
+                    sizes = [[shards[t].size] for t in self.local_towers]
+                    weights = self.exchange.all_gather(run(weigh, sizes))
                 shares = tower_shares(losses.terms(*shards[0].values[1:]), weights, shards)
-        own_shares = [(shares[t], *options) for t in self.local_towers]
-        return self._on_devices(tower, inputs, own_shares)
+        return run(traced, [[shares[t], *options] for t in self.local_towers])
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
         """Returns the inputs of each tower of this worker (arrow 3).
 
         TensorFlow sends a value only once to each device, even if several of its towers need it.
         """
-        parameter_device = self.parameter_device
-        with tf.name_scope(structures.PARAMETERS), tf.device(parameter_device):
-            devices = [parameter_device, *self.tower_devices]
-            arrived = self.strategy.spread(self.tower.state, devices)
-            first = len(self.trainable_variables)
-            seeds = {i: arrived[parameter_device][first + i] for i in self.tower.seeds}
-            inputs = []
-            for tower, device in zip(self.local_towers, self.tower_devices, strict=True):
+        home, first = self.parameter_device, len(self.trainable_variables)
+        inputs = []
+        with tf.name_scope(structures.PARAMETERS), tf.device(home):
+            arrived = self.strategy.spread(self.tower.state, [home, *self.tower_devices])
+            seeds = {i: arrived[home][first + i] for i in self.tower.seeds}
+            for t, device in zip(self.local_towers, self.tower_devices, strict=True):
                 parameters, state = arrived[device][:first], arrived[device][first:]
-                folded = state_lib.tower_seeds(list(seeds.values()), tower)
-                moved = transfer(folded, parameter_device, device, packed=self.strategy.packed)
+                folded = state_lib.tower_seeds(list(seeds.values()), t)
+                moved = transfer(folded, home, device, packed=self.strategy.packed)
                 for i, seed in zip(seeds, moved, strict=True):
                     state[i] = seed
-                inputs.append(TowerInput(parameters, state, *shards[tower].values))
-            return inputs
-
-    def _on_devices(
-        self, tower: TracedTower, inputs: list[TowerInput], options: Sequence[Sequence[Any]]
-    ) -> list[Any]:
-        arguments = [(fed, *others) for fed, others in zip(inputs, options, strict=True)]
-        return tower.run(
-            arguments, self.tower_devices, self._sum_towers,
-            take_turns=self.policy.take_turns, first=self.local_towers.start,
-        )
+                inputs.append(TowerInput(parameters, state, *shards[t].values))
+        return inputs
 
     def _add_up(self, outputs: list[TowerOutput], shards: list[Shard] | None) -> Computed:
         """Adds loss, gradients and state (arrow 4); joins the outputs if `shards` are given."""
-        assigned, finite = outputs[0].assigned, None
+        assigned, predictions, finite = outputs[0].assigned, None, None
         with tf.name_scope(structures.SUM), tf.device(self.parameter_device):
-            same = dict(zip(assigned.same, self._broadcast(assigned.same.values()), strict=True))
+            same = self._broadcast(assigned.same)
             values = [[o.loss, *o.gradients, *o.assigned.parts.values()] for o in outputs]
             tree = self.strategy.add_up(values, self.tower_devices)
         with tf.device(self.parameter_device):
-            predictions = None if shards is None else self._predictions(outputs, shards)
+            if shards is not None:
+                predictions = self._predictions(outputs, shards)
             if outputs[0].finite is not None:
                 finite = tf.stack(self.exchange.all_gather([o.finite for o in outputs]))
         return Computed(tree, list(assigned.parts), same, predictions, finite)
@@ -271,9 +249,8 @@ class Step:
         Rows are joined in order. An output without rows is tower 0's, or a sum over the towers.
         """
         first = outputs[0]
-        same, parts = first.without_rows
-        found: dict[int, tf.Tensor] = dict(zip(same, self._broadcast(same.values()), strict=True))
-        if parts:
+        found = self._broadcast(first.without_rows.same)
+        if parts := first.without_rows.parts:
             added = self._sum_towers([list(o.without_rows.parts.values()) for o in outputs])
             found |= zip(parts, added, strict=True)
         for i, value in enumerate(first.predictions):
@@ -289,33 +266,22 @@ class Step:
     def infer(
         self, name: str, batch: BatchValues, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
-        """Returns (loss, predictions) in inference mode; `name`: "test" or "predict".
-
-        Values that the model assigns to its state are kept, as in Keras.
+        """Returns (loss, predictions) of "test" or "predict"; assigns to the state, as Keras does.
         """
-        with checked_rows(*batch), tf.device(self.parameter_device):
+        with checks.checked_rows(*batch), tf.device(self.parameter_device):
             shards = self.split(batch, placed)
             computed = self._add_up(self.run_towers(name, shards), shards)
             loss, *added = add_tree(computed.tree)
             self._assign_state(computed, added)
             return loss, computed.predictions
 
-    def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
-        """Returns (loss, [gradient]) of a global batch, averaged; assigns nothing."""
-        with tf.device(self.parameter_device):
-            outputs = self.run_towers("train", self.split(batch), tf.ones([]))
-            loss, *added = add_tree(self._add_up(outputs, None).tree)
-        variables = self.trainable_variables
-        return loss, [join_lookups(g, v.shape) for g, v in zip(added, variables)]
-
     # Helpers of the arrows.
 
-    def _broadcast(self, values: Iterable[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns tower 0's values on the parameter device, given this worker's first tower's."""
-        moved = transfer(
-            list(values), self.tower_devices[0], self.parameter_device, packed=self.strategy.packed
-        )
-        return self.exchange.broadcast(moved)
+        first, home, packed = self.tower_devices[0], self.parameter_device, self.strategy.packed
+        moved = transfer(list(values.values()), first, home, packed=packed)
+        return dict(zip(values, self.exchange.broadcast(moved), strict=True))
 
     def _sum_towers(self, values: list[Values]) -> Values:
         """Sums V values of each of this worker's towers over all towers; returns V sums."""
@@ -324,27 +290,22 @@ class Step:
 
     def _assign_state(self, computed: Computed, added: Values) -> None:
         """Assigns the towers' merged values to the state; `added`: sums for `computed.added`."""
-        variables = [*self.trainable_variables, *self.tower.state]
         first = len(self.trainable_variables)
         same = {i: value for i, value in computed.same.items() if i >= first}
-        assign_merged(variables, same, dict(zip(computed.added, added, strict=True)))
+        sums = dict(zip(computed.added, added, strict=True))
+        assign_merged([*self.trainable_variables, *self.tower.state], same, sums)
 
     # Properties and checks.
 
     @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """Returns the V variables that were trainable when this step was created."""
-        return self.tower.trainable
-
-    @property
     def has_unsaved_noise(self) -> bool:
         """Whether a traced tower draws noise with tf.random, whose state cannot be saved."""
-        return self.tower.has_unsaved_noise
+        return any(traced.has_unsaved_noise for traced in self.tower.traced.values())
 
     @property
     def unlisted_variables(self) -> list[Any]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
-        return self.tower.met
+        return self.tower.state[self.tower.num_listed:]
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or variables."""
@@ -352,12 +313,9 @@ class Step:
             return
         variables = [*self.model.variables, *self.optimizer.variables]
         workers.Workers(self.cluster).check_same({
-            "towers' version": __version__,
-            "TensorFlow's version": tf.__version__,
-            "Keras' version": keras.__version__,
-            "num_towers": self.num_towers,
-            "batch_norm": self.batch_norm,
-            "nonfinite": self.nonfinite,
+            "towers' version": __version__, "TensorFlow's version": tf.__version__,
+            "Keras' version": keras.__version__, "num_towers": self.num_towers,
+            "batch_norm": self.batch_norm, "nonfinite": self.nonfinite,
             "stages": self.stages.names if self.stages else None,
             "the optimizer": type(self.optimizer).__name__,
             **{
@@ -367,11 +325,6 @@ class Step:
         })
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:
-        """Traces the tower ahead of `compute` or `infer`; returns symbolic predictions.
-
-        Args:
-            name: "train" or "test".
-            x, y, sample_weight: a batch, or its TensorSpecs.
-        """
+        """Traces the tower for a batch, or its specs; returns symbolic predictions."""
         output = self.tower.trace(name, (x, y, sample_weight))[0].structured_outputs
         return tf.nest.pack_sequence_as(self.tower.losses.outputs, output.predictions)

@@ -13,9 +13,11 @@ Both add in the order of one tree and use the same traced update, so results are
 layers are in stages, the parameter server sends each device only its stage's parameters.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -23,26 +25,129 @@ import tensorflow as tf
 
 from towers.graph.merged import with_merged_repeats
 from towers.machine.devices import HOST, Policy, short_name
+from towers.machine.keras_internals import stored_in
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_strategy
 from towers.step.exchange import Exchange
 from towers.step.lookups import join_lookups
-from towers.step.parameter_server import ParameterServer, StageServer
 from towers.step.stages import Stages
 from towers.step.structures import components, packed
 from towers.step.transfers import pack, packages, spread, unpack
+from towers.step.update import update
+
+
+class ParameterServer:
+    """Keeps the parameters and the optimizer on the parameter device.
+
+    packed: whether small values travel as one vector for each dtype.
+    num_bytes, num_copies: the bytes that a refresh sends to each copy; the number of copies.
+    """
+
+    num_bytes, num_copies = 0, 0
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
+        parameter_device: str, policy: Policy, exchange: Exchange,
+    ) -> None:
+        """`optimizer` is built for the V `parameters`."""
+        self.parameter_device, self.packed = parameter_device, policy.pack_transfers
+        self.optimizer, self.parameters, self.exchange = optimizer, list(parameters), exchange
+        self._add_on_devices = policy.add_on_devices
+        are_beside = not self._away(self.parameters)
+        self._away_variables = self._away(optimizer.variables) if are_beside else []
+        with tf.init_scope(), tf.device(parameter_device):
+            self._beside = [
+                tf.Variable(tf.zeros(v.shape, v.dtype), name=v.name) for v in self._away_variables
+            ]
+
+    def _away(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+        return [v for v in variables if short_name(v.value.device) != self.parameter_device]
+
+    def spread(self, state: Sequence[Any], devices: Iterable[str]) -> dict[str, list[tf.Tensor]]:
+        """Reads the V parameters and the variables in `state` once; returns them by device."""
+        values = [tf.convert_to_tensor(v.value) for v in [*self.parameters, *state]]
+        return spread(values, self.parameter_device, devices, packed=self.packed)
+
+    def reduce(self, values: list[Values], devices: Sequence[str]) -> Tree:
+        """Returns the tree of the remaining additions, given this worker's towers x V values."""
+        with tf.device(self.parameter_device):
+            return self.exchange.reduce(
+                values, devices, add_on_devices=self._add_on_devices,
+                parameter_device=self.parameter_device, packed=self.packed,
+            )
+
+    def add_up(self, values: list[Values], devices: Sequence[str]) -> Tree:
+        """Returns the argument of `update`; values: towers x [loss, V gradients, S statistics]."""
+        return self.reduce(values, devices)
+
+    def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
+        """Calls the optimizer on the result of `add_up`; returns (loss, S statistics)."""
+        with self.optimizer_beside_parameters():
+            return update(tree, self.optimizer, self.parameters)
+
+    def refresh(self) -> None:
+        """Copies parameters and optimizer variables to devices that keep copies; here none does."""
+
+    def trust(self, is_trusted: bool) -> None:
+        """Sets whether copies stay valid because only `update` assigns parameters and optimizer."""
+
+    @contextmanager
+    def optimizer_beside_parameters(self) -> Iterator[None]:
+        """Replaces the optimizer's variables by copies on the parameter device inside the block.
+
+        TensorFlow puts variables that were created outside of `tf.device` on a GPU, if there is
+        one. These are the iterations and the learning rate; an XLA program on /cpu:0 cannot read
+        them. Keras puts slots beside their parameters. The variables are not moved, because
+        callbacks, checkpoints and traced functions refer to them. If a parameter is on another
+        device, too, nothing is copied: no program of one device can update both.
+        """
+        for variable, copy in zip(self._away_variables, self._beside, strict=True):
+            copy.assign(variable.value)
+        with stored_in(self._away_variables, self._beside):
+            yield
+        for variable, copy in zip(self._away_variables, self._beside, strict=True):
+            variable.value.assign(copy)
+
+
+class StageServer(ParameterServer):
+    """Keeps the parameters on the parameter device, for towers whose layers are in stages.
+
+    Each device adds only the values of its stage. Values travel one by one: TensorFlow sends a
+    parameter only to the devices of its stage.
+    """
+
+    def __init__(self, *args: Any, stages: Stages) -> None:
+        super().__init__(*args)
+        self._groups, self.packed = stages.groups, False
+
+    def add_up(self, values: list[Values], devices: Sequence[str]) -> Tree:
+        groups = [list(self._groups[first]) for first in devices]
+        chosen: list[list[int]] = [[] for _ in groups[0]]
+        for i, value in enumerate(values[0]):
+            tensors = components(value)  # none in a gradient that is None
+            stage = groups[0].index(short_name(tensors[0].device)) if tensors else 0
+            chosen[stage].append(i)
+        trees = [
+            self.reduce([[of[i] for i in own] for of in values], [group[stage] for group in groups])
+            for stage, own in enumerate(chosen)
+        ]
+        return _joined(trees, list(itertools.chain(*chosen)))
+
+
+def _joined(trees: Sequence[Tree], places: Sequence[int]) -> Tree:
+    """Joins trees of one shape; `places`: the index of each value in the result, tree by tree."""
+    if isinstance(trees[0], tuple):
+        left, right = (_joined(halves, places) for halves in zip(*trees, strict=True))
+        return left, right
+    found = dict(zip(places, itertools.chain(*trees), strict=True))
+    return [found[place] for place in range(len(places))]
 
 
 class Sums(list):
-    """Holds the sums on the parameter device, as a list.
+    """Holds the sums on the parameter device, as a list; `by_device` has those on each device."""
 
-    by_device: the sums on each device.
-    """
-
-    def __init__(self, parameter_device: str, by_device: Mapping[str, Values]) -> None:
-        super().__init__(by_device[parameter_device])
-        self.by_device = by_device
+    by_device: Mapping[str, Values]
 
 
 class Mirrored(ParameterServer):
@@ -56,11 +161,7 @@ class Mirrored(ParameterServer):
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
         devices: Sequence[str], policy: Policy, exchange: Exchange,
     ) -> None:
-        """
-        Args:
-            optimizer, parameters, policy, exchange: the arguments of `ParameterServer`.
-            devices: the devices of this worker's towers; the first is the parameter device.
-        """
+        """`devices` are those of this worker's towers; the first is the parameter device."""
         super().__init__(optimizer, parameters, devices[0], policy, exchange)
         self._devices = list(devices)
         self._own = list({id(v): v for v in [*parameters, *optimizer.variables]}.values())
@@ -107,31 +208,27 @@ class Mirrored(ParameterServer):
         return found
 
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Sums:
-        if not self.exchange.is_alone:  # workers have added in slices already
-            added = add_tree(self.reduce(values, devices))
-            sums = spread(added, self.parameter_device, self._devices, packed=self.packed)
-            return Sums(self.parameter_device, sums)
-        in_slices = list(packages(values[0]))
+        in_slices = packages(values[0]) if self.exchange.is_alone else []  # else workers do it
         done = {i for chosen, _ in in_slices for i in chosen}
         others = [[None if i in done else v for i, v in enumerate(of)] for of in values]
-        added = add_tree(partial_sums(
-            others, devices, add_on_devices=True, parameter_device=self.parameter_device
-        ))
-        sums = spread(added, self.parameter_device, self._devices, packed=False)
+        added = add_tree(self.reduce(others, devices))
+        by_device = spread(added, self.parameter_device, self._devices, packed=self.packed)
         for chosen, shapes in in_slices:
             slices = self._slices([[of[i] for i in chosen] for of in values], devices)
             for device in self._devices:
                 with tf.device(device):
                     parts = unpack(tf.concat(slices, axis=0), shapes)
                 for i, part in zip(chosen, parts, strict=True):
-                    sums[device][i] = part
-        return Sums(self.parameter_device, sums)
+                    by_device[device][i] = part
+        sums = Sums(by_device[self.parameter_device])
+        sums.by_device = by_device
+        return sums
 
     def _slices(self, values: Sequence[Values], devices: Sequence[str]) -> list[tf.Tensor]:
         """Returns the slices of a package's sum; each device adds one slice and keeps it."""
         count = len(self._devices)
         parts: dict[range, list[tf.Tensor]] = {}
-        for owner, _, towers in subtrees([self._devices.index(device) for device in devices]):
+        for owner, towers in subtrees([self._devices.index(device) for device in devices]):
             device = self._devices[owner]
             own = [values[tower] for tower in towers]
             added = add_tree(partial_sums(own, [device] * len(own), add_on_devices=True))
@@ -146,103 +243,81 @@ class Mirrored(ParameterServer):
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         assert isinstance(tree, Sums)
-        count = len(self.parameters)
+        loss, *sums = tree
+        program: Callable | None = None
         with self.optimizer_beside_parameters():
-            handles = {id(v.value.handle): i for i, v in enumerate(self._own)}
-            program: Callable | None = None
             for device in self._devices:
                 with tf.device(device):
                     gradients = [
-                        join_lookups(g, v.shape) for g, v in
-                        zip(tree.by_device[device][1:1 + count], self.parameters, strict=True)
+                        join_lookups(gradient, v.shape)
+                        for gradient, v in zip(tree.by_device[device][1:], self.parameters)
                     ]
-                    if program is None:
-                        program = _program(
-                            lambda values: self.optimizer.apply(values, self.parameters),
-                            gradients, handles,
-                        )
+                    program = program or self._program(gradients)
                     program(gradients, self._copies.get(device))
-        return tree[0], tree[1 + count:]
+        return loss, sums[len(self.parameters):]
 
+    def _program(self, gradients: Values) -> Callable[[Values, Sequence[tf.Variable] | None], None]:
+        """Traces the update once; returns a function of V gradients and a device's copies.
 
-def _program(apply: Callable, values: Values, variables: Mapping[int, int]) -> Callable:
-    """Traces an update once, for the variables of any device.
+        Without copies, it updates the model's variables. Raises ValueError if the optimizer uses a
+        variable of which devices have no copy.
+        """
+        def traced_update(*flat: tf.Tensor) -> tf.Tensor:
+            self.optimizer.apply(packed(gradients, iter(flat)), self.parameters)
+            return tf.zeros([])
 
-    Args:
-        apply: applies V gradients to the model's variables.
-        values: V gradients: tensors, IndexedSlices or None.
-        variables: the index of each allowed variable, by the id of its handle.
+        with custom_gradients_forgotten(), tf.device(None):
+            merged = with_merged_repeats(traced_update)
+            traced = tf.function(merged, autograph=False).get_concrete_function(
+                *(tf.TensorSpec(v.shape, v.dtype) for v in components(gradients))
+            )
+        index = {id(v.value.handle): i for i, v in enumerate(self._own)}
+        captured = traced.captured_inputs
+        if any(v.dtype == tf.resource and id(v) not in index for v in captured):
+            raise ValueError(
+                "strategy=mirrored: the optimizer uses a variable that is not among its "
+                "`variables`, and of which devices would have no copy. Use "
+                "strategy=parameter_server."
+            )
 
-    Returns:
-        A function of V gradients and a device's copies (None: use the model's variables).
+        def update_program(flat: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]) -> Any:
+            types = [v.dtype for v in traced.outputs]
+            return tf.raw_ops.StatefulPartitionedCall(args=[*flat, *captured], Tout=types, f=traced)
 
-    Raises:
-        ValueError: the update uses a variable that is not allowed.
-    """
-    def traced_update(*flat: tf.Tensor) -> tf.Tensor:
-        apply(packed(values, iter(flat)))
-        return tf.zeros([])
+        is_dense = not any(isinstance(v, tf.IndexedSlices) for v in gradients)
+        function = tf.function(update_program, autograph=False, jit_compile=is_dense)
 
-    with custom_gradients_forgotten(), tf.device(None):
-        merged = with_merged_repeats(traced_update)
-        traced = tf.function(merged, autograph=False).get_concrete_function(
-            *(tf.TensorSpec(v.shape, v.dtype) for v in components(values))
-        )
-    captured = traced.captured_inputs
-    if any(v.dtype == tf.resource and id(v) not in variables for v in captured):
-        raise ValueError(
-            "strategy=mirrored: the optimizer uses a variable that is not among its `variables`, "
-            "and of which devices would have no copy. Use strategy=parameter_server."
-        )
+        def call(gradients: Values, copies: Sequence[tf.Variable] | None) -> None:
+            function(components(gradients), [
+                v if copies is None or id(v) not in index else copies[index[id(v)]].handle
+                for v in captured
+            ])
 
-    def update_program(flat: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]) -> Any:
-        types = [v.dtype for v in traced.outputs]
-        return tf.raw_ops.StatefulPartitionedCall(args=[*flat, *captured], Tout=types, f=traced)
-
-    is_dense = not any(isinstance(v, tf.IndexedSlices) for v in values)
-    function = tf.function(update_program, autograph=False, jit_compile=is_dense)
-
-    def call(values: Values, copies: Sequence[tf.Variable] | None) -> None:
-        function(components(values), [
-            v if copies is None or id(v) not in variables else copies[variables[id(v)]].handle
-            for v in captured
-        ])
-
-    return call
+        return call
 
 
 def make_strategy(
-    name: str,
-    optimizer: keras.optimizers.Optimizer,
-    parameters: Sequence[keras.Variable],
-    parameter_device: str,
-    devices: Sequence[str],
-    policy: Policy,
-    exchange: Exchange,
-    stages: Stages | None = None,
+    name: str, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
+    parameter_device: str, devices: Sequence[str], policy: Policy, exchange: Exchange,
+    stages: Stages | None,
 ) -> ParameterServer:
-    """Returns the strategy of a step.
+    """Returns the strategy of a step; `devices`: the device of each of this worker's towers.
 
-    Args:
-        name: one of `choices.STRATEGIES`. Devices that share one memory need no copies.
-        optimizer, parameters, parameter_device, policy, exchange: arguments of the strategy.
-        devices: the device of each of this worker's towers.
-        stages: the stages of the layers; None if each device computes all layers.
-
-    Raises:
-        ValueError: the name is unknown, or mirrored parameters are not on the first device.
+    Devices that share one memory need no copies. Raises ValueError if the name is unknown, or
+    mirrored parameters are not on the first device.
     """
     check_strategy(name)
-    places = list(dict.fromkeys(devices))
     if name == "mirrored" and policy.shares_memory:
         warnings.warn(
             "strategy=mirrored: these devices share one memory: the parameters stay where they "
             "are, and no copies are made.", stacklevel=3,
         )
+    server = optimizer, parameters, parameter_device, policy, exchange
     if stages is not None:
-        return StageServer(optimizer, parameters, parameter_device, policy, exchange, stages=stages)
+        return StageServer(*server, stages=stages)
     if name == "parameter_server" or policy.shares_memory:
-        return ParameterServer(optimizer, parameters, parameter_device, policy, exchange)
+        return ParameterServer(*server)
+    places = list(dict.fromkeys(devices))
     elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
     if elsewhere:
         at = short_name(elsewhere[0].value.device)
@@ -252,5 +327,5 @@ def make_strategy(
             f"tf.device({places[0]!r}), or use strategy=parameter_server."
         )
     if len(places) < 2:
-        return ParameterServer(optimizer, parameters, parameter_device, policy, exchange)
+        return ParameterServer(*server)
     return Mirrored(optimizer, parameters, places, policy, exchange)

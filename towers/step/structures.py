@@ -15,11 +15,6 @@ from towers.machine.tensorflow_internals import NONE_SPEC
 SPLIT, PARAMETERS, WEIGHTS, SUM, UPDATE = "split", "parameters", "weights", "sum", "update"
 
 
-def tower(index: int) -> str:
-    """Returns the name of a tower's scope."""
-    return f"tower_{index}"
-
-
 def as_tensor(value: Any) -> Any:
     """Converts an array, or a matrix of SciPy, to a tensor; returns any tensor unchanged."""
     if is_scipy(value):
@@ -54,13 +49,12 @@ def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
 
 
 def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
-    """Returns the rows at `index`, [m] integers; a sparse tensor's entries must be sorted by row.
-    """
+    """Returns rows at `index`, [m] integers; a sparse tensor's entries must be sorted by row."""
     if not isinstance(tensor, tf.SparseTensor):
         return tf.gather(tensor, index)
-    entries = tf.range(tf.size(tensor.values))
     by_row = tf.RaggedTensor.from_value_rowids(
-        entries, tensor.indices[:, 0], tensor.dense_shape[0], validate=False
+        tf.range(tf.size(tensor.values)), tensor.indices[:, 0], tensor.dense_shape[0],
+        validate=False,
     )
     taken = tf.gather(by_row, index)
     indices, values = (tf.gather(v, taken.values) for v in (tensor.indices, tensor.values))
@@ -83,18 +77,14 @@ def sparse_rows(
     like: tf.SparseTensor, rows: tf.Tensor, indices: tf.Tensor, values: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.SparseTensor:
-    """Makes a sparse tensor from entries with new row numbers.
+    """Makes a sparse tensor [num_rows, ...] from entries with new row numbers.
 
-    Args:
-        like: a tensor with the same shape except for the number of rows.
-        rows: the new row of each entry, [m] int64.
-        indices: [m, rank]; the first column is ignored. values: [m].
-        num_rows: the new number of rows, [1] int64.
+    like: gives the other axes. rows: [m] int64. indices: [m, rank], whose first column is ignored.
+    values: [m]. num_rows: [1] int64.
     """
     shape = tf.concat([num_rows, like.dense_shape[1:]], axis=0)
-    tensor = tf.SparseTensor(
-        tf.concat([rows[:, tf.newaxis], indices[:, 1:]], axis=1), values, shape
-    )
+    indices = tf.concat([rows[:, tf.newaxis], indices[:, 1:]], axis=1)
+    tensor = tf.SparseTensor(indices, values, shape)
     tensor.set_shape(tf.TensorShape([None]).concatenate(like.shape[1:]))  # unknown in a graph
     return tensor
 
@@ -109,13 +99,11 @@ Structure: TypeAlias = Union[
 
 def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
     """Returns the symbolic Keras tensor of a spec."""
+    kind: dict[str, Any] = {"sparse": isinstance(spec, tf.SparseTensorSpec)}
     if isinstance(spec, tf.RaggedTensorSpec):
-        return keras.KerasTensor(
-            spec.shape, spec.dtype.name, ragged=True, ragged_rank=spec.ragged_rank,
-            row_splits_dtype=spec.row_splits_dtype,
-        )
-    is_sparse = isinstance(spec, tf.SparseTensorSpec)
-    return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=is_sparse)
+        rank, splits = spec.ragged_rank, spec.row_splits_dtype
+        kind = {"ragged": True, "ragged_rank": rank, "row_splits_dtype": splits}
+    return keras.KerasTensor(spec.shape, spec.dtype.name, **kind)
 
 
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:

@@ -33,11 +33,9 @@ from towers.step.traced_tower import TracedTower, trace_tower
 
 
 class TowerInput(NamedTuple):
-    """Holds the inputs of one tower, without the shares of its losses.
+    """Holds one tower's values of the V trainable variables and of its state, and its shard.
 
-    parameters: the values of the V trainable variables.
-    state: the values of the tower's other variables.
-    x, y, sample_weight: the shard, structures of tensors [n, ...] or None.
+    x, y, sample_weight: structures of tensors [n, ...] or None.
     """
 
     parameters: list[tf.Tensor]
@@ -53,9 +51,9 @@ class TowerOutput(NamedTuple):
     loss: scalar, the shard's summand of the global batch's loss.
     assigned: the values that the forward pass assigns to variables.
     predictions: the flattened outputs of the model, each [n, ...] unless in `without_rows`.
-    marks: for each output, a dict of its mask and logits, each [n, ...], if it has them.
+    marks: `marks_of` each output.
     without_rows: the outputs without a batch axis, keyed by their index in `predictions`.
-    gradients: one for each trainable variable: a tensor, slices (see `lookups`), or None.
+    gradients: V tensors, slices (see `lookups`) or None.
     finite: [1 + V] bool: whether the loss and each gradient are finite; None if unchecked.
     """
 
@@ -70,10 +68,8 @@ class TowerOutput(NamedTuple):
 
 # The specs of a method's arguments after the TowerInput.
 _OPTIONS = {
-    "train": (SHARES_SPEC, tf.TensorSpec([], tf.float32)),
-    "test": (SHARES_SPEC,),
-    "predict": (SHARES_SPEC,),
-    "weigh_masked": (tf.TensorSpec([], tf.int32),),
+    "train": (SHARES_SPEC, tf.TensorSpec([], tf.float32)), "test": (SHARES_SPEC,),
+    "predict": (SHARES_SPEC,), "weigh_masked": (tf.TensorSpec([], tf.int32),),
 }
 
 
@@ -83,66 +79,42 @@ class Tower:
     losses: computes the losses of the model's outputs; knows the outputs after the first trace.
     faults: the latest trace's warnings about results that differ from one device's.
     trainable, state: the V trainable variables and all others. Changing a layer's `trainable` later
-        has no effect here. Tracing adds unlisted variables to the state, such as tf.Variables.
+        has no effect here. Tracing adds variables that Keras does not list to the first
+        `num_listed` of the state, such as tf.Variables.
+    traced: the traced methods.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        loss: Any,
-        loss_weights: Any,
-        *,
-        synchronized_layers: Sequence[keras.layers.Layer] = (),
-        batch_norm: str | None = "average",
-        is_alone: bool = False,
-        checked: Sequence[str] = (),
-        jit_compile: bool = False,
-        stages: Stages | None = None,
+        self, model: keras.Model, loss: Any, loss_weights: Any,
+        synchronized_layers: Sequence[keras.layers.Layer], batch_norm: str | None, *,
+        is_alone: bool, checked: Sequence[str], jit_compile: bool, stages: Stages | None,
     ) -> None:
         """
-        Args:
-            model: a built model.
-            loss: a loss in any form that `keras.Model.compile` takes, or a ModelLoss.
-            loss_weights: a factor for each loss, in any form that `compile` takes.
-            synchronized_layers: BatchNormalization layers with one mean over all towers.
-            batch_norm: "tower0" takes tower 0's statistics of other layers. Else they are averaged;
-                None warns.
-            is_alone: whether there is only one tower, whose values need no merging.
-            checked: the results to check for NaN and infinity: "loss", "gradients".
-            jit_compile: compile with XLA, once for each shard size.
-            stages: the stages of the layers; None if each device computes all layers.
+        synchronized_layers: BatchNormalization layers with one mean over all towers.
+        is_alone: whether there is only one tower, whose values need no merging.
+        checked: the results to check for NaN and infinity: "loss", "gradients".
         """
         self._model, self._stages = model, stages
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
-        self._num_listed = len(self.state)
+        self.num_listed = len(self.state)
         self._statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
         self._batch_norm, self._is_alone = batch_norm, is_alone
         self._synchronized_layers, self._checked = synchronized_layers, checked
-        self._options = {
-            "jit_compile": jit_compile or None,
-            "experimental_attributes": KEEP_WHOLE,
-        }
-        self._traced: dict[str, TracedTower] = {}
+        self._options = {"jit_compile": jit_compile or None, "experimental_attributes": KEEP_WHOLE}
+        self.traced: dict[str, TracedTower] = {}
         self.faults: list[str] = []
-        self.losses = Losses(
-            loss, loss_weights, getattr(model, "output_names", None), is_alone=is_alone
-        )
+        names = getattr(model, "output_names", None)
+        self.losses = Losses(loss, loss_weights, names, is_alone=is_alone)
 
     def train(
-        self,
-        inputs: TowerInput,
-        shares: Shares,
-        loss_scale: tf.Tensor,
+        self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor,
         sum_towers: Sum | None = None,
     ) -> TowerOutput:
         """Runs the forward and the backward pass on one shard.
 
-        Args:
-            inputs: the tower's inputs.
-            shares: the tower's share of each loss.
-            loss_scale: scalar float32, the factor of `LossScaleOptimizer`; 1 for other optimizers.
-            sum_towers: sums tensors over all towers, for synchronized layers; None if none are.
+        loss_scale: scalar float32, the factor of `LossScaleOptimizer`, or 1. sum_towers: sums
+        tensors over all towers, if layers are synchronized.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
@@ -186,31 +158,35 @@ class Tower:
 
         Args:
             name: "train", "test" or "predict".
-            batch: x, y and sample_weight of the expected dtypes and structure, or their specs.
+            batch: x, y and sample_weight, or their specs.
 
         Raises:
             ValueError: the model uses a variable in a way that towers cannot follow, assigns
                 values that cannot be merged, or gathers rows.
         """
-        specs = map_tensors(_any_size, batch)
+        specs = map_tensors(  # shard sizes differ by 1
+            lambda v: any_rows(v) if v.shape.rank else tf.TensorSpec(v.shape, v.dtype), batch
+        )
         found: dict[str, TracedTower] = {}
         waiting = [name]
         while waiting:
             method, known = waiting.pop(), len(self.state)
             key = f"{method} {known} {specs}"
-            if key not in self._traced:
-                values = [list(map(_same_size, vs)) for vs in (self.trainable, self.state)]
-                arguments = [TowerInput(*values, *specs), *_OPTIONS[method]]
-                meets = method == "train" and bool(self._synchronized_layers)
+            if key not in self.traced:
+                variables = [*self.trainable, *self.state]
+                values = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+                first = len(self.trainable)
+                inputs = TowerInput(values[:first], values[first:], *specs)
                 with gathered_by(refuse):
                     traced = trace_tower(
-                        getattr(self, method), arguments, self._options, meets=meets,
-                        stages=self._stages, variables=[*self.trainable, *self.state],
+                        getattr(self, method), [inputs, *_OPTIONS[method]], self._options,
+                        meets=method == "train" and bool(self._synchronized_layers),
+                        stages=self._stages, variables=variables,
                     )
                 if known == len(self.state):
                     check_closed(traced.function)
-                self._traced[key] = traced
-            found[method] = self._traced[key]
+                self.traced[key] = traced
+            found[method] = self.traced[key]
             if known < len(self.state):
                 waiting = [name]
             elif method == name != "predict":
@@ -221,36 +197,21 @@ class Tower:
         return found[name], found.get("weigh_masked")
 
     @property
-    def has_unsaved_noise(self) -> bool:
-        """Whether a trace draws noise with tf.random, whose state cannot be saved."""
-        return any(traced.has_unsaved_noise for traced in self._traced.values())
-
-    @property
     def seeds(self) -> list[int]:
         """Returns the indices of the random seeds in `state`."""
         return [i for i, v in enumerate(self.state) if state_lib.is_seed(v)]
 
-    @property
-    def met(self) -> list[Any]:
-        """Returns the variables in `state` that Keras does not list."""
-        return self.state[self._num_listed:]
-
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
         """Returns the facts about a new trace; shard, shares and seeds differ between towers."""
         dependence = Dependence()
-        rows = tf.nest.flatten([inputs.x, inputs.y, inputs.sample_weight])
+        rows = tf.nest.flatten(inputs[2:])
         for tensor in components([rows, *shares, *(inputs.state[i] for i in self.seeds)]):
             dependence.feed(tensor, local=True, level=0)
         return ShardFacts(dependence, Rows.of_shard(rows), shares.examples)
 
     def _forward(
-        self,
-        inputs: TowerInput,
-        facts: ShardFacts | None,
-        shares: Shares | None = None,
-        *,
-        training: bool,
-        sum_towers: Sum | None = None,
+        self, inputs: TowerInput, facts: ShardFacts | None, shares: Shares | None = None, *,
+        training: bool, sum_towers: Sum | None = None,
     ) -> TowerOutput:
         """Calls the model at these values; with `shares`, computes the shard's part of the loss.
 
@@ -312,15 +273,6 @@ class Tower:
         parts = [facts.added_loss(value) for value in added]
         predictions = tf.nest.flatten(outputs)
         return self.losses.total(y, predictions, sample_weight, parts, shares, facts)
-
-
-def _any_size(tensor: tf.Tensor) -> tf.TypeSpec:
-    """Returns the tensor's spec with an open first dimension, because shard sizes differ by 1."""
-    return any_rows(tensor) if tensor.shape.rank else _same_size(tensor)
-
-
-def _same_size(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def keep_biases_apart(graph: tf.Graph) -> None:

@@ -7,9 +7,11 @@ import tensorflow as tf
 
 from towers.machine import hang
 from towers.machine.devices import HOST
-from towers.step.averaging import Values
+from towers.step.averaging import Values, add_tree
 from towers.step.checks import check_arrays, check_placed, check_rows
 from towers.step.errors import first_error, nonfinite_error, run_in_turn
+from towers.step.lookups import join_lookups
+from towers.step.metrics import track_losses
 from towers.step.sharding import BatchValues, Placed
 from towers.step.step import Step
 from towers.step.structures import any_rows, as_tensor, map_tensors
@@ -80,14 +82,10 @@ class TowerStep(Step):
         return self._run("test", (x, y, sample_weight), placed)
 
     def predict_batch(self, x: Any) -> Any:
-        """
-        Returns the model's outputs for one global batch, with the rows in the order of the batch.
-        """
+        """Returns the model's outputs for one global batch, with rows in the order of the batch."""
         return self._run("predict", (x, None, None))
 
-    def gradients(
-        self, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> tuple[tf.Tensor, Values]:
+    def gradients(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Values]:
         """Computes averaged gradients without an update.
 
         Changes no variable, no state and no seed. A loss scale is not applied.
@@ -104,28 +102,24 @@ class TowerStep(Step):
     @property
     def metrics_variables(self) -> list[keras.Variable]:
         """The running sums of the loss and the metrics, and the `unlisted_variables`."""
-        return list({id(v): v for v in [*self.metrics.variables, *self.tower.met]}.values())
+        found = [*self.metrics.variables, *self.unlisted_variables]
+        return list({id(v): v for v in found}.values())
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
-        """Makes `metrics_variables`, for which the tower's outputs must be known.
+        """Makes `metrics_variables`, which depend on the tower's outputs, as the first batch does.
 
-        Args: as for `trace_tower`. The first batch does it, unless it is done already.
+        Takes the arguments of `trace_tower`.
         """
         self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
-        """The result of `_train`, `_test`, `_predict` or `_gradients`, computed by its graph.
+        """Returns the result of the method `_NAME`, computed by its graph.
 
         The graph is traced once for batches of one structure, whatever their number of rows.
-
-        Args:
-            name: the method's name without the underscore, such as "train".
-            batch: structures of tensors or arrays [N, ...], N >= 1; None stays None.
-            placed: its shards. Their specs follow from the batch's: to compare them at each call
-                would take longer than to start the towers.
+        The specs of `placed` follow from the batch's: comparing them would cost more than the step.
 
         Raises:
-            ValueError: N is 0, or not the same in all parts.
+            ValueError: the number of rows is 0, or not the same in all parts.
         """
         check_placed(placed, batch[0], self.num_towers, self.local_towers)
         check_arrays(*batch)
@@ -156,31 +150,33 @@ class TowerStep(Step):
     def _train(
         self, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        """One update with metrics: (logs, as `Computed.finite`)."""
+        """Makes one update; returns (logs, `Computed.finite`)."""
         x, y, sample_weight = batch
-        metrics = self.metrics
-        computed = self.compute(batch, placed, with_predictions=metrics.need_predictions)
+        computed = self.compute(batch, placed, with_predictions=self.metrics.need_predictions)
 
         def updated() -> dict[str, tf.Tensor]:
             y_pred = computed.predictions
-            metrics.track_losses(x, y, y_pred, sample_weight, training=True)
-            return metrics.update(self.update(computed), x, y, y_pred, sample_weight)
+            track_losses(self.metrics.model, x, y, y_pred, sample_weight, training=True)
+            return self.metrics.update(self.update(computed), x, y, y_pred, sample_weight)
 
-        if computed.finite is None:
-            return updated(), None
         with tf.device(self.parameter_device):
+            if computed.finite is None:
+                return updated(), None
             is_finite = tf.reduce_all(computed.finite)
-            return tf.cond(is_finite, updated, metrics.result), computed.finite
+            return tf.cond(is_finite, updated, self.metrics.result), computed.finite
 
     def _test(self, batch: BatchValues, placed: Placed) -> dict[str, tf.Tensor]:
         x, y, sample_weight = batch
         loss, y_pred = self.infer("test", batch, placed)
-        self.metrics.track_losses(x, y, y_pred, sample_weight)
+        with tf.device(self.parameter_device):
+            track_losses(self.metrics.model, x, y, y_pred, sample_weight, training=False)
         return self.metrics.update(loss, x, y, y_pred, sample_weight)
 
     def _predict(self, batch: BatchValues, placed: Placed) -> Any:
         return self.infer("predict", batch, placed)[1]
 
     def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
-        del placed
-        return self.gradients_of(batch)
+        with tf.device(self.parameter_device):
+            outputs = self.run_towers("train", self.split(batch, placed), tf.ones([]))
+            loss, *added = add_tree(self._add_up(outputs, None).tree)
+        return loss, [join_lookups(g, v.shape) for g, v in zip(added, self.trainable_variables)]

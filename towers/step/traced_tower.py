@@ -29,12 +29,6 @@ from towers.step.calls import call_in_order, run_levels
 from towers.step.stages import Stages, in_order
 from towers.step.structures import components, is_composite, packed
 
-_NOT_COMPILED = (
-    "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it would "
-    "ignore. Draw it with keras.random and a keras.random.SeedGenerator of the layer, or use "
-    "jit_compile=False."
-)
-
 
 class TracedTower:
     """Runs a traced method of a tower on every shard.
@@ -50,23 +44,26 @@ class TracedTower:
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """
-        Args:
-            function: a concrete function. If it is cut, it is never called as a whole.
-            arguments: the function's flat symbolic arguments.
-            levels: the level of each tensor; None keeps the function in one piece.
-            options: keyword arguments of `tf.function` for each segment.
-            collectives: the sums over all towers in the function.
-            groups: for stages, the devices of each device group, by the group's first device.
+        arguments: the function's flat symbolic arguments.
+        levels: the level of each tensor; None keeps the function in one piece.
+        options: keyword arguments of `tf.function` for each segment.
+        groups: `Stages.groups`, if the levels are stages.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
         self._collectives, self._groups = collectives, groups
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
+        self._captured: dict[str, Any] = {}
         wanted = [v for v in self._results if v is not None]
+
+        def call(*values: tf.Tensor) -> list[tf.Tensor]:
+            specs, _ = function.structured_input_signature
+            return components(function(*packed(specs, iter(values))))
+
         if levels is None:
-            self._captured: dict[str, Any] = {}
-            self.segments = {0: self._in_one_piece([v.name for v in wanted])}
+            outputs = [v.name for v in wanted]
+            self.segments = {0: Segment(self._arguments, outputs, lambda tower: call)}
         else:
             self._captured = {inside.name: outside for outside, inside in captures(function)}
             wanted += [v for collective in collectives for v in collective.inputs]
@@ -74,31 +71,15 @@ class TracedTower:
                 function, levels, wanted, effects=effects_of(function), options=options or {}
             )
 
-    def _in_one_piece(self, outputs: list[str]) -> Segment:
-        (specs, _), function = self.function.structured_input_signature, self.function
-
-        def call(*values: tf.Tensor) -> list[tf.Tensor]:
-            return components(function(*packed(specs, iter(values))))
-
-        return Segment(self._arguments, outputs, lambda tower: call)
-
     def run(
-        self,
-        arguments: Sequence[Any],
-        devices: Sequence[str],
-        sum_towers: Callable[[list[Values]], Values],
-        *,
-        take_turns: bool,
-        first: int = 0,
+        self, arguments: Sequence[Any], devices: Sequence[str],
+        sum_towers: Callable[[list[Values]], Values], **turns: Any,
     ) -> list[Any]:
         """Runs the function for each of this worker's towers; returns one result for each.
 
-        Args:
-            arguments: for each tower, a TowerInput and the method's further arguments.
-            devices: the device of each tower; in stages, the first device of its group.
-            sum_towers: maps this worker's towers x V values to V sums over all towers.
-            take_turns: let the towers of a device run one after another.
-            first: the global index of this worker's first tower.
+        arguments: for each tower, the method's arguments. devices: the device of each tower; in
+        stages, the first device of its group. sum_towers: maps this worker's towers x V values to V
+        sums over all towers. turns: `take_turns` and `first` of `call_in_order`.
         """
         towers = [
             {**self._captured, **dict(zip(self._arguments, components(given), strict=True))}
@@ -118,20 +99,17 @@ class TracedTower:
         if self._groups is not None:
             order = in_order(self._groups, devices, sorted(self.segments))
             calls = [(t, self.segments[level], device) for t, level, device in order]
-            call_in_order(calls, towers, take_turns=take_turns, first=first)
+            call_in_order(calls, towers, **turns)
         else:
             num_levels = 1 + max([*self.segments, *(m.level for m in self._collectives)])
-            run_levels(
-                self.segments, num_levels, towers, devices, add_up,
-                take_turns=take_turns, first=first,
-            )
+            run_levels(self.segments, num_levels, towers, devices, add_up, **turns)
         flat = [[None if v is None else tower[v.name] for v in self._results] for tower in towers]
         outputs = self.structured_outputs
         return [tf.nest.pack_sequence_as(outputs, each, expand_composites=True) for each in flat]
 
 
 def trace_tower(
-    method: Callable, specs: Sequence[Any], options: Mapping[str, Any], *, meets: bool = False,
+    method: Callable, specs: Sequence[Any], options: Mapping[str, Any], *, meets: bool,
     stages: Stages | None = None, variables: Sequence[Any] = (),
 ) -> TracedTower:
     """Traces a method of a tower once, for all towers and all shard sizes.
@@ -141,13 +119,10 @@ def trace_tower(
     ignore the seeds. It does not compile ragged or sparse rows either: it supports few of their
     operations, and would compile again for each number of entries.
 
-    Args:
-        method: a method of `Tower`, such as `Tower.train`.
-        specs: the specs of the method's arguments; the first is a TowerInput of specs.
-        options: keyword arguments of `tf.function`, for the whole or for each segment.
-        meets: whether to pass the method `sum_towers`, which sums over all towers.
-        stages: the stages of the layers; None if each device computes all layers.
-        variables: the variables whose values the TowerInput holds: parameters, then state.
+    specs: the specs of the method's arguments; the first is a TowerInput.
+    options: keyword arguments of `tf.function`, for the whole or for each segment.
+    meets: whether to pass the method `sum_towers`.
+    variables: the variables whose values the TowerInput holds.
     """
     traced: list[tuple[Any, list[tf.Tensor], TowerCollectives]] = []
     if any(map(is_composite, tf.nest.flatten(specs))):
@@ -181,7 +156,11 @@ def trace_tower(
             return TracedTower(function, flat, levels, options, groups=stages.groups)
         definition = function.graph.as_graph_def()
         if options.get("jit_compile") and draws_noise(definition):
-            warnings.warn(_NOT_COMPILED, stacklevel=2)
+            warnings.warn(
+                "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it "
+                "would ignore. Draw it with keras.random and a keras.random.SeedGenerator of the "
+                "layer, or use jit_compile=False.", stacklevel=2,
+            )
             return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         if not meets and is_repeatable(definition):
             return TracedTower(function, flat)

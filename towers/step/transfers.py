@@ -6,7 +6,7 @@ Each transfer has a fixed cost, which adds up for many small tensors. Packing co
 more at both ends, so large tensors are sent separately.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,16 +24,9 @@ def transfer(values: Sequence[Any], source: str, target: str, *, packed: bool) -
 def spread(
     values: Sequence[Any], source: str, targets: Iterable[str], *, packed: bool
 ) -> dict[str, list[Any]]:
-    """Sends values to each target device, bit for bit.
+    """Returns the values by target device, bit for bit; without `packed`, TensorFlow sends each.
 
-    Args:
-        values: tensors on the source, IndexedSlices or None; only tensors of fixed shapes are
-            packed.
-        source: a device name. targets: device names.
-        packed: send small values as one vector for each dtype; else TensorFlow sends each value.
-
-    Returns:
-        A list of the values, in order, for each target.
+    Only tensors of fixed shapes are packed; IndexedSlices and None may be among the values.
     """
     arrived = {target: list(values) for target in targets}
     others = [target for target in arrived if target != source]
@@ -48,20 +41,18 @@ def spread(
     return arrived
 
 
-def packages(values: Sequence[Any]) -> Iterator[tuple[list[int], list[tf.TensorShape]]]:
-    """Yields (indices, shapes) of the values that travel together, as one package.
+def packages(values: Sequence[Any]) -> list[tuple[list[int], list[tf.TensorShape]]]:
+    """Returns (indices, shapes) of the tensors, or specs, that travel together as one package.
 
-    Args:
-        values: tensors or their specs; values of open shape are in no package. Values of at least
-            `LARGE` bytes get a package each; smaller ones share one for each dtype.
+    Values of open shape are in no package. Values of at least `LARGE` bytes get a package each;
+    smaller ones share one for each dtype.
     """
     found: dict[tuple[tf.DType, int | None], list[int]] = {}
     for i, value in enumerate(values):
         if isinstance(value, tf.Tensor | tf.TensorSpec) and value.shape.is_fully_defined():
             is_large = value.shape.num_elements() * value.dtype.size >= LARGE
             found.setdefault((value.dtype, i if is_large else None), []).append(i)
-    for chosen in found.values():
-        yield chosen, [values[i].shape for i in chosen]
+    return [(chosen, [values[i].shape for i in chosen]) for chosen in found.values()]
 
 
 def pack(values: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:

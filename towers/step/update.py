@@ -14,9 +14,7 @@ from towers.step.lookups import join_lookups
 
 
 def update(
-    tree: Tree,
-    optimizer: keras.optimizers.Optimizer,
-    variables: Sequence[keras.Variable],
+    tree: Tree, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> tuple[tf.Tensor, Values]:
     """Makes the remaining additions and calls the optimizer, once, in one compiled program.
 
@@ -30,24 +28,18 @@ def update(
     Returns:
         (loss, S statistics) of the global batch.
     """
-    num_gradients = len(variables)
-
-    def update_program(sums: Values) -> tuple[tf.Tensor, Values]:
-        loss, gradients, statistics = sums[0], sums[1:1 + num_gradients], sums[1 + num_gradients:]
-        optimizer.apply([join_lookups(g, v.shape) for g, v in zip(gradients, variables)], variables)
-        return loss, statistics
-
-    def sum_and_update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
+    def update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
         with tf.name_scope(structures.SUM):
-            sums = add_tree(tree)
-        return update_program(sums)
+            loss, *sums = add_tree(tree)
+        optimizer.apply([join_lookups(g, v.shape) for g, v in zip(sums, variables)], variables)
+        return loss, sums[len(variables):]
 
-    program = update_program if isinstance(tree, list) else sum_and_update_program
+    program = with_merged_repeats(update_program)
     with custom_gradients_forgotten():
         if not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree)):
-            function = tf.function(with_merged_repeats(program), autograph=False, jit_compile=True)
+            function = tf.function(program, autograph=False, jit_compile=True)
             traced = function.get_concrete_function(tree)
             if len({short_name(variable.device) for variable in traced.graph.variables}) <= 1:
                 return traced(tree)
         # XLA can compile neither IndexedSlices nor variables on several devices.
-        return tf.function(with_merged_repeats(program), autograph=False)(tree)
+        return tf.function(program, autograph=False)(tree)
