@@ -30,6 +30,7 @@ from towers.step.compiled import COMPILED, recipe_of
 from towers.step.errors import checked
 from towers.step.exchange import make_exchange
 from towers.step.gathering import synchronized_layers
+from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_unsynchronized, make_stages
@@ -274,6 +275,13 @@ class Step:
             loss, *added = add_tree(computed.tree)
             self._assign_state(computed, added)
             return loss, computed.predictions
+
+    def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
+        """Returns (loss, [gradient]) of a global batch, averaged; assigns nothing."""
+        with tf.device(self.parameter_device):
+            outputs = self.run_towers("train", self.split(batch), tf.ones([]))
+            loss, *added = add_tree(self._add_up(outputs, None).tree)
+        return loss, [join_lookups(g, v.shape) for g, v in zip(added, self.trainable_variables)]
 
     # Helpers of the arrows.
 
