@@ -72,7 +72,7 @@ def test_a_metric_may_add_a_mean_or_a_sum(function, float64):
 
 def test_a_metric_that_adds_what_is_neither_is_warned_of():
     model = updating(Batches(tf.reduce_max))
-    with pytest.warns(UserWarning, match="takes Max .* metric variable 'batches/total'.*gather"):
+    with pytest.warns(UserWarning, match="takes Max .* variable 'batches/total'.*gather"):
         fit(towers.make_parallel(model, 2))
 
 

@@ -44,7 +44,6 @@ class Patches:
         self._collectives, self._scope = collectives, scope
         self._dependence, self._facts = collectives.dependence, collectives.facts
         self._rows = collectives.facts.rows
-        self._is_in_jacobian = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -90,7 +89,7 @@ class Patches:
         output_gradients: Any = None, **options: Any,
     ) -> Any:
         flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
-        if self._is_in_jacobian or self._is_plain(flat, targets):
+        if self._is_plain(flat, targets):
             return original(tape, target, sources, output_gradients, **options)
         if self._scope.is_unready:  # this trace only makes variables
             gradients = [tf.zeros_like(tf.convert_to_tensor(source)) for source in flat]
@@ -102,8 +101,11 @@ class Patches:
             gradients = original(tape, targets, flat, seeds, **options)
             if shared:
                 gradients = self._sum(gradients, flat)
-            else:
-                self._declare(gradients, flat)
+            else:  # rows, as `_seed` weighs them
+                for gradient, fact in zip(gradients, map(self._rows.fact, flat), strict=True):
+                    if tf.is_tensor(gradient) and fact.has_rows:
+                        rows = Fact(axis=fact.axis, local=True, each=fact.each)
+                        self._rows.declare(gradient, rows)
         is_nested = tf.nest.is_nested(sources)
         return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
 
@@ -138,14 +140,9 @@ class Patches:
         return all(shared)
 
     def _seed(self, target: tf.Tensor, given: Any, shared: bool) -> tf.Tensor:
-        """Returns the seed of a gradient: n_i / N for a mean over the shard, times `given`.
+        """Returns a target's output gradient: `given` or 1, times n_i / N for a mean over rows.
 
-        The seed of a sum over rows, or of a target with a batch axis, is `given`, or 1.
-
-        Args:
-            target: the tensor to differentiate. given: its output gradient, or None.
-            shared: whether the sources are equal in all towers. Otherwise they are rows, whose
-                gradients stay in their tower.
+        If the sources are not shared, they are rows, whose gradients stay in their tower.
         """
         seed = tf.ones_like(target) if given is None else tf.convert_to_tensor(given)
         check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
@@ -158,46 +155,32 @@ class Patches:
         share = self._facts.weight
         return seed * tf.cast(tf.where(share > 0, share, 1), seed.dtype)
 
-    def _declare(self, gradients: Sequence[Any], sources: Sequence[tf.Tensor]) -> None:
-        """Declares gradients with respect to rows, as `_seed` weighs them, to be rows."""
-        for gradient, source in zip(gradients, sources, strict=True):
-            fact = self._rows.fact(source)
-            if tf.is_tensor(gradient) and fact.has_rows:
-                self._rows.declare(gradient, Fact(axis=fact.axis, local=True, each=fact.each))
-
     def _sum(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Sums gradients over the towers; joins IndexedSlices of embeddings, and keeps None."""
-        dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
-        sums = iter(self._collectives.sum(dense) if dense else [])
-        return [
-            g if g is None
-            else self._sum_slices(g, source) if isinstance(g, tf.IndexedSlices)
-            else next(sums)
-            for g, source in zip(gradients, sources, strict=True)
-        ]
-
-    def _sum_slices(self, gradient: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
         to = self._collectives
+        sums = iter(to.sum([g for g in gradients if isinstance(g, tf.Tensor)]))
 
-        def add(part: tf.IndexedSlices) -> tf.IndexedSlices:
+        def join(part: tf.IndexedSlices) -> tf.IndexedSlices:
             if part.dense_shape is None:
-                (indices,) = to.add("first", [part.indices])
-                return tf.IndexedSlices(*to.sum([part.values]), indices)
+                return tf.IndexedSlices(*to.sum([part.values]), to.first(part.indices))
             return tf.IndexedSlices(*to.add("join", [part.values, part.indices]), part.dense_shape)
 
-        parts = separate_lookups(gradient, self._facts)
-        added = tuple(map(add, parts)) if isinstance(parts, tuple) else (add(parts),)
-        return join_lookups(added, source.shape)
+        added = []
+        for gradient, source in zip(gradients, sources, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                parts = separate_lookups(gradient, self._facts)
+                parts = parts if isinstance(parts, tuple) else (parts,)
+                added.append(join_lookups(tuple(map(join, parts)), source.shape))
+            else:
+                added.append(None if gradient is None else next(sums))
+        return added
 
     def _jacobian(
         self, original: Callable, tape: tf.GradientTape, target: Any, *args: Any, **options: Any
     ) -> Any:
         """Computes a jacobian without collectives, because each of its gradients is of one row."""
-        before, self._is_in_jacobian = self._is_in_jacobian, True
-        try:
+        with gathered_by(None):
             slopes = original(tape, target, *args, **options)
-        finally:
-            self._is_in_jacobian = before
         if self._collectives.is_outermost() and self._rows.fact(target).has_rows:
             for slope in tf.nest.flatten(slopes):
                 if slope is not None and slope.shape.as_list().count(None) == 1:
@@ -261,10 +244,24 @@ class Patches:
     ) -> dict[str, Any]:
         """Passes the rows of all towers to compiled metrics, because not every metric is a mean."""
         given = [y, y_pred, sample_weight]
-        has_metrics = compiled_metrics(model) is not None and not self._scope.is_unready
-        if has_metrics and self._can_gather(given):
-            given = self._gathered(given)
+        if compiled_metrics(model) is not None and not self._scope.is_unready:
+            given = self._gathered(given) or given
         return original(model, x, *given)
+
+    def _gathered(self, given: list[Any]) -> list[Any] | None:
+        """Returns the values' rows of all towers, or None unless it is clear what these are.
+
+        The values must be equal in all towers or have one row for each example. Beside one such
+        value, others may have any fixed number of rows per example.
+        """
+        tensors = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
+        own = [fact for fact in map(self._rows.fact, tensors) if fact.local]
+        are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
+        has_one = not own or any(f.each == 1 for f in own)
+        if not (self._collectives.is_outermost() and are_rows and has_one):
+            return None
+        gather = self._collectives.gather_marked
+        return tf.nest.map_structure(lambda v: gather(v) if tf.is_tensor(v) else v, given)
 
     # Losses.
 
@@ -275,9 +272,8 @@ class Patches:
         """Passes the rows of all towers to a loss that is neither mean nor sum over examples."""
         given = [y_true, y_pred, sample_weight]
         if not self._scope.is_unready and self._needs_all_rows(original, loss, given):
-            if self._can_gather(given):
-                given = self._gathered(given)
-            else:
+            gathered = self._gathered(given)
+            if gathered is None:
                 warnings.warn(
                     f"{current_line()}: loss {loss.name!r} is neither a mean nor a sum over the "
                     "examples, and each tower has only its shard's rows. Call it outside of "
@@ -285,8 +281,8 @@ class Patches:
                     "towers.gather(rows).",
                     stacklevel=2,
                 )
-        y_true, y_pred, sample_weight = given
-        return original(loss, y_true, y_pred, sample_weight=sample_weight)
+            given = gathered or given
+        return original(loss, *given)
 
     def _needs_all_rows(
         self, original: Callable, loss: keras.losses.Loss, given: Sequence[Any]
@@ -306,22 +302,6 @@ class Patches:
             ).get_concrete_function()
         rows = Rows((inside, self._rows.fact(outside)) for outside, inside in captures(traced))
         return rows.kind(traced.outputs[0]).fault is not None
-
-    def _can_gather(self, given: Any) -> bool:
-        """Returns whether the values are equal in all towers or have one row for each example.
-
-        Beside one such value, others may have any fixed number of rows per example.
-        """
-        tensors = [value for value in tf.nest.flatten(given) if tf.is_tensor(value)]
-        own = [fact for fact in map(self._rows.fact, tensors) if fact.local]
-        are_rows = all(f.axis == 0 and f.each in (0, 1) and f.fault is None for f in own)
-        has_one = not own or any(f.each == 1 for f in own)
-        return self._collectives.is_outermost() and are_rows and has_one
-
-    def _gathered(self, given: Any) -> Any:
-        """Returns the values' rows of all towers, with their masks and logits."""
-        gather = self._collectives.gather_marked
-        return tf.nest.map_structure(lambda v: gather(v) if tf.is_tensor(v) else v, given)
 
     # Layers.
 

@@ -31,20 +31,25 @@ class CustomStep:
         self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int,
         batch_norm: str | None,
     ) -> None:
-        """
+        """Raises ValueError if the model cannot be computed in towers.
+
         Args:
             model: the model that has the step.
             name: the name of the class's method, data -> logs or predictions. Python runs it once
                 for each structure of data. Its tf.function is undone, as the step is traced anyway.
             devices: names of the devices for the towers. num_towers: the number of towers.
             batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
-
-        Raises:
-            ValueError: the model cannot be computed in towers.
         """
         checks.check_layers(model)
         checks.check_shared(model, num_towers)
-        _check_alone(model, name)
+        num_workers = join_workers().num_workers
+        if num_workers > 1:
+            raise ValueError(
+                f"model {model.name!r} needs the rows of all towers in its {name}, which is "
+                "custom, calls towers.gather or has a loss that is neither a mean nor a sum. "
+                f"That works in one process only, and the environment names {num_workers} workers. "
+                "Unset TF_CONFIG."
+            )
         method = getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)
         self._policy = policy_of(devices)
@@ -57,26 +62,23 @@ class CustomStep:
     def __call__(self, data: Any) -> Any:
         """Runs the step on a global batch; returns its logs: means, sums, or rows in order.
 
-        Args:
-            data: a structure of tensors [N, ...] of any kind; None stays None.
+        It raises ValueError if tensors are known to have different numbers of rows.
 
-        Raises:
-            ValueError: the tensors differ in N, if that is known during tracing.
+        Args: data: a structure of tensors [N, ...] of any kind; None stays None.
         """
         trace = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
         with checked_rows(*(data if is_usual else [data])):
-            run = _Run(trace, data, self._devices, self._parameter_device, self._policy)
-            return run.result()
+            return _Run(trace, data, self._devices, self._parameter_device, self._policy).result()
 
     @property
     def variables(self) -> list[keras.Variable]:
         """Returns all variables that the step has read or assigned so far, each once, in order."""
         met: list[keras.Variable] = []
         for trace in self._traces.values():
-            updates = trace.collectives.updates
             met += [variable for _, variable in trace.scope.reads]
-            met += [v for u in updates for v in [*u.variables, *u.optimizer.variables]]
+            for update in trace.collectives.updates:
+                met += [*update.variables, *update.optimizer.variables]
             met += [variable for variable, _ in trace.assigned]
         return list({id(variable): variable for variable in met}.values())
 
@@ -87,11 +89,7 @@ class CustomStep:
         return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
 
     def prepare(self, data: Any) -> Trace:
-        """Traces the step, and creates its variables; traces each structure of data once.
-
-        Args:
-            data: a global batch, or its TensorSpecs.
-        """
+        """Traces the step once for each structure of data: a global batch, or its TensorSpecs."""
         specs = structures.batch_specs(data)
         key = str(specs)
         if key not in self._traces:
@@ -102,30 +100,13 @@ class CustomStep:
         return self._traces[key]
 
 
-def _check_alone(model: keras.Model, name: str) -> None:
-    """Raises ValueError if there are several workers, which custom steps do not support yet."""
-    num_workers = join_workers().num_workers
-    if num_workers > 1:
-        raise ValueError(
-            f"model {model.name!r} needs the rows of all towers in its {name}, which is custom, "
-            "calls towers.gather or has a loss that is neither a mean nor a sum. "
-            f"That works in one process only, and the environment names {num_workers} workers. "
-            "Unset TF_CONFIG."
-        )
-
-
 class _Run:
     """Runs the levels for one batch; holds the values so far, by their names in the trace."""
 
     def __init__(
         self, trace: Trace, data: Any, devices: Sequence[str], parameter_device: str, policy: Policy
     ) -> None:
-        """
-        Args:
-            trace: the traced step. data: the global batch.
-            devices: the device of each tower. parameter_device: holds the variables.
-            policy: how the step uses its devices, such as whether towers take turns.
-        """
+        """Args: devices: the device of each tower. parameter_device: holds the variables."""
         self._trace, self._devices = trace, devices
         self._device, self._policy = parameter_device, policy
         with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
@@ -134,12 +115,10 @@ class _Run:
             begins = tf.unstack(tf.cumsum(sizes, exclusive=True), num=len(sizes))
         self._values = trace.captured
         names = [v.name for v in trace.arguments]
-        self._towers = [
-            {**self._values, **dict(zip(
-                names, [*structures.components(shard.values), shard.share, begin], strict=True
-            ))}
-            for shard, begin in zip(self._shards, begins, strict=True)
-        ]
+        self._towers = []
+        for shard, begin in zip(self._shards, begins, strict=True):
+            given = [*structures.components(shard.values), shard.share, begin]
+            self._towers.append({**self._values, **dict(zip(names, given, strict=True))})
 
     def result(self) -> Any:
         """Runs all levels; returns the step's logs for the global batch."""
@@ -173,9 +152,8 @@ class _Run:
                     if state_lib.is_seed(variable):
                         (tower[tensor.name],) = state_lib.tower_seeds([values[i]], t)
 
-    # The end of a level.
-
     def _end(self, level: int) -> None:
+        """Runs the segment of the parameter device, collectives and updates that end a level."""
         segment = self._trace.central_segments.get(level)
         if segment is not None:
             with tf.device(self._device):
@@ -184,9 +162,9 @@ class _Run:
         for collective in self._trace.collectives.events:
             if collective.level == level:
                 with tf.name_scope(structures.SUM):
-                    met = self._outcome(collective)
+                    values = self._combine(collective)
                 for tower in [self._values, *self._towers]:
-                    tower.update(zip([v.name for v in collective.outputs], met, strict=True))
+                    tower.update(zip([v.name for v in collective.outputs], values, strict=True))
         for update in self._trace.collectives.updates:
             if update.level == level:
                 with tf.name_scope(structures.UPDATE), tf.device(self._device):
@@ -196,7 +174,7 @@ class _Run:
                         update.optimizer.apply(gradients, update.variables)
                 self._read(update.reads)
 
-    def _outcome(self, collective: TowerCollective) -> list[tf.Tensor]:
+    def _combine(self, collective: TowerCollective) -> list[tf.Tensor]:
         values = [[tower[v.name] for v in collective.inputs] for tower in self._towers]
         if collective.how == "first":
             return values[0]

@@ -4,8 +4,6 @@
     tower 1   value --+-- sum, or rows --+--> outputs
     ...               |                  |
                       +<-- its gradient, backward, is the sum of the towers' gradients
-
-It extends `TowerCollectives` by gathered rows, means and updates of optimizers.
 """
 
 from collections.abc import Sequence
@@ -42,9 +40,9 @@ class Update:
 
 
 class StepCollectives(TowerCollectives):
-    """Records the collectives and updates of the custom step that is being traced.
+    """Records the collectives of the custom step that is being traced, and its `updates`, in order.
 
-    updates: the updates in the order of the step. facts: the facts on the shard's tensors.
+    facts: the facts on the shard's tensors.
     """
 
     def __init__(self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor) -> None:
@@ -64,11 +62,12 @@ class StepCollectives(TowerCollectives):
         self.updates: list[Update] = []
         self._num_rows, self._begin = batch_size(shard), begin
 
-    def gather_marked(self, rows: Any) -> Any:
-        """Implements `towers.gather`: returns the rows of all towers, with their masks and logits.
+    def first(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns tower 0's value; the value itself if all towers have it."""
+        return self.add("first", [value])[0] if self.dependence.local(value) else value
 
-        Args: rows: a dense, ragged or sparse tensor.
-        """
+    def gather_marked(self, rows: Any) -> Any:
+        """Implements `towers.gather`: returns all towers' rows, with their masks and logits."""
         gathered = self.gather(rows)
         if gathered is rows or not isinstance(rows, tf.Tensor):
             return gathered
@@ -90,26 +89,21 @@ class StepCollectives(TowerCollectives):
             """Returns the tower's part of the gradients; None for tensors that are not floats."""
             of_floats = [tf.convert_to_tensor(g) for g, f in zip(gradients, floats) if f]
             totals = iter(self.sum(of_floats))
-            given = iter([next(totals) if f else v for v, f in zip(joined, floats)])
-            own = components([self._own(packed(spec, given))])
+            whole = packed(spec, iter([next(totals) if f else v for v, f in zip(joined, floats)]))
+            # The tower's rows, or any row if its shard is empty.
+            begin = tf.minimum(self._begin, batch_size([whole]) - self._num_rows)
+            own = components([take_rows(whole, [begin], [begin + self._num_rows])])
             return [self.facts.masked(v) if f else None for v, f in zip(own, floats)]
 
         joined = self.add("rows", tensors, backward if rows.dtype.is_floating else None, spec=spec)
         return packed(spec, iter(joined))
 
-    def _own(self, rows: Any) -> Any:
-        """Returns a tower's rows of [N, ...], or any row if its shard is empty."""
-        begin = tf.minimum(self._begin, batch_size([rows]) - self._num_rows)
-        return take_rows(rows, [begin], [begin + self._num_rows])
-
     def of_batch(self, value: Any, what: str) -> Any:
         """Combines the towers' values into one value of the global batch.
 
-        Rows are gathered. Otherwise sums over rows add up, and other values weigh n_i / N.
-
-        Args:
-            value: a tensor; anything else is returned unchanged.
-            what: describes the value in warnings, and in the ValueError that integers raise.
+        Rows are gathered. Sums over rows add up, and other values weigh n_i / N. Anything but a
+        tensor is returned unchanged. `what` describes the value in warnings, and in the ValueError
+        that integers raise.
         """
         if isinstance(value, keras.Variable):
             value = tf.convert_to_tensor(value)
@@ -129,12 +123,7 @@ class StepCollectives(TowerCollectives):
 
 
 def check_rank(tensor: tf.Tensor, what: str) -> None:
-    """Raises ValueError if a tensor has an unknown rank, so that its batch axis is unknown.
-
-    Args:
-        tensor: the tensor, such as a result of tf.py_function.
-        what: describes the tensor, and begins the message.
-    """
+    """Raises ValueError, "`what` has ...", if a tensor, such as of tf.py_function, has no rank."""
     if tensor.shape.rank is None:
         raise ValueError(
             f"{what} has a shape that TensorFlow does not know, so that towers cannot tell rows "

@@ -34,7 +34,6 @@ class Trace:
     """Holds one traced step.
 
     arguments: symbolic tensors: the shard's, its share n / N, and the index of its first row.
-    collectives: its collectives and updates. scope: its reads of variables.
     assigned: (variable, value) pairs at the end. logs: the step's result for the global batch.
     function: the concrete function, which is cut into levels and never called.
     """
@@ -49,16 +48,17 @@ class Trace:
     @functools.cached_property
     def towers(self) -> dict[int, Segment]:
         """Returns the segments that each tower computes, by level."""
-        met = [v for collective in self.collectives.events for v in collective.inputs]
+        inputs = [v for collective in self.collectives.events for v in collective.inputs]
         effects = effects_of(self.function)
-        return cut(self.function, self.collectives.dependence, met, effects=effects)
+        return cut(self.function, self.collectives.dependence, inputs, effects=effects)
 
     @functools.cached_property
     def central_segments(self) -> dict[int, Segment]:
         """Returns the segments that the parameter device computes, by level."""
-        wanted = [[u.gradients, [v for _, v in u.assigned]] for u in self.collectives.updates]
-        left = [wanted, [v for _, v in self.assigned], self.logs]
-        flat = tf.nest.flatten(left, expand_composites=True)
+        updates = self.collectives.updates
+        assigned = [*self.assigned, *(pair for update in updates for pair in update.assigned)]
+        wanted = [[u.gradients for u in updates], [v for _, v in assigned], self.logs]
+        flat = tf.nest.flatten(wanted, expand_composites=True)
         symbolic = [v for v in flat if tf.is_symbolic_tensor(v)]
         return cut(self.function, self.collectives.dependence, symbolic)
 
@@ -82,20 +82,15 @@ def trace_step(
     model: keras.Model, step: Callable[[Any], Any], specs: Any, *, parameter_device: str,
     batch_norm: str | None, is_alone: bool = False,
 ) -> Trace:
-    """Traces a step until it creates no more variables.
+    """Traces a step, which maps data to logs or predictions, until it creates no more variables.
 
-    It must not run under `tf.init_scope`, which stops gradient tapes.
+    It must not run under `tf.init_scope`, which stops gradient tapes. It raises ValueError if the
+    step uses something that towers do not support. One tower that `is_alone` needs no warnings.
 
     Args:
-        model: the model that has the step.
-        step: maps data to logs or predictions.
         specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
         parameter_device: the device for variables that the step creates.
         batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
-        is_alone: whether there is one tower, whose shard is the batch. It needs no warnings.
-
-    Raises:
-        ValueError: the step uses something that towers do not support.
     """
     for _ in range(_MOST_TRACES):
         trace = _trace_once(model, step, specs, parameter_device, batch_norm)
@@ -125,6 +120,10 @@ def _trace_once(
     def body(leaves: list, share: tf.Tensor, begin: tf.Tensor) -> None:
         given = [leaf for leaf in leaves if leaf is not None]
         collectives = StepCollectives(given, share, begin)
+
+        def of_batch(values: Any, what: str) -> Any:
+            return tf.nest.map_structure(lambda v: collectives.of_batch(v, what), values)
+
         layers = synchronized_layers(model, batch_norm)
         scope = VariableScope(
             collectives, parameter_device, statistics_of(model), takes_first=batch_norm == "tower0"
@@ -133,7 +132,11 @@ def _trace_once(
             scope, Patches(collectives, scope).applied(), raw_variables_in(scope),
             synchronized(layers, share > 0, collectives.sum),
         ):
-            logs = _of_batch(collectives, step(tf.nest.pack_sequence_as(specs, leaves)))
+            logs = step(tf.nest.pack_sequence_as(specs, leaves))
+            if isinstance(logs, dict):
+                logs = {k: of_batch(v, f"{k!r}, which the step returns,") for k, v in logs.items()}
+            else:
+                logs = of_batch(logs, "what the step returns")
             assigned = scope.take_all_assigned()
         arguments = [*components(given), share, begin]
         made.append(Trace(arguments, collectives, scope, assigned, logs))
@@ -144,21 +147,6 @@ def _trace_once(
         )
     made[-1].function = function  # TensorFlow traces twice if variables are created
     return made[-1]
-
-
-def _of_batch(collectives: StepCollectives, logs: Any) -> Any:
-    """Returns the step's logs for the global batch."""
-    if isinstance(logs, dict):
-        return {
-            key: tf.nest.map_structure(
-                lambda v, key=key: collectives.of_batch(v, f"{key!r}, which the step returns,"),
-                value,
-            )
-            for key, value in logs.items()
-        }
-    return tf.nest.map_structure(
-        lambda v: collectives.of_batch(v, "what the step returns"), logs
-    )
 
 
 def _check_no_foreign_resources(trace: Trace) -> None:

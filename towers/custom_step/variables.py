@@ -3,36 +3,23 @@
 The table in towers/step/assigned.py says how the towers' values become one. Two rows differ,
 because a custom step may read a variable after it was assigned:
 
-    a metric       old + x becomes old + the sum of all x when the step reads it again. Any other
-                   value that depends on a shard raises ValueError.
+    a metric       old + x becomes old + the sum of all x when the step reads it again.
     a parameter    follows the rules of other variables, because no automatic update comes later.
 """
 
 import functools
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.user_lines import current_line, is_of_keras
 from towers.custom_step.step_collectives import StepCollectives, Update
-from towers.step.assigned import terms_of_new
+from towers.machine.user_lines import current_line
+from towers.step.assigned import terms_of, terms_of_new
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.state import is_seed
-
-
-class _Metric(NamedTuple):
-    """Holds a metric's variable that was assigned and not read since.
-
-    before: its value before the assignment. added: the value that a shard adds to it, or None if
-        the assigned value is equal in all towers.
-    """
-
-    variable: keras.Variable
-    before: tf.Tensor
-    added: tf.Tensor | None
 
 
 class VariableScope(keras.StatelessScope):
@@ -61,7 +48,8 @@ class VariableScope(keras.StatelessScope):
         # By the id of a variable:
         self._assigned: dict[int, tuple[keras.Variable, str]] = {}  # and the assigning line
         self._latest: dict[int, Update] = {}
-        self._metrics: dict[int, _Metric] = {}
+        # Metrics that were assigned and not read since, with their values before.
+        self._metrics: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self._metric_reads: dict[int, tf.Tensor] = {}
 
     # Methods that Keras calls.
@@ -71,7 +59,7 @@ class VariableScope(keras.StatelessScope):
         if variable_behind(variable) is None:
             self.is_unready = True
             return None
-        if id(variable) in self._metrics:
+        if id(variable) in self._metrics and not self.is_unready:
             self._merge_metrics()
         assigned = self.state_mapping.get(id(variable))
         if assigned is None:
@@ -89,16 +77,12 @@ class VariableScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Records a value that the step assigns."""
-        variable, value = update
+        variable, _ = update
         self._collectives.check_outermost(f"assigns {variable.path}")
         if variable_behind(variable) is None:
             self.is_unready = True
-        elif variable.aggregation == "sum" and not self.is_unready:
-            known = self._metrics.get(id(variable))
-            before = self.get_current_value(variable) if known is None else known.before
-            is_local = self._collectives.dependence.local(value)
-            added = _added(variable, before, value) if is_local else None
-            self._metrics[id(variable)] = _Metric(variable, before, added)
+        elif variable.aggregation == "sum" and id(variable) not in self._metrics:
+            self._metrics[id(variable)] = variable, self.get_current_value(variable)
         self._assigned[id(variable)] = variable, current_line()
         super().add_update(update)
 
@@ -124,11 +108,11 @@ class VariableScope(keras.StatelessScope):
         self, variables: Iterable[keras.Variable]
     ) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Removes and returns the values that the step has assigned to these variables so far."""
-        return [
-            (v, self._merged(v, self.state_mapping.pop(id(v))))
-            for v in variables
-            if id(v) in self.state_mapping
-        ]
+        taken = [(v, None) for v in variables if id(v) in self.state_mapping]
+        merged = self._merge(taken)
+        for variable, _ in taken:
+            del self.state_mapping[id(variable)]
+        return [(variable, value) for (variable, _), value in zip(taken, merged, strict=True)]
 
     def take_all_assigned(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Removes and returns all values that the step has assigned; call it at the end."""
@@ -146,7 +130,7 @@ class VariableScope(keras.StatelessScope):
 
     def _read(self, variable: keras.Variable) -> tf.Tensor:
         stored: Any = variable_behind(variable)
-        with self._outermost(), read_as_they_are():
+        with self._collectives.graph.as_default(), read_as_they_are():
             read = tf.convert_to_tensor(stored)
         read.handle = stored.handle  # tapes recognize the variable by it
         update = self._latest.get(id(variable))
@@ -157,52 +141,31 @@ class VariableScope(keras.StatelessScope):
         self._collectives.dependence.feed(read, local=is_seed(variable), level=level)
         return read
 
-    def _outermost(self) -> AbstractContextManager:
-        """Enters the graph of the step, also from the graph of a loop or an inner function."""
-        is_outermost = self._collectives.is_outermost()
-        return nullcontext() if is_outermost else self._collectives.graph.as_default()
-
     def _merge_metrics(self) -> None:
-        """Sets metrics to old + the sum of all towers' x, in one collective for all metrics."""
-        if self.is_unready:
-            return
         metrics, self._metrics = self._metrics, {}
-        parts = [self._part(m.variable, m.added) for m in metrics.values() if m.added is not None]
-        sums = iter(self._collectives.sum(parts) if parts else [])
-        for key, metric in metrics.items():
-            is_local = metric.added is not None
-            value = metric.before + next(sums) if is_local else self.state_mapping[key]
+        for key, value in zip(metrics, self._merge(metrics.values()), strict=True):
             self.state_mapping[key] = tf.stop_gradient(value)
 
-    def _part(self, variable: keras.Variable, added: tf.Tensor) -> tf.Tensor:
-        """Returns a shard's part of a metric's addend: Keras' metrics add sums, others may not."""
-        facts = self._collectives.facts
-        kind = facts.rows.kind(added)
-        if kind.fault and not is_of_keras(kind.fault.operation, "metrics"):
-            facts.rows.check(added, f"what metric variable {variable.path!r} adds")
-        is_mean = kind.name == "mean" and added.dtype.is_floating
-        return facts.weighted(added) if is_mean else facts.masked(added)
+    def _merge(
+        self, assigned: Iterable[tuple[keras.Variable, tf.Tensor | None]]
+    ) -> list[tf.Tensor]:
+        """Merges the values that towers have assigned to variables, by one collective for all sums.
 
-    def _merged(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Combines the values that towers have assigned into one."""
-        collectives, (_, line) = self._collectives, self._assigned[id(variable)]
-        same, parts = terms_of_new(
-            variable, value, collectives.facts, self._statistics, self._takes_first, line
-        )
-        same = [
-            collectives.add("first", [v])[0] if collectives.dependence.local(v) else v
-            for v in same
+        With each variable comes the value to which a metric adds, or None.
+        """
+        collectives, facts, split = self._collectives, self._collectives.facts, []
+        for variable, before in assigned:
+            value, (_, line) = self.state_mapping[id(variable)], self._assigned[id(variable)]
+            if before is not None:
+                (before,), _ = terms_of(before, facts)  # the term that `terms_of_new` will find
+            same, parts = terms_of_new(
+                variable, value, facts, self._statistics, self._takes_first, line, before
+            )
+            if before is not None and parts:  # as Keras does, add up x before it is added to old
+                parts = [functools.reduce(tf.add, parts)]
+            split.append((same, parts))
+        sums = iter(collectives.sum([part for _, parts in split for part in parts]))
+        return [
+            functools.reduce(tf.add, [*map(collectives.first, same), *(next(sums) for _ in parts)])
+            for same, parts in split
         ]
-        return functools.reduce(tf.add, [*same, *(collectives.sum(parts) if parts else [])])
-
-
-def _added(variable: keras.Variable, before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns x of a metric that is assigned old + x: subtracting old would round it."""
-    operation = value.op
-    if operation.type == "AddV2" and operation.inputs[0] is before:
-        return operation.inputs[1]
-    raise ValueError(
-        f"{current_line()}: metric variable {variable.path!r} is assigned something of a shard "
-        "that is not added to it, and the towers' values of it make no sum. Compute it of "
-        "towers.gather(rows), the rows of all towers."
-    )

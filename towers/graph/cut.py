@@ -57,6 +57,8 @@ class TowerCollectives:
 
         The gradients add up, because each tower differentiates one part of the loss.
         """
+        if not values:
+            return []
         return self.add("sum", values, lambda *d: self.sum([tf.convert_to_tensor(v) for v in d]))
 
     def add(
