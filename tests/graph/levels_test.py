@@ -20,8 +20,9 @@ def test_noise_is_a_towers_own():
 
 def fed(stage):
     """A placeholder [None] of this stage, and the levels of a function of 3 stages of it."""
-    tensor = tf.compat.v1.placeholder(tf.float32, [None])
-    return tensor, StageLevels(3, {tensor.name: stage})
+    tensor, levels = tf.compat.v1.placeholder(tf.float32, [None]), StageLevels(3)
+    levels.feed(tensor, local=True, level=stage)
+    return tensor, levels
 
 
 def test_a_layer_runs_in_its_stage_forward_and_backward():

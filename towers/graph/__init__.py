@@ -17,10 +17,10 @@ No tower waits for another inside of a function, so any number of towers may sha
 
 The files below tell what a tensor is to the rows of a shard: rows, a mean, a sum, or neither.
 
-    rows.py    walks through the graph, applies the rules, and warns
-    rules.py   the table of rules: an operation's facts follow from its inputs' facts
-    facts.py   the facts of a tensor, and their arithmetic
-    axes.py    where the batch axis goes    elements.py   the longer rules, element by element
+    rows.py      walks through the graph, applies the rules, and warns
+    rules.py     the table of rules: an operation's facts follow from its inputs' facts
+    elements.py  rules of operations that work element by element
+    facts.py     the facts of a tensor, and their arithmetic
 
 They are optional reading: for a step whose losses are means over rows, the answer is always "mean".
 """

@@ -13,11 +13,11 @@ later levels need. [home] is the parameter device. Nothing is computed here.
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from towers.graph.levels import Dependence, StageLevels
+from towers.graph.levels import Dependence
 from towers.graph.repeatable import draws_noise, repeatable, with_noise_of
 from towers.graph.walk import before
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
@@ -101,8 +101,6 @@ class TowerCollectives:
 _EFFECTS = ("Assert", "PrintV2", "If", "StatefulPartitionedCall")
 _WHOLE = {"experimental_attributes": KEEP_WHOLE}
 
-Levels: TypeAlias = Dependence | StageLevels
-
 
 class Segment(NamedTuple):
     """Holds one level of the function.
@@ -117,7 +115,7 @@ class Segment(NamedTuple):
 
 
 def cut(
-    function: Any, dependence: Levels, wanted: Iterable[tf.Tensor], *,
+    function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
     effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Segment]:
     """Returns the segments that compute `wanted`, by level; an empty level has none.
@@ -170,7 +168,7 @@ def effects_of(function: Any) -> list[tf.Operation]:
 
 
 def _reach(
-    dependence: Levels, index: int, results: Iterable[tf.Tensor], must_run: Sequence[tf.Operation]
+    dependence: Dependence, index: int, results: list[tf.Tensor], must_run: list[tf.Operation]
 ) -> tuple[list[tf.Tensor], set[str]]:
     """Finds the inputs of a level and the names of its operations.
 

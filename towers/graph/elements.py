@@ -1,12 +1,14 @@
 """Holds the rules of operations that combine elements one by one, move, pick or count them."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
-from towers.graph.axes import axis_like, open_axis, rows_per_example, rows_taken, slice_along
 from towers.graph.facts import (
-    COMPARES, COUNT, EACH_ROW, MIXES, OPAQUE, SHARED, UNEVEN, UNKNOWN, Fact, Op, first_fault, sizes,
+    COMPARES, COUNT, EACH_ROW, MIXES, OPAQUE, SHARED, UNEVEN, UNKNOWN, Fact, Op, axis_like,
+    first_fault, open_axes, open_axis, sizes,
 )
 
 _PLACE = "takes some rows of the batch by their place"
@@ -23,8 +25,6 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
     if rows:
         axis = UNKNOWN if output.dtype == tf.variant else open_axis(output, rows[0].axis)
         fact = replace(op.combine(floating), axis=axis)
-        if fault:
-            return replace(fact, fault=fault)
         if axis is None and fact.local:
             return op.faulty(fact, OPAQUE)
         return op.nonlinear(replace(fact, degree=rows[0].degree))
@@ -153,6 +153,25 @@ def move(op: Op) -> Fact:
     return fact
 
 
+def rows_per_example(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
+    """Returns the number of rows per example, `each` before, after a Reshape into [rows, ...].
+
+    0 means a fixed, unknown number. None means that a row may hold values of several examples.
+    """
+    if source.shape.rank is None or result.shape.rank is None:
+        return 0
+    before, after = (
+        math.prod(size for size in v.shape.as_list() if size is not None) for v in (source, result)
+    )
+    are_known = len(open_axes(source)) == 1 and len(open_axes(result)) == 1
+    if are_known and each and before and after:
+        count, rest = divmod(each * before, after)
+        return None if rest else count
+    if not after or before % after == 0 or len(open_axes(result)) > 1:
+        return each if source.shape.rank == result.shape.rank else 0
+    return None
+
+
 def broadcast(op: Op) -> Fact:
     """Returns the fact of BroadcastTo, Tile or Fill, whose new shape may have a batch axis."""
     shape, fact = op.facts if op.type == "Fill" else op.facts[::-1]
@@ -197,6 +216,47 @@ def product_of(op: Op, fact: Fact) -> Fact:
 # Parts of tensors, and tensors of parts.
 
 
+def slice_along(op: Op, axis: int) -> tuple[Any, Any, Any, bool]:
+    """Returns begin, end and step of a Slice or StridedSlice along an axis of its input.
+
+    A bound is None if it is left out, an int, or a Fact if it is not constant. The last result
+    says whether begin is an index, which removes the axis.
+    """
+
+    def bound(index: int, place: int) -> Any:
+        values, parts = tf.get_static_value(op.inputs[index], True), op.facts[index].parts
+        value = None if values is None else values.reshape(-1)[place]
+        if value is not None:
+            return int(value)
+        return parts[place] if place < len(parts) else Fact(degree=None)
+
+    if op.type == "Slice":
+        begin, end = bound(1, axis), bound(2, axis)
+        if begin != 0 and end != -1:
+            are_known = isinstance(begin, int) and isinstance(end, int)
+            end = begin + end if are_known else Fact(degree=None)
+        return begin, None if end == -1 else end, 1, False
+
+    def masks(name: str, place: int) -> bool:
+        return bool(op.operation.get_attr(f"{name}_mask") >> place & 1)
+
+    count, rank = op.inputs[1].shape[0] or 1, op.inputs[0].shape.rank or 0
+    num_new = sum(masks("new_axis", i) for i in range(count))
+    places: list[int | None] = []  # of the input's axes among the slices
+    for i in range(count):
+        if masks("ellipsis", i):
+            places += [None] * (rank - (count - num_new - 1))
+        elif not masks("new_axis", i):
+            places.append(i)
+    place = places[axis] if axis < len(places) else None
+    if place is None:
+        return None, None, 1, False
+    begin, end = (
+        None if masks(name, place) else bound(i, place) for i, name in [(1, "begin"), (2, "end")]
+    )
+    return begin, end, bound(3, place), masks("shrink_axis", place)
+
+
 def take_slice(op: Op) -> Fact:
     """Returns the fact of StridedSlice or Slice."""
     fact = op.facts[0]
@@ -207,11 +267,15 @@ def take_slice(op: Op) -> Fact:
         return fact.parts[bounds[0]] if is_index else sizes(fact.parts[slice(*bounds)])
     if fact.axis is None or fact.axis == UNKNOWN:
         return fact
-    takes_all, by_counts = rows_taken(op, fact.axis)
+    begin, end, step, is_index = slice_along(op, fact.axis)
+    is_plain, is_start = step == 1 and not is_index, begin in (None, 0)
+    ends = end is None or isinstance(end, Fact) and end.degree == 1
     axis = axis_like(op.inputs[0], op.output, fact.axis)
-    if takes_all or axis is not None and fact.each is None:
+    if is_plain and is_start and ends or axis is not None and fact.each is None:
         return replace(fact, axis=axis)
-    if axis is not None and fact.each != 1 and by_counts:
+    # A batch that holds two views, one after the other: rows[:n], rows[n:].
+    is_half = is_start or isinstance(begin, Fact) and begin.degree == 1
+    if axis is not None and fact.each != 1 and is_plain and is_half and ends:
         return replace(fact, axis=axis, each=0)
     return op.faulty(replace(fact, axis=axis), _PLACE)
 

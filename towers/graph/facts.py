@@ -115,6 +115,34 @@ def first_fault(facts: Sequence[Fact]) -> Fault | None:
     return next((fact.fault for fact in facts if fact.fault), None)
 
 
+def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
+    """Returns an axis of open size: `like` if it is one, else the first; None without any."""
+    if tensor.shape.rank is None:
+        return UNKNOWN
+    places = open_axes(tensor)
+    return like if like in places else next(iter(places), None)
+
+
+def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | None:
+    """Returns the batch axis after a change of shape: it keeps its place among the open axes."""
+    if axis is None or axis == UNKNOWN or result.shape.rank is None:
+        return open_axis(result)
+    before, after = open_axes(source), open_axes(result)
+    if not after:
+        return None
+    index = before.index(axis) if axis in before and len(before) == len(after) else 0
+    return after[index]
+
+
+def has_open_rows(tensor: tf.Tensor) -> bool:
+    """Returns whether rows may be of any length: another axis than the batch's is open."""
+    return tensor.dtype == tf.variant or tensor.shape.rank is None or len(open_axes(tensor)) > 1
+
+
+def open_axes(tensor: tf.Tensor) -> list[int]:
+    return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
+
+
 class Op:
     """Wraps an operation of a graph and the facts of its inputs; computes facts of its result."""
 

@@ -18,7 +18,6 @@ Stages decide where an operation runs, never its value: the gradient equals the 
 """
 
 import re
-from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -63,15 +62,15 @@ class Dependence:
         return is_local
 
     def level(self, tensor: tf.Tensor) -> int:
-        """Returns the number of collectives and updates before the tensor."""
+        """Returns the level that computes the tensor."""
         return self._of(tensor)[1]
 
     def operation_level(self, operation: tf.Operation) -> int:
-        """Returns the number of collectives and updates before the operation."""
+        """Returns the level that runs the operation."""
         return self._of_operation(operation)[1]
 
     def is_recomputed(self, tensor: tf.Tensor) -> bool:
-        """Returns whether the tensor is a constant, which every level computes for itself."""
+        """Returns whether each level computes the tensor for itself: a constant."""
         return not tensor.op.inputs and not _is_source(tensor.op)
 
     def _of(self, tensor: tf.Tensor) -> tuple[bool, int]:
@@ -80,14 +79,15 @@ class Dependence:
         return self._fed.get(key_of(tensor)) or self._of_operation(tensor.op)
 
     def _of_operation(self, operation: tf.Operation) -> tuple[bool, int]:
-        def infer(operation: tf.Operation) -> tuple[bool, int]:
-            found = [self._of(v) for v in operation.inputs]
-            is_local = _draws(operation) or any(local for local, _ in found)
-            return is_local, max((level for _, level in found), default=0)
+        def needs(operation: tf.Operation) -> list[tf.Tensor]:
+            return [v for v in operation.inputs if not self.is_fed(v)]
 
-        return follow(
-            operation, self._known, lambda op: [v for v in op.inputs if not self.is_fed(v)], infer
-        )
+        return follow(operation, self._known, needs, self._infer)
+
+    def _infer(self, operation: tf.Operation) -> tuple[bool, int]:
+        found = [self._of(v) for v in operation.inputs]
+        is_local = _draws(operation) or any(local for local, _ in found)
+        return is_local, max((level for _, level in found), default=0)
 
 
 def _draws(operation: tf.Operation) -> bool:
@@ -96,6 +96,10 @@ def _draws(operation: tf.Operation) -> bool:
 
 def _is_source(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful or operation.type == "Placeholder"
+
+
+def _is_scalar(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 0 and tensor.dtype not in _RESOURCES
 
 
 # oneDNN's kernels pass a workspace to their gradients, but only within one function.
@@ -110,53 +114,36 @@ def stage_scope(stage: int) -> str:
     return f"stage_{stage}"
 
 
-class StageLevels:
+class StageLevels(Dependence):
     """Finds the levels of a traced tower: forward of stage s is s, backward is 2 * (S - 1) - s.
 
     A forward operation outside of all layers has the last level of its inputs. A backward one (of a
-    regularizer) has the backward level of the first stage whose forward values it reads.
+    regularizer) has the backward level of the first stage whose forward values it reads. The level
+    of a tensor that is fed is its stage.
     """
 
-    def __init__(self, num_stages: int, fed: Mapping[str, int]) -> None:
-        """Args: fed: the stage of each argument and capture of the function, by its name."""
-        self._num_stages, self._fed = num_stages, dict(fed)
-        self._levels: dict[Key, int] = {}  # by operation
+    def __init__(self, num_stages: int) -> None:
+        super().__init__()
+        self._num_stages = num_stages
         self._anew: dict[Key, bool] = {}
-
-    def is_fed(self, tensor: tf.Tensor) -> bool:
-        """Returns whether the tensor is an argument or a capture, which each level may take."""
-        return tensor.name in self._fed
-
-    def level(self, tensor: tf.Tensor) -> int:
-        """Returns the level that computes a tensor."""
-        return self._fed[tensor.name] if self.is_fed(tensor) else self.operation_level(tensor.op)
-
-    def operation_level(self, operation: tf.Operation) -> int:
-        """Returns the level that runs an operation."""
-        return follow(
-            operation, self._levels, lambda op: [v for v in op.inputs if not self.is_fed(v)],
-            self._infer,
-        )
 
     def is_recomputed(self, tensor: tf.Tensor) -> bool:
         """Returns whether each level recomputes it: from constants and scalars, or as `_PAIRED`."""
         return tensor.op.type in _PAIRED or self._is_made_anew(tensor.op)
 
-    def _infer(self, operation: tf.Operation) -> int:
-        levels = [self.level(v) for v in operation.inputs]
-        level, last = max(levels, default=0), 2 * (self._num_stages - 1)
+    def _infer(self, operation: tf.Operation) -> tuple[bool, int]:
+        is_local, level = super()._infer(operation)
         is_backward, found = _BACKWARD in operation.name, _STAGE.findall(operation.name)
         if self._is_made_anew(operation) or not (found or is_backward):
-            return level
-        if found:
-            stage = int(found[-1])
-            return max(level, last - stage if is_backward else stage)
-        forward = [
-            stage for v, stage in zip(operation.inputs, levels, strict=True)
-            if stage < self._num_stages and _BACKWARD not in v.op.name and not self.is_recomputed(v)
-            and not _is_scalar(v) and v.op.type not in _SIZES
+            return is_local, level
+        stages = [int(found[-1])] if found else [
+            self.level(v) for v in operation.inputs
+            if self.level(v) < self._num_stages and _BACKWARD not in v.op.name
+            and not (self.is_recomputed(v) or _is_scalar(v) or v.op.type in _SIZES)
         ]
-        return max(level, last - min(forward)) if forward else level
+        if is_backward:
+            stages = [2 * (self._num_stages - 1) - stage for stage in stages]
+        return is_local, max([level, *stages])
 
     def _is_made_anew(self, operation: tf.Operation) -> bool:
         def needs(operation: tf.Operation) -> list[tf.Tensor]:
@@ -170,7 +157,3 @@ class StageLevels:
             return not is_passed_on and all(self._anew[key_of(v.op)] for v in needs(operation))
 
         return follow(operation, self._anew, needs, infer)
-
-
-def _is_scalar(tensor: tf.Tensor) -> bool:
-    return tensor.shape.rank == 0 and tensor.dtype not in _RESOURCES

@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graph
 from towers.machine.user_lines import line_of
-from towers.graph.axes import open_axis
 from towers.graph.elements import row_by_row
 from towers.graph.facts import (
-    COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault, sizes,
+    COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault, open_axis, sizes,
 )
 from towers.graph.rules import forgive, infer, with_padding
 from towers.graph.walk import Key, follow, key_of

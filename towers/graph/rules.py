@@ -12,12 +12,20 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.graph import elements
-from towers.graph.axes import contract, has_open_rows, named_axes, open_axis
 from towers.graph.elements import align, num_scattered_axes, product_of, row_by_row
 from towers.graph.facts import (
-    CHOSEN, COMPARES, COUNT, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op, sum_over_rows,
+    CHOSEN, COMPARES, COUNT, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op, has_open_rows,
+    open_axis, sum_over_rows,
 )
 from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
+
+
+def _named_axes(op: Op, index: int = 1) -> list[int] | None:
+    """Returns the axes that input `index` lists, counted from 0; None if it is not constant."""
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[index])
+    if axes is None or rank == 0:
+        return None if axes is None else []
+    return [int(axis) if rank is None else int(axis) % rank for axis in axes.reshape(-1)]
 
 
 def reduce(op: Op) -> Fact:
@@ -35,7 +43,7 @@ def reduce(op: Op) -> Fact:
         return product_of(op, fact) if op.type == "Prod" else Fact(local=fact.local, degree=degree)
     if not fact.has_rows:
         return fact if is_linear else op.nonlinear(fact)
-    axes = None if op.type == "L2Loss" else named_axes(op)
+    axes = None if op.type == "L2Loss" else _named_axes(op)
     if axes is None and open_axis(output) is not None:
         return replace(fact, axis=open_axis(output, fact.axis))
     if axes is None or fact.axis in axes or fact.axis == UNKNOWN and output.shape == ():
@@ -62,7 +70,7 @@ def along_axes(op: Op) -> Fact:
         return fact
     if fact.has_rows:
         names = is_linear or op.type in ("Cumprod", "CumulativeLogsumexp")
-        axes = named_axes(op, 2 if op.type == "Roll" else 1) if names else [rank - 1]
+        axes = _named_axes(op, 2 if op.type == "Roll" else 1) if names else [rank - 1]
         are_splits = (  # row_splits from lengths
             op.type == "Cumsum" and fact.each is None and op.output.dtype.is_integer
         )
@@ -89,10 +97,42 @@ def multiply_matrices(op: Op) -> Fact:
     product = op.multiply(left, right)
     if product.fault or not product.has_rows:
         return product
-    over_rows, axis = contract(op)
+    over_rows, axis = _contract(op)
     if over_rows:
         return sum_over_rows(product)
     return op.faulty(product, COMPARES) if axis is None else replace(product, axis=axis)
+
+
+def _contract(op: Op) -> tuple[bool, int | None]:
+    """Returns whether a MatMul, BatchMatMul or Einsum sums over rows, and its result's batch axis.
+
+    The axis is None if rows are summed, or if the result has two, which pair rows with each other.
+    """
+    axes = [fact.axis for fact in op.facts]
+    if UNKNOWN in axes or any(v.shape.rank is None for v in op.inputs):
+        return False, open_axis(op.output)
+    if op.type == "Einsum":
+        equation = op.operation.get_attr("equation").decode().replace(" ", "")
+    else:
+        flips = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+        left, right = (
+            matrix[::-1] if op.operation.get_attr(flip) else matrix
+            for matrix, flip in zip(("ik", "kj"), flips)
+        )
+        equation = f"...{left},...{right}->...ij"
+    terms, result = equation.split("->")
+
+    def spell_out(term: str, tensor: tf.Tensor) -> str:
+        """Replaces an ellipsis by labels, which align at the last axis."""
+        count = tensor.shape.rank - len(term.replace("...", ""))
+        return term.replace("...", "".join(chr(0x100 + i) for i in range(count, 0, -1)))
+
+    spelled = map(spell_out, terms.split(","), op.inputs)
+    labels = {term[axis] for term, axis in zip(spelled, axes) if axis is not None}
+    if len(labels) > 1:
+        return False, None
+    label, result = labels.pop(), spell_out(result, op.output)
+    return label not in result, result.index(label) if label in result else None
 
 
 def add_segments(op: Op) -> Fact:

@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from towers.graph.cut import (
-    Levels, Segment, TowerCollective, TowerCollectives, captures, cut, effects_of,
+    Segment, TowerCollective, TowerCollectives, captures, cut, effects_of,
 )
-from towers.graph.levels import StageLevels
+from towers.graph.levels import Dependence, StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
     draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
@@ -39,7 +39,7 @@ class TracedTower:
     """
 
     def __init__(
-        self, function: Any, arguments: Sequence[tf.Tensor], levels: Levels | None = None,
+        self, function: Any, arguments: Sequence[tf.Tensor], levels: Dependence | None = None,
         options: Mapping[str, Any] | None = None, collectives: Sequence[TowerCollective] = (),
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -148,11 +148,11 @@ def trace_tower(
         inputs, flat, collectives = traced[-1]
         captured = [inside for _, inside in captures(function)]
         if stages is not None:
-            fed = dict.fromkeys([v.name for v in flat], stages.num_stages - 1)
-            fed.update({v.name: 0 for v in [*components(inputs.x), *captured]})
+            levels = StageLevels(stages.num_stages)
             held = zip([*inputs.parameters, *inputs.state], stages.of(variables), strict=True)
-            fed.update({v.name: stage for v, stage in held})
-            levels = StageLevels(stages.num_stages, fed)
+            first = [(v, 0) for v in [*components(inputs.x), *captured]]
+            for v, stage in [*((v, stages.num_stages - 1) for v in flat), *first, *held]:
+                levels.feed(v, local=True, level=stage)
             return TracedTower(function, flat, levels, options, groups=stages.groups)
         definition = function.graph.as_graph_def()
         if options.get("jit_compile") and draws_noise(definition):
