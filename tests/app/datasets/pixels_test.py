@@ -22,33 +22,22 @@ SAID = "x: uint8 images, divided by 255; give floats to have them as they are"
 LEFT = "x: uint8 of less than 3 dimensions, so no images: 0 to 255 as it is"
 
 
-def source_of(x):
-    return Rows(list(zip(x, LABELS, strict=True)))
-
-
-def of_npz(x, custom_loss, directory):
-    path = directory / "data.npz"
-    np.savez(path, x_train=x, y_train=LABELS, x_test=x, y_test=LABELS)
-    return load_npz(str(path), custom_loss)
-
-
-def of_split(make):
-    def dataset(x, custom_loss, directory):
-        split = make(x)
-        return from_splits(
-            "mine", split, split, custom_loss=custom_loss, num_classes=None if custom_loss else 3
-        )
-
-    return dataset
-
-
 CONTAINERS = {
-    "arrays": of_split(lambda x: (x, LABELS)),
-    "lists": of_split(lambda x: (list(x), LABELS)),
-    "tf.data": of_split(lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))),
-    "source": of_split(source_of),
-    "npz": of_npz,
+    "arrays": lambda x: (x, LABELS),
+    "lists": lambda x: (list(x), LABELS),
+    "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS)),
+    "source": lambda x: Rows(list(zip(x, LABELS, strict=True))),
+    "npz": None,
 }
+
+
+def dataset_of(container, x, directory=None, custom_loss=False):
+    if container == "npz":
+        path = directory / "data.npz"
+        np.savez(path, x_train=x, y_train=LABELS, x_test=x, y_test=LABELS)
+        return load_npz(str(path), custom_loss)
+    split, num_classes = CONTAINERS[container](x), None if custom_loss else 3
+    return from_splits("mine", split, split, custom_loss=custom_loss, num_classes=num_classes)
 
 
 def taken(split, restored=()):
@@ -70,7 +59,7 @@ def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_th
     for x, expected, notes in (
         (IMAGES, DIVIDED, [SAID]), (flat, flat, [LEFT]), (floats, floats, []),
     ):
-        dataset = CONTAINERS[container](x, custom_loss, tmp_path)
+        dataset = dataset_of(container, x, tmp_path, custom_loss)
         for split in (dataset.train, dataset.test):
             np.testing.assert_array_equal(taken(split), expected)
         assert dataset.notes == notes
@@ -89,11 +78,10 @@ def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monke
 @pytest.mark.parametrize("custom_loss", [False, True], ids=["classes", "own task"])
 @pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
 def test_one_split_of_uint8_images_beside_one_of_floats_is_refused(container, custom_loss):
-    make = {"arrays": lambda x: (x, LABELS), "source": source_of,
-            "tf.data": lambda x: tf.data.Dataset.from_tensor_slices((x, LABELS))}[container]
-    for images in ((IMAGES, IMAGES.astype("float32")), (IMAGES.astype("float32"), IMAGES)):
+    splits = [CONTAINERS[container](x) for x in (IMAGES, IMAGES.astype("float32"))]
+    for train, test in (splits, splits[::-1]):
         with pytest.raises(ValueError, match="^x: uint8 images in (train|test) alone .* in both"):
-            from_splits("mine", *map(make, images), custom_loss=custom_loss, num_classes=3)
+            from_splits("mine", train, test, custom_loss=custom_loss, num_classes=3)
 
 
 def test_of_a_structure_the_images_of_x_alone_are_divided_and_named():
@@ -142,10 +130,10 @@ def adapted(pixels):
     (lambda: on_inputs(lambda x: (x - 0.485) / 0.229), False),
     (lambda: on_inputs(lambda x: keras.layers.Dense(5)(x) * 127.5 + 127.5), False),
 ])
-def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, container, tmp_path):
+def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, container):
     if scales is False and container != "arrays":
         return
-    dataset = CONTAINERS[container](IMAGES, False, tmp_path)
+    dataset = dataset_of(container, IMAGES)
     scaled = pixels.scale_for_model(dataset, make())
     found = taken(scaled.test, scaled.restored)
     np.testing.assert_array_equal(found, IMAGES if scales else DIVIDED)

@@ -146,11 +146,10 @@ def test_an_unknown_model_is_refused(name, message):
 
 
 def test_built_in_models_take_channels_last_whatever_keras_json_says():
-    before = keras.config.image_data_format()
     keras.config.set_image_data_format("channels_first")
     try:
         model = models.load("resnet20").build((28, 28, 1), 10)
         assert keras.config.image_data_format() == "channels_first"
     finally:
-        keras.config.set_image_data_format(before)
+        keras.config.set_image_data_format("channels_last")
     assert model(np.zeros((2, 28, 28, 1), "float32")).shape == (2, 10)

@@ -34,9 +34,8 @@ _NO_LAYERS = (
     "AugMix",  # Keras 3.15 chooses its operations with Python's `random`, once for a process
 )
 LAYERS = tuple(
-    name for name, value in sorted(vars(keras.layers).items())
-    if isinstance(value, type) and issubclass(value, ImageAugmentation)
-    and name not in _NO_LAYERS
+    name for name, kind in sorted(vars(keras.layers).items())
+    if isinstance(kind, type) and issubclass(kind, ImageAugmentation) and name not in _NO_LAYERS
 )
 
 # These TensorFlow operations draw from a hidden state, which the example's seed does not set.
@@ -142,15 +141,14 @@ def _traced(name: str, function: Change, spec: Any) -> Change:
     )
     if before != after:
         raise ValueError(
-            f"augment ({name!r}) makes {after} of {before}; examples must keep their structure, "
-            "shape and dtype, for the test examples do."
+            f"augment ({name!r}) makes {after} of {before}; keep structure, shape and dtype."
         )
     graph = concrete.graph.as_graph_def()
     bodies = [graph.node, *(body.node_def for body in graph.library.function)]
     if found := sorted({node.op for body in bodies for node in body} & _STATEFUL):
         raise ValueError(
             f"augment ({name!r}) uses {', '.join(found)}, which does not draw from the example's "
-            "seed, so that a run could not be repeated; use tf.random.stateless_* with it."
+            "seed; use tf.random.stateless_* with it."
         )
     return traced
 
@@ -227,8 +225,8 @@ def _drawing_from_seed(layers: Sequence[keras.layers.Layer], call: Callable[[Any
     trained = next((layer for layer in layers if layer.trainable_variables), None)
     if trained is not None:
         raise ValueError(
-            f"augment: {trained.name} has weights to train, which nothing would train; leave it to "
-            "the model."
+            f"augment: {trained.name} has weights to train, which nothing would train; leave it "
+            "out."
         )
     weights = [weight for layer in layers for weight in layer.weights]
     kept = set(map(id, weights))

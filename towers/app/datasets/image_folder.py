@@ -148,10 +148,7 @@ def _orientation(image: Image.Image) -> int:
 def _undecodable(path: Path, error: Exception) -> ValueError:
     unknown = isinstance(error, UnidentifiedImageError)
     why = "it is no image that TensorFlow or Pillow knows" if unknown else cause(error)
-    return ValueError(
-        f"{path} cannot be decoded: {why}. Convert it to PNG, or remove it. A run that has begun "
-        "can resume only with the old file."
-    )
+    return ValueError(f"{path} cannot be decoded: {why}. Convert it to PNG, or remove it.")
 
 
 SUFFIXES = (
@@ -190,12 +187,12 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     shape, warnings = _common_shape(directory, list(train), image_size)
     splits: list[Any] = []
     for images, what in ((train, "train"), (test, "test")):
-        labels = list(images.values())
-        splits.append(ImageFiles(directory, list(images), np.array(labels, np.int32), shape))
-        if without := sorted({*range(len(classes))} - {*labels}):
+        labels = np.array(list(images.values()), np.int32)
+        splits.append(ImageFiles(directory, list(images), labels, shape))
+        if without := sorted({*range(len(classes))} - {*images.values()}):
             warnings.append(
                 f"{len(without):,} of {len(classes):,} classes have no image to {what} on, such as "
-                f"{classes[without[0]]}. Add some, or divide the images yourself: {_FORMS}."
+                f"{classes[without[0]]}. Add some, or give {_FORMS}."
             )
     if fits(4 * math.prod(shape) * (len(train) + len(test))):
         splits = [(files.decoded(), files.labels) for files in splits]
@@ -247,12 +244,13 @@ def _common_shape(
         return (asked[0], asked[1], channels), []
     (size, _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
     shape = (*size, channels)
-    others = [name for name, found in shapes.items() if found != shape]
+    if not (others := [name for name, found in shapes.items() if found != shape]):
+        return shape, []
     return shape, [
         f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
-        f"and channels, {describe_shape(shape)}, such as {name} ({describe_shape(shapes[name])}): "
-        "they are resized to it, whatever their aspect. image_size=HxWxC names another."
-        for name in others[:1]
+        f"and channels, {describe_shape(shape)}, such as {others[0]} "
+        f"({describe_shape(shapes[others[0]])}): they are resized to it. image_size=HxWxC names "
+        "another."
     ]
 
 
@@ -266,7 +264,7 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
         classes = _folders(directory / train)
         if only := sorted(set(classes) ^ set(_folders(directory / test))):
             raise ValueError(
-                f"{directory / train} and {directory / test} have different classes: "
+                f"data_dir ({directory}): {train} and {test} have different classes: "
                 f"{', '.join(only)} in only one of them; give both the same folders."
             )
         images = _images(directory, train, classes, left_out)
@@ -288,8 +286,7 @@ def _find(directory: Path, left_out: Counter[str]) -> tuple[list[str], _Images, 
         splits[int.from_bytes(digest, "big") % TEST_SHARE == 0][name] = label
     if not all(splits):
         raise ValueError(
-            f"{directory} holds too few images to set every fifth aside for testing; add some, or "
-            f"divide them yourself: {_FORMS}."
+            f"{directory} holds too few images to test on every fifth; add some, or give {_FORMS}."
         )
     return folders, *splits
 
@@ -300,9 +297,7 @@ def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
     return named.get(TRAIN), next((named[name] for name in TESTS if name in named), None)
 
 
-def _images(
-    directory: Path, part: str, classes: Sequence[str], left_out: Counter[str]
-) -> _Images:
+def _images(directory: Path, part: str, classes: list[str], left_out: Counter[str]) -> _Images:
     """Finds all images below `directory`/`part`/CLASS, in Keras' order; counts other files."""
     labels = {name: label for label, name in enumerate(classes)}
     found = []
@@ -311,10 +306,8 @@ def _images(
         left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
         path = os.path.relpath(root, directory / part).removeprefix(".")
         name, _, below = path.partition(os.sep)
-        for file in files:
+        for file in (file for file in files if not file.startswith(".")):
             suffix = os.path.splitext(file)[1].lower()
-            if file.startswith("."):
-                continue
             if suffix not in SUFFIXES:
                 left_out[suffix or "without a suffix"] += 1
             elif name in labels:
@@ -336,9 +329,7 @@ def _folders(directory: Path) -> list[str]:
 
 
 def _raise(error: OSError) -> NoReturn:
-    raise ValueError(
-        f"`data_dir`: {error.filename} cannot be read: {error.strerror}; give {_FORMS}."
-    ) from None
+    raise ValueError(f"data_dir: {error.filename} cannot be read: {error.strerror}; give {_FORMS}.")
 
 
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:

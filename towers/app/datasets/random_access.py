@@ -119,8 +119,8 @@ def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bo
     is_label = not custom_loss and label[:2] == ("y", ()) and label.dtype.kind in "iu"
     if is_label and num_classes is None:
         raise ValueError(
-            f"{where}: y is a label, and reading all of them to count the classes would take "
-            "long: add NUM_CLASSES = N beside the function."
+            f"{where}: y is a label, and counting the classes would take long: add NUM_CLASSES = N "
+            "beside the function."
         )
     structure = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), example)
     source = Source(examples, where, leaves, num_classes if is_label else None)
@@ -163,8 +163,7 @@ class Stateful(RandomAccess):
         if options.data_workers:
             raise ValueError(
                 f"data_workers ({options.data_workers}): {self.source.where} is read in its own "
-                "order, by one reader. Leave data_workers out; set the workers of the Grain or "
-                "torchdata loader instead."
+                "order, by one reader. Leave data_workers out; the loader may have workers."
             )
         return self
 
@@ -199,8 +198,7 @@ def split_of_iterable(
         except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
             raise ValueError(
                 f"{where} ({type(given).__name__}) does not say how many examples an epoch has: "
-                "give it a `__len__`; or its module, beside the function, NUM_EXAMPLES = TRAIN, "
-                "TEST."
+                "give it a `__len__`; or its module, NUM_EXAMPLES = TRAIN, TEST."
             ) from None
     examples = InTurn(given, where)
     split, specs, num_classes = split_of(examples, where, num_classes, custom_loss)
@@ -216,7 +214,4 @@ def check_apart(name: str, train: Any, test: Any = None) -> None:
     """Raises ValueError if two splits share an iterable, and so its state."""
     one, other = (getattr(split, "iterable", split) for split in (train, test))
     if one is other and methods(one):
-        raise ValueError(
-            f"{name}: train and test are the same {type(one).__name__}, whose state each would "
-            "move from under the other; make two."
-        )
+        raise ValueError(f"{name}: train and test are the same {type(one).__name__}; make two.")

@@ -188,8 +188,7 @@ def load_tfds(name: str, data_dir: str | None, custom_loss: bool = False) -> Dat
     if info is None or found is None and not custom_loss or len(info.supervised_keys or ()) != 2:
         raise ValueError(
             f"dataset={name} has the splits {', '.join(splits)}, and must have train, and test or "
-            "validation, and say what x and y of its features are. Use "
-            "dataset=package.module:function, which returns (train, test) of (x, y)."
+            "validation, and supervised_keys. Use dataset=package.module:function instead."
         )
     train, test = (
         None if which is None else Supervised(splits[which], *info.supervised_keys)

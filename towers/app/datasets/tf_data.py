@@ -61,8 +61,7 @@ class Streamed(DataSource):
             most = max(1, int(MEMORY_SHARE * usable_memory() / size))
             raise ValueError(
                 f"shuffle_buffer ({buffer}): so many examples of {size:,} bytes take more than "
-                f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}. It decides "
-                "the order of the examples, and stays the run's."
+                f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}."
             )
         return replace(self, records=self.records.take(self.num_examples), shuffle_buffer=buffer)
 
@@ -116,9 +115,8 @@ class Streamed(DataSource):
                     self.parse(record)
                 count += 1
         except Exception as error:  # the user's function may raise anything
-            raise ValueError(
-                f"{self.where}: example {count} cannot be read: {cause(error)}. {MEND}"
-            ) from None
+            what = f"example {count} cannot be read: {cause(error)}"
+            raise ValueError(f"{self.where}: {what}. {MEND}") from None
         if count < self.num_examples:
             raise other_length(self.where, count, self.num_examples)
 
@@ -160,8 +158,7 @@ def split_of(
         is_tensor = isinstance(part, tf.TensorSpec) or is_composite(part)
         if not is_tensor or not (part.dtype.is_numeric or part.dtype.is_bool):
             raise ValueError(
-                f"{where}: its elements hold {part}, but must hold numbers: dense, ragged or "
-                "sparse."
+                f"{where}: elements hold {part}, but must hold numbers: dense, ragged or sparse."
             )
     x, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if not custom_loss:
@@ -182,10 +179,7 @@ def _count(dataset: tf.data.Dataset, where: str, with_classes: bool = False) -> 
     """Returns the number of examples, and 1 + the largest label or 1; may read the dataset once."""
     count, num_classes = _counts.get(dataset, int(dataset.cardinality())), 1
     if count == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            f"{where}: it repeats forever, so that an epoch has no end: remove .repeat() or end it "
-            "with .take(N)."
-        )
+        raise ValueError(f"{where}: it repeats forever: remove .repeat(), or end it by .take(N).")
     if with_classes:
         what = f"counting the examples and classes of {where}"
         labels = np.concatenate([[0], *read_through(dataset.map(lambda x, y: y), what)])

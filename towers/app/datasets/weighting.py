@@ -62,9 +62,8 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
     _, y, sample_weight = examples.specs
     if sample_weight is not None:
         raise ValueError(
-            "`class_weight` is given beside data that bring sample weights, and Keras takes one of "
-            "the two: multiply the sample weights by the class weights, and leave "
-            "`class_weight` out."
+            "`class_weight` is given beside data that bring sample weights: multiply these by the "
+            "class weights, and leave `class_weight` out."
         )
     rank = y.shape.rank if isinstance(y, tf.TensorSpec) else None
     is_class = rank == 1 or rank == 2 and y.shape[-1] == 1
@@ -75,8 +74,7 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
     if not (is_class or is_one_hot) or examples.mix is not None:
         raise ValueError(
             "`class_weight` needs one class an example, which `augment` does not mix: y of shape "
-            "[N], [N, 1], or one-hot [N, classes], of a model with one such output. Leave it out, "
-            "and give sample weights."
+            "[N], [N, 1], or one-hot [N, classes]. Leave it out, and give sample weights."
         )
 
 

@@ -85,8 +85,7 @@ class ArrayRecords:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError:
             raise ValueError(
-                "dataset=array_record needs the package array_record: "
-                "pip install 'tf-towers[data]'."
+                "dataset=array_record needs array_record: pip install 'tf-towers[data]'."
             ) from None
         self._given = list(paths), features
         self._parse = named.import_function(features, "features")
@@ -97,9 +96,8 @@ class ArrayRecords:
                 if not reader.ok():
                     reader.close()  # raises an error that says what is wrong
             except Exception as error:  # array_record raises RuntimeError for everything
-                raise ValueError(
-                    f"{path} cannot be read: {one_line(error)}; copy it again."
-                ) from None
+                what = one_line(error)
+                raise ValueError(f"{path} cannot be read: {what}; copy it again.") from None
             self._readers.append(reader)
         self._ends = list(accumulate(reader.num_records() for reader in self._readers))
 

@@ -44,10 +44,6 @@ class Readers:
         """Yields, for each batch of B indices, the indices and an array [B, ...] for each leaf.
 
         An iteration that began before this one must not continue.
-
-        Raises:
-            ValueError: an example cannot be read, differs from the first one, or takes too long;
-                or a process has ended.
         """
         if not self._readers:
             count = self._num_processes
@@ -125,11 +121,7 @@ class _Reader:
             raise self._gone() from None
 
     def answer(self) -> Arrays | str:
-        """Returns the arrays of the oldest chunk asked for, or the message of an error.
-
-        Raises:
-            ValueError: one example takes longer than the timeout, or the process has ended.
-        """
+        """Returns the arrays of the oldest chunk asked for, or the message of an error."""
         index = None
         try:
             while not self._connection.poll(self._timeout):
@@ -137,8 +129,7 @@ class _Reader:
                     what = f"example {index}" if index >= 0 else "the first example"
                     raise ValueError(
                         f"{self._where}: {what} takes longer than data_timeout={self._timeout:g} "
-                        "seconds. Fix its cause or raise `data_timeout`, then continue with "
-                        "`resume`."
+                        "seconds. Fix its cause or raise data_timeout, then continue with `resume`."
                     )
             answer = self._connection.recv()
             if isinstance(answer, str):
