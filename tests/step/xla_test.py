@@ -108,7 +108,7 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
             super().__init__(*args, **kwargs)
             made.append(self.uses_xla)
 
-    monkeypatch.setattr("towers.parallel.model_steps.TowerStep", Recorded)
+    monkeypatch.setattr("towers.parallel.model_state.TowerStep", Recorded)
     model = recurrent()
     model.compile("sgd", "mse")
     assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla

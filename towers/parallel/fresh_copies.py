@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
 from towers.step.strategies import ParameterServer
 
@@ -20,14 +21,10 @@ _BATCH_HOOKS = (
 _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two steps
 
 
-def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
+def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
     """Returns whether no callback can assign to parameters between two steps of an epoch.
 
     If a callback can, warns of the cost: the copies on all devices are refreshed before each step.
-
-    Args:
-        callbacks: the user's Keras callbacks.
-        strategy: the strategy of the step that trains, with `num_copies` and `num_bytes`.
     """
     found = [
         type(callback).__name__ for callback in callbacks
@@ -46,21 +43,15 @@ def are_trusted(callbacks: Sequence[Any], strategy: Any) -> bool:
     return not found
 
 
-def with_fresh_copies(
-    fit: Callable[..., Any], find: Callable[[], ParameterServer | None]
-) -> Callable[..., Any]:
-    """Wraps Keras' `fit` to add a `_FreshCopies`. With a CallbackList, each step refreshes copies.
+def with_fresh_copies(fit: Callable[..., Any], towers: Towers) -> Callable[..., Any]:
+    """Adds a `_FreshCopies` to Keras' `fit`. With a CallbackList, each step refreshes copies."""
 
-    Args:
-        fit: a function with the arguments of `keras.Model.fit`.
-        find: returns the strategy of the step that trains, or None before the step exists.
-    """
     def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
         arguments = fit_arguments(*args, **kwargs)
         given = arguments["callbacks"]
         if not isinstance(given, keras.callbacks.CallbackList):
             others = [callback for callback in keras.tree.flatten(given) if callback is not None]
-            arguments["callbacks"] = [_FreshCopies(find, others), *others]
+            arguments["callbacks"] = [_FreshCopies(towers, others), *others]
         return fit(**arguments)
 
     return fit_with_one_more
@@ -72,15 +63,15 @@ class _FreshCopies(keras.callbacks.Callback):
     It must be the first callback: an `evaluate` that a later callback calls then sees new values.
     """
 
-    def __init__(self, find: Callable[[], ParameterServer | None], others: list[Any]) -> None:
+    def __init__(self, towers: Towers, others: list[Any]) -> None:
         super().__init__()
-        self._find, self._others = find, others
+        self._towers, self._others = towers, others
         self._are_trusted: bool | None = None
 
     def _trust(self, is_trusted: bool) -> None:
-        strategy = self._find()
-        if strategy is None:
+        if self._towers.step is None:
             return
+        strategy = self._towers.step.strategy
         if self._are_trusted is None:
             self._are_trusted = are_trusted(self._others, strategy)
         strategy.trust(is_trusted and self._are_trusted)

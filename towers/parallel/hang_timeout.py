@@ -8,8 +8,6 @@ from towers.machine.devices import place_towers, placement
 from towers.workers.workers import join_workers
 from towers.resume.resume import FitOption
 
-_AUTO = "auto"
-
 
 class HangTimeout(FitOption):
     """Ends a fit that makes no progress, and prints where it hangs.
@@ -23,7 +21,7 @@ class HangTimeout(FitOption):
     each other and need no such callback.
     """
 
-    def __init__(self, seconds: float | str = _AUTO) -> None:
+    def __init__(self, seconds: float | str = "auto") -> None:
         """
         Args:
             seconds: the longest time without progress after the first step, or 0 for no limit.
@@ -33,9 +31,9 @@ class HangTimeout(FitOption):
             ValueError: `seconds` is none of these.
         """
         super().__init__()
-        if seconds != _AUTO and not (
-            isinstance(seconds, int | float) and not isinstance(seconds, bool)
-            and 0 <= seconds <= hang.MOST_SECONDS
+        if seconds != "auto" and (
+            not isinstance(seconds, int | float) or isinstance(seconds, bool)
+            or not 0 <= seconds <= hang.MOST_SECONDS
         ):
             raise ValueError(
                 f"seconds ({seconds!r}) must be 'auto', or a number from 0 (never) to "
@@ -55,5 +53,5 @@ class HangTimeout(FitOption):
             placement(place_towers(num_towers, devices), 0) if is_alone else "all towers",
             "Start the script again: with towers.Resume among its callbacks it continues from its "
             "last checkpoint. If it was at work, give towers.HangTimeout more seconds.",
-            0.0 if not is_alone else None if self.seconds == _AUTO else float(self.seconds),
+            0.0 if not is_alone else None if self.seconds == "auto" else float(self.seconds),
         )

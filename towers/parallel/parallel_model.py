@@ -25,18 +25,17 @@ from towers.machine.logical import undivided_cpu
 from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.hang_timeout import HangTimeout
-from towers.parallel.layers_ahead import Base, take_over
-from towers.parallel.model_steps import (
-    STATE, Towers, close_batches, forget_functions, make_function, parameter_device_of,
-    prepare_training, run_step, towers_of,
+from towers.parallel.model_state import (
+    STATE, Towers, forget_functions, parameter_device_of, take_over, towers_of,
 )
+from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
 from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
 from towers.step.compiled import COMPILED
 from towers.step.stages import check_groups, check_stages
-from towers.workers.workers import Workers, join_workers
+from towers.workers.workers import join_workers
 
 
 def make_parallel(
@@ -110,20 +109,15 @@ def make_parallel(
 
 
 def parallel_on(
-    model: keras.Model, devices: list[str], towers: int, *, batch_norm: str | None = None,
-    strategy: str = "parameter_server", gpus_per_tower: int = 1,
-    stages: Sequence[str] | None = None,
+    model: keras.Model, devices: list[str], num_towers: int, **options: Any
 ) -> keras.Model:
-    """Does the work of `make_parallel` for given device names and a given number of towers."""
-    given = towers_of(model).base.model if isinstance(model, ParallelModel) else model
-    is_mirrored = strategy == "mirrored" and not policy_of(devices).shares_memory
+    """Returns the parallel model for these devices; `options` are further fields of `Towers`."""
+    plain = towers_of(model).plain if isinstance(model, ParallelModel) else model
+    is_mirrored = options.get("strategy") == "mirrored" and not policy_of(devices).shares_memory
     parameter_device = devices[0] if is_mirrored else "/cpu:0"
-    base = Base(given, {} if model.built else dict(vars(given)), parameter_device)
+    unbuilt = {} if model.built else dict(vars(plain))
     parallel = _share(
-        model, Towers(
-            base, devices, towers, batch_norm, strategy, gpus_per_tower, stages,
-            Workers(join_workers()),
-        )
+        model, Towers(plain, unbuilt, parameter_device, devices, num_towers, **options)
     )
     if not is_mirrored:
         hint_gpu_variables(parameter_device_of(parallel))
@@ -155,27 +149,26 @@ class ParallelModel(keras.Model):
         """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""
         fit, towers = super().fit, towers_of(self)
         if towers.strategy != "parameter_server":
-            fit = with_fresh_copies(fit, lambda: getattr(towers_of(self).step, "strategy", None))
+            fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
         watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:
             with watch:
-                if resume is not None:
-                    made = {
-                        "num_towers": towers.num_towers,
-                        "batch_norm": towers.batch_norm or "average",
-                    }
+                if resume is None:
+                    history = fit(*args, **kwargs)
+                else:
+                    batch_norm = towers.batch_norm or "average"
                     history = resumed_fit(
-                        self, fit, resume, fit_arguments(*args, **kwargs), identity=made,
+                        self, fit, resume, fit_arguments(*args, **kwargs),
+                        identity={"num_towers": towers.num_towers, "batch_norm": batch_norm},
                         prepare=functools.partial(prepare_training, self),
                     )
-                else:
-                    history = fit(*args, **kwargs)
             towers.workers.barrier()
             return history
         finally:
-            close_batches(self.train_function)
+            if isinstance(self.train_function, PlacedBatches):
+                self.train_function.close()
             if towers.step is not None:
                 towers.step.strategy.trust(False)
 
@@ -249,10 +242,10 @@ def _share(model: keras.Model, towers: Towers) -> ParallelModel:
     parallel.__dict__[STATE] = towers
     if not model.built:
 
-        @functools.wraps(towers.base.model.build)
+        @functools.wraps(towers.plain.build)
         def build_it(*args: Any, **kwargs: Any) -> None:
-            towers.base.model.build(*args, **kwargs)
-            take_over(parallel, towers.base)
+            towers.plain.build(*args, **kwargs)
+            take_over(parallel)
 
         parallel.__dict__["build"] = build_it
     return parallel

@@ -13,20 +13,20 @@ from towers.machine import devices as devices_lib
 from towers.machine.user_lines import line_of_error
 from towers.step import checks
 
-_STEPS = ("train_step", "test_step", "predict_step")
-
 
 def check_model(model: Any) -> None:
     """Raises ValueError if `model` is not a keras.Model, or if towers cannot run its steps."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"model ({model!r}) must be a keras.Model.")
-    for name in _STEPS:
+    for name in ("train_step", "test_step", "predict_step"):
         if name in vars(model):
             raise ValueError(
                 f"model {model.name!r} has a {name} that was set on the instance: define it in a "
                 f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
             )
-    if _is_distributed(model):
+    with tf.Graph().as_default():  # a new graph has the default strategy
+        is_distributed = model.distribute_strategy is not tf.distribute.get_strategy()
+    if is_distributed:
         raise ValueError(
             f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
             "divides batches itself. Make the model outside of it."
@@ -47,19 +47,11 @@ def hint_gpu_variables(parameter_device: str) -> None:
         )
 
 
-def _is_distributed(model: keras.Model) -> bool:
-    """Returns whether the model was made in the scope of a tf.distribute strategy."""
-    with tf.Graph().as_default():  # a new graph has the default strategy
-        return model.distribute_strategy is not tf.distribute.get_strategy()
-
-
 @contextmanager
 def explained(name: str, wants_eager: bool) -> Iterator[None]:
     """Raises a ValueError that explains an error of code that only works with run_eagerly=True.
 
-    Args:
-        name: the name of the parallel model.
-        wants_eager: whether the model was compiled with run_eagerly=True; if not, does nothing.
+    `name` is the parallel model's; if it was not compiled with run_eagerly=True, errors stay.
     """
     try:
         yield

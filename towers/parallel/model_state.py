@@ -1,0 +1,165 @@
+"""Holds the state of a parallel model: its towers, its steps, and layers that are not built yet."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.custom_step import CustomStep
+from towers.machine.keras_internals import all_layers
+from towers.step import TowerStep, state as state_lib
+from towers.step.compiled import COMPILED, losses
+from towers.step.errors import NewestBatch
+from towers.step.metrics import call_compute_loss, overrides
+from towers.workers.workers import Workers, join_workers
+
+STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
+_ABSENT = object()  # marks a missing attribute; None may be a value
+
+
+@dataclass
+class Towers:
+    """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
+
+    plain: the model that was given to `make_parallel`; both models share layers and variables.
+    unbuilt: the attributes of `plain` before it was built, by name.
+    parameter_device: the device to build layers on.
+    devices ... stages: the arguments of `TowerStep`.
+    wants_eager: whether the model was compiled with run_eagerly=True.
+    jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
+    step: runs Keras' default steps; made on the first batch after each `compile`.
+    custom_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
+    newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
+    """
+
+    plain: keras.Model
+    unbuilt: Mapping[str, Any]
+    parameter_device: str
+    devices: list[str]
+    num_towers: int
+    batch_norm: str | None = None
+    strategy: str = "parameter_server"
+    gpus_per_tower: int = 1
+    stages: Sequence[str] | None = None
+    workers: Workers = field(default_factory=lambda: Workers(join_workers()))
+    wants_eager: bool = False
+    jit_compile: str = COMPILED
+    step: TowerStep | None = None
+    custom_steps: dict[str, CustomStep] = field(default_factory=dict)
+    newest: dict[str, NewestBatch] = field(
+        default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
+    )
+
+
+def towers_of(model: keras.Model) -> Towers:
+    """Returns the `Towers` of a parallel model."""
+    return vars(model)[STATE]  # type: ignore[no-any-return]
+
+
+def parameter_device_of(model: keras.Model) -> str:
+    """Returns the device of a parallel model's variables, or the one they will be made on."""
+    if model.built:
+        return state_lib.variables_device(model)
+    return towers_of(model).parameter_device
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Drops the functions and steps of an earlier `compile`, and turns run_eagerly off."""
+    towers = towers_of(model)
+    towers.wants_eager = bool(model.run_eagerly)
+    if model.run_eagerly:
+        warnings.warn(
+            f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
+            "graphs. Debug the model itself, on one device.",
+            stacklevel=3,
+        )
+    model.run_eagerly = False
+    model.train_function = model.test_function = model.predict_function = None
+    towers.step, towers.custom_steps = None, {}
+
+
+def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
+    """Builds the layers that are not built yet, for specs of the inputs.
+
+    With specs of y and sample_weight, it also builds layers that only `compute_loss` calls, such as
+    the teacher in distillation. The plain model is traced, as Keras' `fit` does, because Keras'
+    symbolic tensors do not pass through a layer without shape inference.
+    """
+    towers = towers_of(model)
+    with tf.init_scope(), tf.device(towers.parameter_device):
+        if not _is_built(towers.plain):  # `build` of a subclassed model may leave layers unbuilt
+            tf.function(towers.plain, autograph=False).get_concrete_function(x)
+        if not model.built:
+            take_over(model)
+        if loss_arguments and overrides(model, "compute_loss") and not _is_built(model):
+
+            def compute(x: Any, y: Any, sample_weight: Any) -> Any:
+                return call_compute_loss(model, x, y, model(x, training=True), sample_weight, True)
+
+            with suppress(Exception):  # the step raises the error again, with its line
+                tf.function(compute, autograph=False).get_concrete_function(x, *loss_arguments)
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in all_layers(model))
+
+
+def take_over(model: keras.Model) -> None:
+    """Copies the attributes that `build` changed on the plain model, except those changed here too.
+
+    An attribute that `build` made counts as changed even if it is None, as in `Dense.build`.
+    """
+    before, current = towers_of(model).unbuilt, vars(model)
+    changed = {
+        key: value
+        for key, value in vars(towers_of(model).plain).items()
+        if before.get(key, _ABSENT) is not value
+        and before.get(key, _ABSENT) is current.get(key, _ABSENT)
+        and not key.endswith("_function")
+    }
+    current.update(changed, built=True)
+
+
+def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
+    """Returns the TowerStep. If Keras is tracing a graph, it is made outside of this graph.
+
+    A step from `predict` or `evaluate` is not used to train: layers may be frozen since then.
+    """
+    towers = towers_of(model)
+    if towers.step is None or name == "train" and towers.step.optimizer is not model.optimizer:
+        jit_compile: bool | str = towers.jit_compile
+        if not model.compiled:  # `predict` works without `compile`, as in Keras
+            jit_compile = bool(model.jit_compile) and towers.gpus_per_tower == 1
+        with tf.init_scope():
+            build(model, x)
+            loss, loss_weights = losses(model)
+            towers.step = TowerStep(
+                model, model.optimizer if name == "train" else "sgd",  # which is never called
+                loss, loss_weights=loss_weights, devices=towers.devices,
+                num_towers=towers.num_towers, batch_norm=towers.batch_norm,
+                strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower,
+                stages=towers.stages, jit_compile=jit_compile,
+            )
+    return towers.step
+
+
+def custom_step_of(model: keras.Model, name: str, is_needed: bool = False) -> CustomStep | None:
+    """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step.
+
+    `is_needed`: the step is found to gather, so it needs a runner.
+    """
+    towers = towers_of(model)
+    if name not in towers.custom_steps and (is_needed or overrides(model, f"{name}_step")):
+        if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
+            raise ValueError(
+                f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
+                "calls towers.gather, or has a loss that is neither a mean nor a sum over "
+                "examples. Use strategy='parameter_server' and gpus_per_tower=1."
+            )
+        where = towers.devices, towers.num_towers, towers.batch_norm
+        towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)
+    return towers.custom_steps.get(name)
