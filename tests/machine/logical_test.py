@@ -175,7 +175,7 @@ def test_too_few_or_too_many_logical_gpus_say_how_many_would_fit(free, count, wo
     machine_with(free, monkeypatch)
     with pytest.raises(ValueError) as error:
         towers.logical_gpus(count)
-    assert all(word in str(error.value) for word in ["logical_gpus: count", *words])
+    assert all(word in str(error.value) for word in ["logical_gpus (", *words])
 
 
 def test_only_the_visible_gpus_memory_counts(monkeypatch):
@@ -212,10 +212,10 @@ def test_unknown_memory_must_be_given(gpus, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, num_gpus, message", [
-    ({"count": 0}, 1, r"logical_gpus: count \(0\) must be at least 1"),
+    ({"count": 0}, 1, r"logical_gpus \(0\) must be at least 1"),
     ({"count": 2, "memory_mib": 0}, 1, r"memory_mib \(0\) must be at least 1"),
-    ({"count": 8}, 0, r"count \(8\): TensorFlow sees no GPU .*towers.logical_cpus\(8\)"),
-    ({"count": 8}, 1, r"count \(8\): TensorFlow has already started with 1 GPU"),
+    ({"count": 8}, 0, r"logical_gpus \(8\): TensorFlow sees no GPU .*towers.logical_cpus\(8\)"),
+    ({"count": 8}, 1, r"logical_gpus \(8\): TensorFlow has already started with 1 GPU"),
 ])
 def test_gpus_that_cannot_be_divided_say_why(arguments, num_gpus, message, monkeypatch):
     FakeGpus(num_gpus, monkeypatch, has_started=True)

@@ -57,11 +57,12 @@ def test_function_loss():
     assert loss(tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 8.0]])).numpy() == 7.0
 
 
-def test_compiled_loss():
+def test_compile_arguments():
     model = two_outputs()
-    assert loss_internals.compiled_loss(model) == (None, None)
-    model.compile("sgd", ["mse", "mae"], loss_weights=[2.0, 3.0])
-    assert loss_internals.compiled_loss(model) == (["mse", "mae"], [2.0, 3.0])
+    assert loss_internals.compile_arguments(model) == (None, None, None, None)
+    given = ["mse", "mae"], [2.0, 3.0], ["mae", "mse"], [["mae"], []]
+    model.compile("sgd", *given)
+    assert loss_internals.compile_arguments(model) == given
 
 
 def test_loss_terms():
@@ -86,21 +87,14 @@ def test_loss_terms():
             assert all(term.y is y and term.y_pred is p for term in terms)
 
 
-def test_track_output_losses():
-    model = two_outputs()
-    model.compile("sgd", ["mse", "mae"])
-    y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-    loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
-    means = {name: float(value) for name, value in model.get_metrics_result().items()}
-    assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
-
-
-def test_has_output_losses():
+def test_track_output_losses_and_has_output_losses():
     model = two_outputs()
     model.compile("sgd", ["mse", "mae"])
     assert not loss_internals.has_output_losses(model)
     y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-    loss_internals.track_output_losses(model, y, y, None)
+    loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
+    means = {name: float(value) for name, value in model.get_metrics_result().items()}
+    assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
     assert loss_internals.has_output_losses(model)
 
 
@@ -113,13 +107,6 @@ def test_compiled_metrics():
     assert not metrics.built
     metrics.build(tf.TensorSpec([None, 2]), keras.KerasTensor([None, 2]))
     assert metrics.built and len(metrics.variables) == 2
-
-
-def test_given_metrics():
-    model = two_outputs()
-    assert loss_internals.given_metrics(model) == (None, None)
-    model.compile("sgd", "mse", metrics=["mae", "mse"], weighted_metrics=[["mae"], []])
-    assert loss_internals.given_metrics(model) == (["mae", "mse"], [["mae"], []])
 
 
 def test_metric_direction():

@@ -52,9 +52,8 @@ class _Finalize:
 def note_weights(callbacks: Sequence[Any]) -> None:
     """Makes SwapEMAWeights(swap_on_epoch=True) keep a copy of the weights that it discards.
 
-    At the end of the last epoch, the model holds the averages and the optimizer the weights. The
-    callback then copies the averages over the weights, but a fit with more epochs resumes from
-    the weights. They must be copied here: later callbacks see the averages in both places.
+    At the end of the last epoch, it copies the model's averages over the optimizer's weights, but a
+    fit with more epochs resumes from the weights. Later callbacks see the averages in both places.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -74,18 +73,12 @@ def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
 
 
 def finalize_averages(callbacks: Sequence[Any]) -> None:
-    """Copies the averages over the weights if they are swapped, as after the last epoch.
-
-    Keras' optimizer takes the final weights from there, so it must find the averages.
-    """
+    """Copies swapped averages over the optimizer's weights, which Keras makes the final ones."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and says_averages(vars(callback)):
             callback._finalize_ema_values()
 
 
 def forget_initial_epoch(model: keras.Model) -> None:
-    """Removes the initial epoch that BackupAndRestore left on the model in an earlier fit.
-
-    Otherwise Keras uses it instead of the `initial_epoch` that `fit` is given.
-    """
+    """Removes the initial epoch of an earlier BackupAndRestore, which Keras would use in `fit`."""
     model._initial_epoch = None

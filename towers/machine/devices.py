@@ -1,9 +1,6 @@
 """Lists the devices of this machine, assigns each tower to one, and decides how towers use them.
 
 tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device t * D // T
-
-`Policy` is the one place for everything that depends on the kind of device. If the environment has
-TOWERS_REHEARSE_GPUS=1, towers on logical CPU devices follow the GPUs' policy.
 """
 
 import os
@@ -19,7 +16,6 @@ from towers.machine.words import plural
 HOST = "/cpu:0"  # its memory holds the global batches
 # A notebook cell that makes a model starts TensorFlow; after that, no devices can be made.
 FIRST = "before anything else uses TensorFlow (in a notebook: restart the kernel, call it first)"
-DEVICE_CHOICES = ("auto", "gpu", "cpu")
 
 
 def has_gpus() -> bool:
@@ -128,19 +124,17 @@ def has_started() -> bool:
 
 
 def set_graph_optimizer(is_on: bool) -> None:
-    """Configures grappler, TensorFlow's graph optimizer.
-
-    Three optimizations are off, because the bits would depend on what shares a device or function:
-    arithmetic optimization rewrites additions, remapping fuses, constant folding moves factors.
-    """
+    """Configures grappler, TensorFlow's graph optimizer."""
+    # With these optimizations, the bits would depend on what shares a device or function: they
+    # rewrite additions, fuse operations and move factors.
     off = dict.fromkeys(("arithmetic_optimization", "remapping", "constant_folding"), False)
     tf.config.optimizer.set_experimental_options({**off, "disable_meta_optimizer": not is_on})
 
 
 def device_kind(device: str) -> str:
     """Returns "gpu" or "cpu" for a device choice; raises ValueError if it needs a missing GPU."""
-    if device not in DEVICE_CHOICES:
-        raise ValueError(f"device ({device!r}) must be one of {', '.join(DEVICE_CHOICES)}.")
+    if device not in ("auto", "gpu", "cpu"):
+        raise ValueError(f"device ({device!r}) must be one of auto, gpu, cpu.")
     if device == "auto":
         return "gpu" if has_gpus() else "cpu"
     if device == "gpu" and not has_gpus():
@@ -191,7 +185,7 @@ REHEARSAL = "TOWERS_REHEARSE_GPUS"
 
 @dataclass(frozen=True)
 class Policy:
-    """Says how a step uses its devices; the defaults are for CPUs."""
+    """Says all in which a step depends on the kind of device; the defaults are for CPUs."""
 
     # A tower waits for the previous one on its device, which then needs the memory of one tower.
     take_turns: bool = False

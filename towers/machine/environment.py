@@ -11,10 +11,8 @@ _OLDEST = (2, 20)
 
 
 def check() -> None:
-    """Imports TensorFlow; raises ValueError if it is missing, too old or not Keras' backend.
-
-    The backend is found by Keras' rules, but without importing Keras.
-    """
+    """Imports TensorFlow; raises ValueError if it is missing, too old or not Keras' backend."""
+    # The backend is found by Keras' rules, but without importing Keras.
     backend, where = "tensorflow", "Keras' default"
     if "keras" in sys.modules:
         backend, where = sys.modules["keras"].config.backend(), "Keras is already imported"

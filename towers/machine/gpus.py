@@ -1,7 +1,4 @@
-"""Turns a count or a list of GPU indices into device names, and hides the other GPUs.
-
-TensorFlow takes the memory of every GPU that it sees when it starts.
-"""
+"""Turns a count or a list of GPU indices into device names, and hides the other GPUs."""
 
 import operator
 import os
@@ -26,16 +23,11 @@ def gpu_devices(
     """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 
     Args:
-        gpus: a count, a list of device indices such as [0, 2], or None for all devices. Logical CPU
-            devices are made if the CPU is undivided.
+        gpus: a count, a list of device indices such as [0, 2], or None for all devices.
         num_towers: the towers of all workers; None means one for each `gpus_per_tower` devices.
         name: the name of the argument `gpus` in errors.
         may_share: whether one undivided CPU device may stand for all devices.
         compiled: whether XLA compiles the towers, which then need other CPU threads.
-
-    Returns:
-        Names such as ["/gpu:0", "/gpu:2"], in the order of the indices; ["/gpu:0", "/gpu:1"] if
-        `_use_only` has hidden the GPUs between them.
     """
     kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":
@@ -53,17 +45,14 @@ def gpu_devices(
 def _split_cpu(
     indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int, compiled: bool
 ) -> None:
-    """Makes logical CPU devices if there are too few and TensorFlow has not started.
-
-    Without indices, it makes one for each stage of each tower, at most one per core.
-    """
+    """Makes logical CPU devices if there are too few and TensorFlow has not started."""
     cluster, cpu = join_workers(), tf.config.list_physical_devices("CPU")[0]
     divided = tf.config.get_logical_device_configuration(cpu)
     if has_started() or divided is not None and len(divided) > max(indices or [0]):
         return
     if indices:
         count, groups = max(indices) + 1, max(1, len(indices) // gpus_per_tower)
-    else:
+    else:  # one for each stage of each tower, at most one per core
         cores = count_cores()
         most = cores if num_towers is None else cluster.most_towers(num_towers)
         groups = max(1, min(cores // gpus_per_tower, most))
@@ -77,11 +66,7 @@ shown: list[int] = []
 
 
 def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
-    """Hides the other GPUs from TensorFlow; returns the indices that these have from now on.
-
-    It hides no GPU if TensorFlow has started, if GPUs are divided, or if an index names no GPU. A
-    count in `gpus` counts the GPUs that are still visible.
-    """
+    """Hides the other GPUs, whose memory TensorFlow would take; returns these GPUs' new indices."""
     visible, used = tf.config.get_visible_devices("GPU"), sorted(indices)
     others = [i for i in range(len(visible)) if i not in indices]
     is_divided = any(tf.config.get_logical_device_configuration(gpu) for gpu in visible)
@@ -96,7 +81,7 @@ def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
         else:
             tf.config.set_visible_devices([visible[i] for i in used], "GPU")
             shown[:] = used
-    if not shown or as_integer(gpus) is not None:
+    if not shown or as_integer(gpus) is not None:  # a count counts the visible GPUs
         return list(indices)
     if not set(indices) <= set(shown):
         raise ValueError(
@@ -107,10 +92,8 @@ def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
 
 
 def multiplies_in_tf32(devices: Sequence[str]) -> bool:
-    """Returns whether float32 matmuls and convolutions on any of the devices multiply in TF32.
-
-    GPUs of compute capability 8.0 or higher do (NVIDIA's A100 whitepaper), unless it is turned off.
-    """
+    """Returns whether float32 matmuls and convolutions on any of the devices multiply in TF32."""
+    # GPUs of compute capability 8.0 or higher do (NVIDIA's A100 whitepaper), unless it is off.
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if not any(map(is_gpu, devices)) or not is_on or os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return False

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from towers.machine.terminal import STDERR, python_stderr
 HUNG = 4  # the exit code of a process that this module has ended
 LEAST_SECONDS = 300.0
 MOST_SECONDS = 1_000_000  # the system's limit is not much higher
-_SECONDS_TO_SAY = 2.0  # for each write, because writing may hang, too
 
 
 class _Doing(NamedTuple):
@@ -49,7 +47,7 @@ now = _Now()
 
 @contextmanager
 def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> Iterator[None]:
-    """Inside the context, the phase is a new one (see `_Doing`)."""
+    """Inside the context, the main thread is in another phase."""
     before = now.doing
     now.doing = _Doing(phase, is_patient, computes)
     try:
@@ -130,16 +128,16 @@ class Watch:
         def write_stacks() -> None:
             if self.log is None:
                 faulthandler.dump_traceback(STDERR)
-                return
-            with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            else:
+                file = self.log.open("a", encoding="utf-8", errors="backslashreplace")
                 print(text, end="", file=file, flush=True)
                 faulthandler.dump_traceback(file)
 
         for act in (self.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
                     write_stacks, sys.stdout.flush):
-            thread = threading.Thread(target=act, daemon=True, name="towers-hang-says")
+            thread = threading.Thread(target=act, daemon=True)  # writing may hang, too
             thread.start()
-            thread.join(_SECONDS_TO_SAY)
+            thread.join(2)
         os._exit(HUNG)
 
 
@@ -160,5 +158,4 @@ def stands_in(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return ""
-    innermost = traceback.extract_stack(frame)[-1]
-    return f", in {innermost.name} ({innermost.filename}, line {innermost.lineno})"
+    return f", in {frame.f_code.co_name} ({frame.f_code.co_filename}, line {frame.f_lineno})"

@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import random
 
 from towers.machine.replaced import replaced, replaced_by
 
-# Layers.
-
 
 def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns a model or layer and all layers inside it, at any depth, each once.
-
-    `model.layers` lists the first level alone, and a layer such as Bidirectional has no `layers`.
-    """
+    """Returns a model or layer and all layers inside it, at any depth, each once."""
     return layer._flatten_layers()
 
 
@@ -35,10 +32,7 @@ class Call(NamedTuple):
 
 
 def calls_in_order(model: keras.Model) -> list[Call] | None:
-    """Returns a Sequential or functional model's calls, in order; None if `call` is custom.
-
-    A nested model's calls take its place.
-    """
+    """Returns a Sequential or functional model's calls in order; None if `call` is custom."""
     calls: list[Call] = []
 
     def graph_of(operation: Any) -> Any:
@@ -70,10 +64,7 @@ _FUNCTIONAL_CALL = type(keras.Model(*[keras.Input((1,))] * 2)).call
 def calls_wrapped(
     operations: Sequence[Any], scope_of: Callable[[Any, int], AbstractContextManager]
 ) -> Iterator[None]:
-    """Inside the context, runs each call of the operations in a context from `scope_of`.
-
-    Args: scope_of: (operation, the number of its earlier calls) -> the context of this call.
-    """
+    """Inside the context, call n of each operation runs in the context `scope_of(operation, n)`."""
     def scoped(operation: Any, call: Callable) -> Callable:
         counter = itertools.count()
 
@@ -99,12 +90,8 @@ def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
 
 @contextmanager
 def noise_left_out() -> Iterator[None]:
-    """Inside the context, Keras draws constants, not random numbers, and dropout keeps all.
-
-    Float constants are not 0 by default, so that each parameter keeps its gradient.
-    """
-    from keras.src.backend.tensorflow import random
-
+    """Inside the context, Keras draws constants, not random numbers, and dropout keeps all."""
+    # Constants are not 0 by default, so that each parameter keeps its gradient.
     def filled(shape: Any, value: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
 
@@ -143,12 +130,8 @@ def moments_replaced(
 
 
 def surroundings() -> Callable[[], AbstractContextManager[None]]:
-    """Returns a function that makes contexts in which layers behave as if called here.
-
-    A layer takes `training` and its dtype from the layers around it; the backward pass knows none.
-    """
-    from keras.src.backend.common import global_state
-
+    """Returns a function that makes contexts in which layers behave as if called here."""
+    # Layers take `training` and the dtype from layers around them, which a backward pass lacks.
     names = ("current_call_ctx", "autocast_scope")
     here = [global_state.get_global_attribute(name) for name in names]
 
@@ -172,21 +155,15 @@ def surroundings() -> Callable[[], AbstractContextManager[None]]:
 ImageAugmentation = keras.layers.MixUp.__base__
 
 
-# Variables.
-
-
 def stored_value(variable: keras.Variable) -> tf.Variable | None:
-    """Returns the tf.Variable behind a Keras variable, also in a StatelessScope; None if not made.
-    """
+    """Returns the tf.Variable behind a Keras variable, also in a StatelessScope, if it is made."""
     return variable._value
 
 
 @contextmanager
 def stored_in(variables: Sequence[keras.Variable], others: Sequence[tf.Variable]) -> Iterator[None]:
-    """Inside the context, Keras' variables keep their values in other tf.Variables.
-
-    A StatelessScope would replace values by tensors, to which an optimizer cannot assign.
-    """
+    """Inside the context, Keras' variables keep their values in other tf.Variables."""
+    # A StatelessScope would replace values by tensors, to which an optimizer cannot assign.
     with ExitStack() as stack:
         for variable, other in zip(variables, others, strict=True):
             stack.enter_context(replaced_by(variable, "_value", other))

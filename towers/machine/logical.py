@@ -14,7 +14,7 @@ from towers.machine import nvidia
 from towers.machine.devices import (
     FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started, policy_of,
 )
-from towers.machine.words import plural
+from towers.machine.words import counted
 from towers.workers import workers
 
 # TensorFlow leaves 1,800 MiB of a GPU to CUDA's context, cuBLAS and cuDNN (MinSystemMemory in its
@@ -63,7 +63,18 @@ def logical_cpus(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     )
     if set_threads and policy_of([HOST]).divide_cores:
-        _set_cpu_threads(num_towers or count * cluster.num_workers, compiled)
+        threading = tf.config.threading
+        num_towers = num_towers or count * cluster.num_workers
+        intra, inter = cpu_threads(num_towers, compiled=compiled)
+        chosen = [
+            threading.get_intra_op_parallelism_threads(),
+            threading.get_inter_op_parallelism_threads(),
+        ]
+        if chosen != _set_here:  # 0: not chosen
+            intra, inter = chosen[0] or intra, chosen[1] or inter
+        threading.set_intra_op_parallelism_threads(intra)
+        threading.set_inter_op_parallelism_threads(inter)
+        _set_here[:] = intra, inter
 
 
 def is_undivided() -> bool:
@@ -73,10 +84,7 @@ def is_undivided() -> bool:
 
 
 def undivided_cpu(num_towers: int, is_chosen: bool = True) -> str | None:
-    """Returns the warning that all towers share the only CPU device of TensorFlow, or None.
-
-    `num_towers` counts the towers of this process; if it `is_chosen`, one needs no warning.
-    """
+    """Returns the warning that this process' towers share an undivided CPU by mistake, or None."""
     count = num_towers if num_towers > 1 else count_cores()
     if not is_undivided() or num_towers < 2 and (is_chosen or count < 2):
         return None
@@ -105,54 +113,46 @@ def logical_gpus(count: int, *, memory_mib: int | None = None) -> None:
         ValueError: there is no GPU, there are more than `count`, their memory is unknown or too
             small, or TensorFlow has already started with another count.
     """
-    divide_gpus(count, memory_mib, "logical_gpus: count")
-
-
-def divide_gpus(count: int, memory_mib: int | None, name: str) -> None:
-    """Divides the GPUs as `logical_gpus` does; `name` stands for `count` in errors."""
-    if count < 1:
-        raise ValueError(f"{name} ({count}) must be at least 1.")
-    if memory_mib is not None and memory_mib < 1:
-        raise ValueError(f"logical_gpus: memory_mib ({memory_mib}) must be at least 1.")
+    for name, value in (("logical_gpus", count), ("memory_mib", memory_mib)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} ({value}) must be at least 1.")
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
         raise ValueError(
-            f"{name} ({count}): TensorFlow sees no GPU on this machine. Leave it out to run towers "
-            f"on logical CPU devices; in Python, towers.logical_cpus({count}) makes them."
+            f"logical_gpus ({count}): TensorFlow sees no GPU on this machine. Leave it out to run "
+            f"towers on logical CPU devices; in Python, towers.logical_cpus({count}) makes them."
         )
     present = sum(max(1, len(limits)) for limits in _limits_mib())
     is_late = has_started()
     if is_late and present != count:
         raise ValueError(
-            f"{name} ({count}): TensorFlow has already started with {present} GPU(s). Call "
+            f"logical_gpus ({count}): TensorFlow has already started with {present} GPU(s). Call "
             f"towers.logical_gpus({count}) {FIRST}."
         )
     if is_late or present == count and memory_mib is None:
         return
     if count < len(gpus):
         raise ValueError(
-            f"{name} ({count}) is less than this machine's GPUs: {len(gpus)}. Ask for at least "
-            f"{len(gpus)}, or hide GPUs with CUDA_VISIBLE_DEVICES."
+            f"logical_gpus ({count}) is less than this machine's GPUs: {len(gpus)}. Ask for at "
+            f"least {len(gpus)}, or hide GPUs with CUDA_VISIBLE_DEVICES."
         )
     ends = [count * i // len(gpus) for i in range(len(gpus) + 1)]
     shares = [end - begin for begin, end in pairwise(ends)]
-    memory_mib = memory_mib or _memory_of_each(shares, name)
+    memory_mib = memory_mib or _memory_of_each(shares)
     for gpu, share in zip(gpus, shares, strict=True):
         limits = [tf.config.LogicalDeviceConfiguration(memory_mib) for _ in range(share)]
         tf.config.set_logical_device_configuration(gpu, limits)
 
 
-def _memory_of_each(shares: Sequence[int], name: str) -> int:
-    """Returns MiB for each logical GPU: (the least free memory - a reserve) // the largest share.
-
-    nvidia-smi and TensorFlow may order GPUs differently, so no share can be matched to its GPU.
-    """
+def _memory_of_each(shares: Sequence[int]) -> int:
+    """Returns MiB for each logical GPU: (least free memory - a reserve) // the largest share."""
+    # nvidia-smi and TensorFlow may order GPUs differently, so no share can be matched to its GPU.
     gpus = nvidia.driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     free = [gpu.free_memory for gpu in gpus if gpu.free_memory is not None]
     if not free or len(free) < len(gpus):
         raise ValueError(
-            f"{name}: nvidia-smi does not tell how much memory is free on the GPUs. Say in Python "
-            "how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
+            "logical_gpus: nvidia-smi does not tell how much memory is free on the GPUs. Say in "
+            "Python how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
         )
     usable = max(0, min(free) - _RESERVED_MIB)
     memory = usable // max(shares)
@@ -160,8 +160,8 @@ def _memory_of_each(shares: Sequence[int], name: str) -> int:
         most = usable // _LEAST_MIB * len(shares)
         remedy = f"Ask for {most}" if most >= len(shares) else "End what else uses the GPU"
         raise ValueError(
-            f"{name} ({sum(shares)}) is too many for the memory: {memory:,} MiB each, and less "
-            f"than {_LEAST_MIB} hold no training; {most} would fit. {remedy}, or leave it out."
+            f"logical_gpus ({sum(shares)}) is too many for the memory: {memory:,} MiB each, and "
+            f"less than {_LEAST_MIB} hold no training; {most} would fit. {remedy}, or leave it out."
         )
     return memory
 
@@ -169,10 +169,10 @@ def _memory_of_each(shares: Sequence[int], name: str) -> int:
 def shared_gpus() -> str | None:
     """Returns a run's note on logical GPUs; None if each GPU is one device."""
     limits = _limits_mib()
-    num_gpus, count = len(limits), sum(map(len, limits))
-    if count <= num_gpus:
+    count = sum(map(len, limits))
+    if count <= len(limits):
         return None
-    gpus = f"{num_gpus} {plural('GPU', num_gpus)}, {limits[0][0]:,} MiB each"
+    gpus = f"{counted(len(limits), 'GPU')}, {limits[0][0]:,} MiB each"
     return f"{count} logical GPUs on {gpus}: real kernels and copies, not the speed of {count}"
 
 
@@ -181,16 +181,3 @@ def _limits_mib() -> list[list[int]]:
     gpus = tf.config.get_visible_devices("GPU")
     found = [tf.config.get_logical_device_configuration(gpu) or [] for gpu in gpus]
     return [[logical.memory_limit for logical in limits] for limits in found]
-
-
-def _set_cpu_threads(num_towers: int, compiled: bool) -> None:
-    """Applies `cpu_threads`, except to thread counts that the caller has chosen."""
-    threading = tf.config.threading
-    present = [
-        threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
-    ]
-    chosen = [0, 0] if present == _set_here else present  # 0: not chosen
-    defaults = cpu_threads(num_towers, compiled=compiled)
-    _set_here[:] = [ours or default for ours, default in zip(chosen, defaults, strict=True)]
-    threading.set_intra_op_parallelism_threads(_set_here[0])
-    threading.set_inter_op_parallelism_threads(_set_here[1])

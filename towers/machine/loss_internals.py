@@ -8,14 +8,9 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
-# Masks.
-
 
 def keras_mask(tensor: Any) -> tf.Tensor | None:
-    """Returns the mask that a layer, or a loss with `ignore_class`, left on its output, or None.
-
-    `layer.compute_mask` does not tell which mask arrives at the end of a model.
-    """
+    """Returns the mask that a layer, or a loss with `ignore_class`, left on its output, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
@@ -25,13 +20,9 @@ _ACTIVATIONS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the mask and the logits that Keras' losses and metrics look for beside a tensor.
 
-    Keras computes a crossentropy from the logits if it finds them. `keras.activations` sets them as
-    an attribute; else they are the input of the Sigmoid or Softmax operation that made the tensor
-    (`_get_logits` in keras/src/backend/tensorflow/nn.py).
-
-    Returns:
-        Tensors [n, ...]: "mask", "logits" (the attribute), "Sigmoid" or "Softmax" (the input of
-        that operation); what is absent has no key.
+    The keys are "mask", and "logits" (an attribute that `keras.activations` sets), "Sigmoid" or
+    "Softmax" (the input of this operation, if it made the tensor), from which Keras computes
+    crossentropies (`_get_logits` in keras/src/backend/tensorflow/nn.py).
     """
     graph = getattr(tensor, "graph", None)
     marks = {"mask": keras_mask(tensor), "logits": getattr(tensor, "_keras_logits", None)}
@@ -45,10 +36,8 @@ def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Attaches what `marks_of` returned to a tensor; returns the tensor.
-
-    Keras looks for the operation Sigmoid or Softmax itself, so it is applied again.
-    """
+    """Attaches what `marks_of` returned to a tensor; returns the tensor."""
+    # Keras looks for the operation Sigmoid or Softmax itself, so it is applied again.
     for kind, activation in _ACTIVATIONS.items():
         if kind in marks:
             tensor = activation(marks[kind])
@@ -59,37 +48,21 @@ def marked(tensor: tf.Tensor, marks: Mapping[str, tf.Tensor]) -> tf.Tensor:
     return tensor
 
 
-# Losses and metrics.
-
-
 def function_loss(function: Callable) -> keras.losses.Loss:
-    """Returns the Loss that Keras makes from a function (y_true, y_pred): a mean over examples.
-
-    `keras.losses.get` returns a function unchanged.
-    """
+    """Returns the Loss that Keras makes from a function (y_true, y_pred): a mean over examples."""
     return keras.losses.MeanSquaredError.__base__(function)
 
 
-def given_metrics(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the (metrics, weighted metrics) that a model was compiled with; each may be None.
+def compile_arguments(model: keras.Model) -> tuple[Any, Any, Any, Any]:
+    """Returns the (loss, loss weights, metrics, weighted metrics) that a model was compiled with.
 
-    The public form is serialized, in which custom functions are lost.
+    Each may be None. The public form is serialized, in which custom functions are lost.
     """
-    compiled = model._compile_metrics
-    if compiled is None:
-        return None, None
-    return compiled._user_metrics, compiled._user_weighted_metrics
-
-
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the (loss, loss weights) that a model was compiled with; (None, None) without loss.
-
-    `model.loss` may be an attribute that the user has set.
-    """
-    compiled = model._compile_loss
-    if compiled is None:
-        return None, None
-    return compiled._user_loss, compiled._user_loss_weights
+    loss, metrics = model._compile_loss, model._compile_metrics
+    return (
+        getattr(loss, "_user_loss", None), getattr(loss, "_user_loss_weights", None),
+        getattr(metrics, "_user_metrics", None), getattr(metrics, "_user_weighted_metrics", None),
+    )
 
 
 class LossTerm(NamedTuple):
@@ -103,10 +76,9 @@ class LossTerm(NamedTuple):
 
 
 class LossTerms(CompileLoss):
-    """Resolves the losses given to `compile` as Keras does, but returns terms, not values.
+    """Matches the losses given to `compile` with labels, outputs and weights as Keras does.
 
-    Keras matches losses, labels, outputs and weights only while it computes the total, so here each
-    loss records its arguments.
+    Keras does so only while it computes the total, so here each loss records its arguments.
     """
 
     def __init__(self, loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
@@ -117,10 +89,7 @@ class LossTerms(CompileLoss):
         self._noted: list[LossTerm] = []
 
     def terms(self, y: Any, y_pred: Any, sample_weight: Any) -> list[LossTerm]:
-        """Returns the terms of the total loss for structures of tensors, or of other objects.
-
-        Keras raises a ValueError or a KeyError if the structures do not match.
-        """
+        """Returns the terms of the total; raises ValueError or KeyError if structures differ."""
         self._noted = []
         with tf.init_scope(), tf.device("/cpu:0"):
             self.call(y, y_pred, sample_weight)
@@ -148,10 +117,8 @@ class LossTerms(CompileLoss):
 
 
 def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Updates the running mean of each output's loss, which Keras shows beside the total.
-
-    `model.compute_loss` would add the losses of layers, which are in another graph.
-    """
+    """Updates the running mean of each output's loss, which Keras shows beside the total."""
+    # `model.compute_loss` would add the losses of layers, which are in another graph.
     model._compile_loss(y, y_pred, sample_weight)
 
 
@@ -161,10 +128,7 @@ def has_output_losses(model: keras.Model) -> bool:
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """Returns the object that computes a compiled model's metrics; None if there are none.
-
-    Its `build(y, y_pred)` makes the metrics' variables without a batch.
-    """
+    """Returns the object that computes a compiled model's metrics; None if there are none."""
     return model._compile_metrics
 
 

@@ -38,13 +38,27 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
     """
     answers: list[list[DriverGpu]] = []
 
+    def describe(name: str) -> DriverGpu:
+        is_number = re.fullmatch(r"-?\d+", name)
+        gpu = (
+            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number
+            else pynvml.nvmlDeviceGetHandleByUUID(name)
+        )
+        memory: Any = None
+        with suppress(pynvml.NVMLError_NotSupported):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
+        return DriverGpu(
+            pynvml.nvmlDeviceGetIndex(gpu), pynvml.nvmlDeviceGetName(gpu),
+            memory and memory.total // _MIB, memory and memory.free // _MIB,
+        )
+
     def query() -> None:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             try:
                 count = pynvml.nvmlDeviceGetCount()
                 names = visible.split(",") if visible else map(str, range(count))
-                answers.append([_driver_gpu(name.strip()) for name in names])
+                answers.append([describe(name.strip()) for name in names])
             finally:
                 pynvml.nvmlShutdown()
 
@@ -55,26 +69,8 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
     return answers[0] if answers else None
 
 
-def _driver_gpu(name: str) -> DriverGpu:
-    """Returns the GPU with this number or UUID."""
-    if re.fullmatch(r"-?\d+", name):
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    else:
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(name)
-    memory: Any = None
-    with suppress(pynvml.NVMLError_NotSupported):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
-    return DriverGpu(
-        pynvml.nvmlDeviceGetIndex(gpu), pynvml.nvmlDeviceGetName(gpu),
-        memory and memory.total // _MIB, memory and memory.free // _MIB,
-    )
-
-
 def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> list[str]:
-    """Returns the probable reasons why TensorFlow sees no GPU, each with a fix.
-
-    `visible` is the value of CUDA_VISIBLE_DEVICES, or None.
-    """
+    """Returns probable reasons, with fixes; `visible` is CUDA_VISIBLE_DEVICES, or None."""
     if not is_cuda_build:
         return ["this TensorFlow is built without CUDA; on Linux: pip install -e '.[cuda]'"]
     is_hidden = visible is not None and visible.split(",")[0].strip() in ("", "-1")

@@ -1,9 +1,7 @@
 """Makes Ctrl-C, SIGTERM and SIGHUP end a run between two steps; SIGUSR1 shows the stacks.
 
-A second signal ends the process at once. A notebook's kernel holds more than the run, so a second
-Ctrl-C there ends only the cell at once.
-
-A forked child does not belong to the run: signals act on it as before they were deferred.
+A second signal ends the process, or the notebook's cell, at once. A forked child does not belong to
+the run: signals act on it as before they were deferred.
 """
 
 import faulthandler
@@ -27,22 +25,18 @@ _forking = threading.local()  # `mask`: the signals that the thread blocked befo
 class Pending:
     """Holds the signal that has come and is not yet obeyed."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._waits = True
+    number: int | None = None
+    _waits = True
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        """Keeps the first signal; the second one ends the process at once, as if uncaught.
-
-        SIGHUP does not count as the second: for one closed terminal, shell and system both send it.
-        """
+        """Keeps the first signal; the second one ends the process at once, as if uncaught."""
         if self.number is None:
             self.number = number
             if not self._waits:
                 raise StopRequested
         elif number == signal.SIGINT and hasattr(sys, "ps1"):  # a notebook has a prompt, too
             raise KeyboardInterrupt
-        elif number != signal.SIGHUP:
+        elif number != signal.SIGHUP:  # for one closed terminal, shell and system both send it
             os._exit(128 + number)
 
     @contextmanager
@@ -56,9 +50,9 @@ class Pending:
             self._waits = True
 
     def obey(self, agreed: int) -> None:
-        """Raises StopRequested for the signal that all workers of a run obey now, unless it is 0.
+        """Raises StopRequested for the signal that all workers agreed to obey now, unless it is 0.
 
-        A signal that has come to this worker after they agreed waits until all know of it.
+        A later signal waits until all workers know of it.
         """
         if agreed:
             self.number = agreed
@@ -115,9 +109,8 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
 def show_stacks_on_request() -> None:
     """Makes SIGUSR1 write all threads' stacks to stderr, instead of ending the process.
 
-    The main thread's stack is written at once, even from C code. The other stacks need Python's
-    lock: without it, threads change their stacks meanwhile, which crashes the process. A handler
-    that is already installed stays.
+    The main thread's stack is written at once, even from C code. The others need Python's lock,
+    because threads change their stacks. A handler that is already installed stays.
     """
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _show_stacks)
@@ -137,8 +130,8 @@ def _before_fork() -> None:
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS if _replaced else ())
 
 
-def _after_fork_in_parent() -> None:
-    """Restores the mask; each thread has another."""
+def _after_fork() -> None:
+    """Restores the signals that were blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
@@ -147,11 +140,9 @@ def _after_fork_in_child() -> None:
     while _replaced:
         for number, handler in _replaced.pop().items():
             signal.signal(number, handler)
-    _after_fork_in_parent()
+    _after_fork()
 
 
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )

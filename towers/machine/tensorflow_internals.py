@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.data.util.structure import NoneTensorSpec
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.eager import context, record
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import custom_gradient, resource_variable_ops
 
 from towers.machine.replaced import replaced
 
@@ -22,8 +25,6 @@ VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
 # The spec of a None in a tf.data element; to take the class from an element makes operations.
 NONE_SPEC: type = NoneTensorSpec
-
-# Graphs.
 
 # For `tf.function(experimental_attributes=)`: the graph optimizer works on the function alone, and
 # does not copy its body into each caller.
@@ -35,10 +36,8 @@ COLOCATION = "_class"
 
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Makes an operation of a graph that is still being traced read another tensor.
-
-    Public functions can only add to a graph, and a tape ignores `tf.Graph.gradient_override_map`.
-    """
+    """Makes an operation of a graph that is still being traced read another tensor."""
+    # Public functions only add to a graph, and a tape ignores `tf.Graph.gradient_override_map`.
     operation._update_input(index, tensor)
 
 
@@ -57,22 +56,15 @@ def left_out(graph: tf.Graph, names: Collection[str]) -> None:
 
 
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:
-    """Registers the functions of a graph's library in the process, under their names.
-
-    `tf.graph_util.import_graph_def` adds them only to one graph; its callers do not find them.
-    """
-    from tensorflow.python.eager import context
-
+    """Registers the functions of a graph's library in the process, under their names."""
+    # `tf.graph_util.import_graph_def` adds them only to one graph; its callers do not find them.
     for function in definition.library.function:
         if not context.context().has_function(function.signature.name):
             context.context().add_function_def(function)
 
 
 def called_graph(operation: tf.Operation, name: str) -> Any:
-    """Returns the FuncGraph that an operation calls; None if Python did not trace the function.
-
-    Args: name: the operation's attribute for the function, such as "f" or "body".
-    """
+    """Returns the FuncGraph in an operation's attribute, such as "body", if Python traced it."""
     try:
         function = operation.graph._get_function(operation.get_attr(name).name)
         return getattr(function, "graph", None)
@@ -87,8 +79,6 @@ def custom_gradients_forgotten() -> Iterator[None]:
     TensorFlow keeps every custom gradient forever, and with it the graph and its variables. Keras'
     optimizers make one, so each new step would leave its parameters and slots in memory.
     """
-    from tensorflow.python.framework import ops
-
     registry = ops.gradient_registry._registry
     before = set(registry)
     try:
@@ -106,8 +96,6 @@ def custom_gradients_in_scope() -> Iterator[None]:
     A tape puts the gradient of each TensorFlow operation into "gradient_tape/SCOPE/", but a
     `tf.custom_gradient`'s (`tf.nn.silu`), or a nested `tf.function`'s, into no scope.
     """
-    from tensorflow.python.eager import record
-
     def recording(original: Callable) -> Callable:
         def record_in_scope(
             op_type: Any, outputs: Any, inputs: Any, backward: Callable, *others: Any, **more: Any
@@ -131,14 +119,10 @@ def custom_gradients_in_scope() -> Iterator[None]:
 
 @contextmanager
 def recomputed_by(call: Callable[[Callable, Sequence, Mapping], Any]) -> Iterator[None]:
-    """Inside the context, in this thread's graphs, `call` calls tf.recompute_grad's functions.
+    """Inside the context, `call(function, args, kwargs)` calls what tf.recompute_grad has wrapped.
 
     Replacing tf.recompute_grad is too late, because layers wrap functions when they are made.
-
-    Args: call: (the function that was wrapped, args, kwargs) -> the function's result.
     """
-    from tensorflow.python.ops import custom_gradient
-
     thread = threading.get_ident()
 
     def decorator(original: Callable) -> Callable:
@@ -154,8 +138,6 @@ def recomputed_by(call: Callable[[Callable, Sequence, Mapping], Any]) -> Iterato
         yield
 
 
-# Workers.
-
 _JOB = "worker"
 _TASK = f"/job:{_JOB}/replica:0/task:{{}}"  # a worker's name in TensorFlow's messages
 
@@ -166,8 +148,6 @@ def start_collectives(addresses: Sequence[str], index: int) -> None:
     Call it before TensorFlow starts. The public way, tf.distribute, needs scopes and a coordination
     service that swallows SIGTERM and waits minutes for a worker that never starts.
     """
-    from tensorflow.python.eager import context
-
     context.context().configure_collective_ops(
         collective_leader=_TASK.format(0), scoped_allocator_enabled_ops=(),
         device_filters=(f"/job:{_JOB}/task:{index}",),
@@ -184,17 +164,13 @@ class _Server:
         self._addresses, self.task_index = addresses, index
 
     def SerializeToString(self) -> bytes:  # noqa: N802  (the message's own name)
-        from tensorflow.core.protobuf import tensorflow_server_pb2
-        from tensorflow.python.eager import context
-
         config = context.context().config
         config.device_filters[:] = [f"/job:{_JOB}/task:{self.task_index}"]
-        server: bytes = tensorflow_server_pb2.ServerDef(
+        return tensorflow_server_pb2.ServerDef(  # type: ignore[no-any-return]
             cluster=tf.train.ClusterSpec({_JOB: self._addresses}).as_cluster_def(),
             default_session_config=config, job_name=_JOB, task_index=self.task_index,
             protocol="grpc",
         ).SerializeToString()
-        return server
 
 
 def health_error(index: int, timeout: float) -> tf.errors.OpError | None:
@@ -202,8 +178,6 @@ def health_error(index: int, timeout: float) -> tf.errors.OpError | None:
 
     `tf.errors.UnavailableError` means that nothing listens at its address, another error silence.
     """
-    from tensorflow.python.eager import context
-
     try:
         context.context().check_collective_ops_peer_health(
             _TASK.format(index), timeout_in_ms=round(1000 * timeout)

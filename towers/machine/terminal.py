@@ -1,8 +1,6 @@
 """Keeps libraries' messages off the terminal: their stderr output goes to log.txt.
 
-TensorFlow's C++ code writes to file descriptor 2 when it is imported, before there is a run
-directory; until then, a temporary file holds the output. Python's sys.stderr keeps the terminal,
-for error messages and for prints in the user's code.
+TensorFlow's import writes to file descriptor 2. Python's sys.stderr keeps the terminal.
 """
 
 import faulthandler
@@ -38,10 +36,7 @@ class CapturedStderr:
 
 @contextmanager
 def quiet_stderr() -> Iterator[CapturedStderr]:
-    """Holds libraries' messages back; drops them at the end, unless they are moved to a file.
-
-    Enter it before TensorFlow is imported. Messages include Python's logging and warnings.
-    """
+    """Holds libraries' messages, logs and warnings back, and drops those not moved to a file."""
     python_stderr = sys.stderr
     try:
         terminal = os.dup(STDERR)

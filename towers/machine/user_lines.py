@@ -35,10 +35,7 @@ def line_of(operation: Any) -> str:
 
 
 def line_of_error(error: BaseException | None) -> str | None:
-    """Returns the innermost line of the user's code that raised an error or its cause, or None.
-
-    Code that pip installed is not the user's code.
-    """
+    """Returns the innermost line of the user's code that raised an error or its cause, or None."""
     while error is not None:
         walked = list(traceback.walk_tb(error.__traceback__))
         frames = ((frame.f_code.co_filename, number) for frame, number in reversed(walked))

@@ -59,15 +59,13 @@ def losses(model: keras.Model) -> tuple[Any, Any]:
     """Returns a compiled model's (loss, loss_weights); (None, None) if layers add all losses."""
     if overrides(model, "compute_loss"):
         return ModelLoss(functools.partial(call_compute_loss, model)), None
-    return loss_internals.compiled_loss(model)
+    return loss_internals.compile_arguments(model)[:2]
 
 
 def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Compiles a compiled model again with another optimizer; keeps its losses and metrics."""
-    loss, loss_weights = loss_internals.compiled_loss(model)
-    metrics, weighted_metrics = loss_internals.given_metrics(model)
     # A custom `compile` may take other arguments.
-    keras.Model.compile(model, optimizer, loss, loss_weights, metrics, weighted_metrics)
+    keras.Model.compile(model, optimizer, *loss_internals.compile_arguments(model))
 
 
 def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:

@@ -122,7 +122,7 @@ def update_metrics(
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
     """Whether Keras reports the value of each loss beside the total."""
-    loss, _ = loss_internals.compiled_loss(model)
+    loss = loss_internals.compile_arguments(model)[0]
     if loss is None or overrides(model, "compute_loss"):
         return False
     return len([each for each in keras.tree.flatten(loss) if each is not None]) > 1 or (

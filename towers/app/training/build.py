@@ -23,7 +23,7 @@ from towers.app.training.task import UserObjects, find_source, make_model_and_da
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
-from towers.machine.logical import divide_gpus, undivided_cpu
+from towers.machine.logical import logical_gpus, undivided_cpu
 from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, find_monitor
 from towers.step import TowerStep
@@ -265,7 +265,7 @@ def find_devices(config: TrainConfig) -> list[str]:
         jit_compile=config.jit_compile,
     )
     if config.logical_gpus is not None:
-        divide_gpus(config.logical_gpus, None, "logical_gpus")
+        logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
     if threads is not None and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
