@@ -26,14 +26,10 @@ _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", ...]}, "task": {"type": "wo
 
 @dataclass(frozen=True)
 class Cluster:
-    """Lists the workers of a run, and says which of them this process is.
+    """Lists the workers of a run, and says which of them this process is."""
 
-    addresses: each worker's "host:port"; one address or none if this process is alone.
-    index: this process's worker index; 0 is the chief.
-    """
-
-    addresses: tuple[str, ...] = ()
-    index: int = 0
+    addresses: tuple[str, ...] = ()  # "host:port"; one or none if this process is alone
+    index: int = 0  # of this process; 0 is the chief
 
     @property
     def num_workers(self) -> int:
@@ -57,11 +53,7 @@ class LostWorkerError(RuntimeError):
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Returns the cluster that the environment names; `ALONE` if it names none, or one worker.
-
-    Raises:
-        ValueError: the environment names no valid cluster.
-    """
+    """Returns the cluster that the environment names; `ALONE` if it names none, or one worker."""
     if environment.get(TF_CONFIG):
         cluster = _from_tf_config(environment[TF_CONFIG])
     elif int(environment.get(_SLURM_TASKS, 1)) > 1:
@@ -93,9 +85,7 @@ def _from_tf_config(text: str) -> Cluster:
         if not isinstance(address, str) or not is_address(address):
             raise _malformed(f"has {address!r}, which is no host:port. It must look like")
         if addresses.count(address) > 1:
-            raise ValueError(
-                f"{TF_CONFIG} has the address {address} twice: each worker needs another address."
-            )
+            raise ValueError(f"{TF_CONFIG} has the address {address} twice: give each another.")
     count = len(named.get(kind, []))
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise _malformed(
@@ -106,10 +96,7 @@ def _from_tf_config(text: str) -> Cluster:
 
 
 def _from_slurm() -> Cluster:
-    """Returns the cluster that TensorFlow's resolver finds for Slurm, which assigns the GPUs.
-
-    The resolver orders machines as text, but Slurm by number: node2 comes before node10.
-    """
+    """Returns the cluster that TensorFlow's resolver finds for Slurm, which assigns the GPUs."""
     import tensorflow as tf
 
     try:
@@ -117,7 +104,10 @@ def _from_slurm() -> Cluster:
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             port_base=_SLURM_PORT, gpus_per_node=count, gpus_per_task=1, auto_set_gpu=False
         )
-        addresses = sorted(resolver.cluster_spec().as_dict()["worker"], key=_by_numbers)
+        # The resolver orders machines as text, but Slurm by number: node2 comes before node10.
+        addresses = sorted(resolver.cluster_spec().as_dict()["worker"], key=lambda name: [
+            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
+        ])
         index, here = resolver.task_id, os.environ.get("SLURMD_NODENAME")
         if here is not None and addresses[index].rpartition(":")[0] != here:
             raise ValueError(f"task {index} is on {here}, and should be at {addresses[index]}")
@@ -127,11 +117,6 @@ def _from_slurm() -> Cluster:
             f"instead, or {TF_CONFIG}={{}} for a worker that is alone."
         ) from None
     return Cluster(tuple(addresses), index)
-
-
-def _by_numbers(address: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part)
-            for part in re.split(r"(\d+)", address)]
 
 
 def is_address(text: str) -> bool:

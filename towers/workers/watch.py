@@ -8,7 +8,6 @@
     in a step, or completely       10 times the longest phase so far, the others end.
 """
 
-import functools
 import os
 import re
 import signal
@@ -36,11 +35,8 @@ _ANSWER_SECONDS = 3.0
 _SOON = 2.0  # seconds of waiting before a check whether the other workers have ended
 _PATIENCE = 10  # timeouts for a worker that answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
-    tf.errors.UnavailableError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
+    tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.InternalError,
+    tf.errors.AbortedError, tf.errors.CancelledError,
 )
 _GO_ON = "Start the run again with resume=DIR, on any number of workers."
 
@@ -49,16 +45,15 @@ _GO_ON = "Start the run again with resume=DIR, on any number of workers."
 def watched(cluster: Cluster, phase: str) -> Iterator[None]:
     """Inside the context, this process computes with the other workers, and may wait for them.
 
-    Raises:
-        LostWorkerError: a worker has ended. If a worker is silent, the process exits with one line
-            and code `LOST_WORKER`, because nothing else ends an operation that waits.
+    If a worker has ended, it raises LostWorkerError. If a worker is silent, the process exits with
+    one line and code `LOST_WORKER`, because nothing else ends an operation that waits.
     """
     with hang.step(phase):
         if cluster.num_workers == 1:
             yield
             return
-        watch = _watch(cluster)
-        watch.begin(phase)
+        watch = _Watch.running or _Watch(cluster)
+        watch.enter(phase)
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -72,7 +67,12 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
         except _ABOUT_WORKERS as error:
             if not re.search("ollective|/job:worker", str(error)):
                 raise
-            raise LostWorkerError(_lost_text(cluster, phase, str(error))) from None
+            named = [int(task) for task in re.findall(r"task:(\d+)", str(error))]
+            lost = [w for w in named if w != cluster.index][-1:] or silent(cluster)[:1]
+            raise LostWorkerError(
+                _lost(cluster, lost, f"was lost in {phase}") if lost else
+                f"the workers lost each other in {phase}: {' '.join(str(error).split())[-600:]}"
+            ) from None
         finally:
             watch.end()
 
@@ -80,8 +80,7 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
 def set_timeout(seconds: float) -> None:
     """Sets the seconds after which a worker that does not answer, or lets others wait, is lost.
 
-    The default is `DEFAULT_TIMEOUT`, and 10 times as long for a worker between two steps, where a
-    custom script may do anything.
+    The default is `DEFAULT_TIMEOUT`, and 10 times as long between two steps of a custom script.
     """
     _Watch.timeout, _Watch.patience = seconds, 1
 
@@ -96,32 +95,28 @@ def at_work(phase: str) -> Iterator[None]:
     """Inside the context, for writing a file, other workers wait for 10 times the timeout."""
     watch = _Watch.running
     if watch is not None:
-        watch.pause(_PATIENCE)
+        watch.enter(None, _PATIENCE)
     try:
         with hang.within(phase):
             yield
     finally:
         if watch is not None:
-            watch.pause()
+            watch.enter(None, watch.patience)
 
 
-def gone(cluster: Cluster) -> int | None:
-    """Returns a worker that has ended or has not started yet; None if there is none."""
-    errors = ((w, health_error(w, _ANSWER_SECONDS)) for w in _others(cluster))
-    return next((w for w, e in errors if isinstance(e, tf.errors.UnavailableError)), None)
+def silent(cluster: Cluster, kind: type = tf.errors.OpError) -> list[int]:
+    """Returns the workers that do not answer; for an UnavailableError, those that do not run."""
+    others = (worker for worker in range(cluster.num_workers) if worker != cluster.index)
+    return [w for w in others if isinstance(health_error(w, _ANSWER_SECONDS), kind)]
 
 
 class _Doing(NamedTuple):
-    """Describes a phase; `phase` is None while the process does not wait for other workers.
+    """Describes the current phase."""
 
-    thread: the identifier of the thread in which the phase began.
-    patience: how many timeouts the other workers wait meanwhile.
-    """
-
-    phase: str | None
+    phase: str | None  # None while the process does not wait for other workers
     since: float
-    thread: int
-    patience: int = 1
+    thread: int  # in which the phase began
+    patience: int  # how many timeouts the other workers wait meanwhile
 
 
 class _Watch:
@@ -135,100 +130,74 @@ class _Watch:
         self._cluster = cluster
         self._longest = 0.0  # the longest phase's seconds; 0 until all workers have met
         self._has_stepped = False  # before, workers may read their data for different times
-        self._doing = _Doing(None, time.monotonic(), threading.get_ident())
+        self.enter(None)
         calls = WorkerCollectives(cluster.num_workers, cluster.index)
         self._gather = tf.function(calls.all_gather, autograph=False)
         self._last_call, self._is_calling = 0.0, False
         _Watch.running = self
         threading.Thread(target=self._run, daemon=True, name="towers-watch").start()
 
-    def begin(self, phase: str) -> None:
-        self._doing = _Doing(phase, time.monotonic(), threading.get_ident())
+    def enter(self, phase: str | None, patience: int = 1) -> None:
+        self._doing = _Doing(phase, time.monotonic(), threading.get_ident(), patience)
 
     def end(self) -> None:
         self._longest = max(self._longest, time.monotonic() - self._doing.since)
         self._has_stepped |= self._doing.phase != START
-        self.pause()
-
-    def pause(self, patience: int | None = None) -> None:
-        patience = patience or self.patience
-        self._doing = _Doing(None, time.monotonic(), threading.get_ident(), patience)
+        self.enter(None, self.patience)
 
     def _run(self) -> None:
         while True:
             time.sleep(min(1.0, self.timeout / 4))
-            doing, now = self._doing, time.monotonic()
-            seconds = now - doing.since
+            doing, now, cluster = self._doing, time.monotonic(), self._cluster
+            phase, seconds = doing.phase, now - doing.since
             is_time = now - max(doing.since, self._last_call) >= self.timeout
             if is_time and self._has_stepped and not self._is_calling:
                 self._is_calling = True
-                roll = threading.Thread(target=self._find_silent, daemon=True, name="towers-roll")
+                # In a thread, because the others may never come.
+                roll = threading.Thread(target=self._compare, daemon=True, name="towers-roll")
                 roll.start()
-            if doing.phase is None:
+            if phase is None:
                 continue
-            text = None
-            if self._longest and seconds >= _SOON:  # one may have ended while it sent nothing
-                lost = gone(self._cluster)
-                text = None if lost is None else _loss_text(self._cluster, lost, doing.phase)
-            if text is None and seconds >= self.timeout:
-                text = self._verdict(doing.phase, seconds)
+            text, ended = "", tf.errors.UnavailableError
+            if self._longest and seconds >= _SOON and (lost := silent(cluster, ended)):
+                text = _lost(cluster, lost[:1], f"was lost in {phase}")
+            elif seconds >= self.timeout and (lost := silent(cluster)):
+                text = _lost(cluster, lost, f"did not answer for {seconds:.0f} seconds in {phase}")
+            elif seconds >= _PATIENCE * max(self.timeout, self._longest):
+                text = (
+                    f"the workers answer, but not all of them came to {phase} within "
+                    f"{seconds:.0f} seconds: the worker hangs whose own log does not end with this "
+                    "line."
+                )
             if text and self._doing is doing:
                 _end(text)
 
-    def _verdict(self, phase: str, seconds: float) -> str | None:
-        """Returns the error after so many seconds in one phase, or None to wait longer."""
-        silent = _silent(self._cluster)
-        if silent:
-            named = _named(self._cluster, silent)
-            return f"{named} did not answer for {seconds:.0f} seconds in {phase}. {_GO_ON}"
-        if seconds < _PATIENCE * max(self.timeout, self._longest):
-            return None
-        return (
-            f"the workers answer, but not all of them came to {phase} within {seconds:.0f} "
-            "seconds: the worker hangs whose own log does not end with this line."
-        )
-
-    # A worker that is in one phase for longer than the timeout compares waiting times with the
-    # others, to find the worker that all wait for. A thread does it: the others may never come.
-
-    def _find_silent(self) -> None:
+    def _compare(self) -> None:
+        """Ends the process if workers have waited too long for workers that did not arrive."""
         with suppress(tf.errors.OpError), tf.device(HOST):
             self._gather(tf.zeros([2], tf.float64))  # now all have arrived: the values are current
             doing = self._doing
-            patient = (time.monotonic() - doing.since) / doing.patience
-            told = self._gather(tf.constant([doing.phase is not None, patient], tf.float64))
-            self._judge(doing, told.numpy())
+            own = time.monotonic() - doing.since
+            # Whether this worker waits, and the seconds since this began, divided by its patience.
+            told = [doing.phase is not None, own / doing.patience]
+            waits, seconds = self._gather(tf.constant(told, tf.float64)).numpy().T
+            is_late = seconds >= self.timeout
+            late = np.flatnonzero((waits == 0) & is_late).tolist()
+            if late and ((waits == 1) & is_late).any() and self._doing is doing:
+                if doing.phase is not None:
+                    _end(_lost(
+                        self._cluster, late, f"did not come to {doing.phase} for {own:.0f} "
+                        "seconds, and the log there says where it hangs",
+                    ))
+                if self._cluster.index in late:
+                    _say(
+                        f"the others wait for this worker, which has hung for {own:.0f} seconds"
+                        f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time "
+                        "with a larger worker_timeout."
+                    )
+                    time.sleep(_SOON)  # the others end first, and name this one
+                    os.kill(os.getpid(), signal.SIGABRT)
         self._last_call, self._is_calling = time.monotonic(), False
-
-    def _judge(self, doing: _Doing, told: np.ndarray) -> None:
-        """Ends the process if workers have waited too long for workers that did not arrive.
-
-        Args:
-            doing: the phase that this worker has reported.
-            told: [W, 2]: whether a worker waits (1 or 0), and the seconds since this began,
-                divided by its patience.
-        """
-        waits, seconds = told[:, 0] == 1, told[:, 1]
-        own_seconds = time.monotonic() - doing.since
-        late = np.flatnonzero(~waits & (seconds >= self.timeout)).tolist()
-        if not late or not (waits & (seconds >= self.timeout)).any() or self._doing is not doing:
-            return
-        if doing.phase is not None:
-            _end(
-                f"{_named(self._cluster, late)} did not come to {doing.phase} for "
-                f"{own_seconds:.0f} seconds, and the log there says where it hangs. {_GO_ON}"
-            )
-        elif self._cluster.index in late:
-            _say(
-                f"the others wait for this worker, which has hung for {own_seconds:.0f} seconds"
-                f"{hang.stands_in(doing.thread)}. {_GO_ON} If it was at work, give it time with a "
-                "larger worker_timeout."
-            )
-            time.sleep(_SOON)  # the others end first, and name this one
-            os.kill(os.getpid(), signal.SIGABRT)
-
-
-_watch = functools.cache(_Watch)
 
 
 def _say(text: str) -> None:
@@ -241,28 +210,6 @@ def _end(text: str) -> None:
     os._exit(LOST_WORKER)
 
 
-def _silent(cluster: Cluster) -> list[int]:
-    return [w for w in _others(cluster) if health_error(w, _ANSWER_SECONDS)]
-
-
-def _others(cluster: Cluster) -> list[int]:
-    return [w for w in range(cluster.num_workers) if w != cluster.index]
-
-
-def _named(cluster: Cluster, workers: list[int]) -> str:
+def _lost(cluster: Cluster, workers: list[int], what: str) -> str:
     names = ", ".join(f"{w} ({cluster.addresses[w]})" for w in workers)
-    return f"{plural('worker', len(workers))} {names}"
-
-
-def _lost_text(cluster: Cluster, phase: str, text: str) -> str:
-    named = [int(task) for task in re.findall(r"task:(\d+)", text)]
-    lost = next((w for w in reversed(named) if w != cluster.index), None)
-    if lost is None:
-        lost = next(iter(_silent(cluster)), None)
-    if lost is None:
-        return f"the workers lost each other in {phase}: {' '.join(text.split())[-600:]}"
-    return _loss_text(cluster, lost, phase)
-
-
-def _loss_text(cluster: Cluster, lost: int, phase: str) -> str:
-    return f"{_named(cluster, [lost])} was lost in {phase}. {_GO_ON}"
+    return f"{plural('worker', len(workers))} {names} {what}. {_GO_ON}"

@@ -16,23 +16,12 @@ import tensorflow as tf
 _GROUP_KEYS = itertools.count(1)
 _MOST_ROWS = 2**20  # keys of one operation; the other bits of 31 count operations
 _KNOWN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-_NARROW = {
-    tf.bfloat16: tf.float32, tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32,
-    tf.int16: tf.int32, tf.uint16: tf.int32,
-}
-_HINT = "ring"  # the only implementation between CPUs
 
 
 class WorkerCollectives:
-    """Groups all workers for the collective operations of one step, or of one purpose.
-
-    num_workers: the number of workers, W.
-    """
+    """Groups all W workers, at least 2, for the collective operations of one step or purpose."""
 
     def __init__(self, num_workers: int, index: int) -> None:
-        """
-        Args: num_workers: W, at least 2. index: the index of this worker.
-        """
         self.num_workers = num_workers
         self._index = index
         # Every worker gets the same key, because all make the same groups in the same order.
@@ -45,13 +34,12 @@ class WorkerCollectives:
     def all_gather(self, value: tf.Tensor, varies: tf.Tensor | None = None) -> tf.Tensor:
         """Gathers [n, ...], the same shape in every worker, to [W, n, ...], in worker order.
 
-        Args:
-            value: a tensor [n, ...], bool or numeric.
-            varies: a scalar int32 computed from the shape, if the shape differs between steps.
+        `varies` is a scalar int32 computed from the shape, if the shape differs between steps.
         """
         wire = _on_the_wire(value)
         gathered = tf.raw_ops.CollectiveGatherV2(
-            input=wire[tf.newaxis], instance_key=self._key(varies), **self._group()
+            input=wire[tf.newaxis], instance_key=self._key(varies), ordering_token=[],
+            **self._group(),
         )
         gathered = tf.ensure_shape(gathered, [self.num_workers, *value.shape])
         return tf.cast(self._taken(gathered, self._positions), value.dtype)
@@ -60,7 +48,7 @@ class WorkerCollectives:
         """Sends row w of a numeric [W, ...] to worker w; returns [W, ...], row w from worker w."""
         sent = self._taken(_on_the_wire(value), self._members)
         received = tf.raw_ops.CollectiveAllToAllV2(
-            input=sent, instance_key=self._key(varies), **self._group()
+            input=sent, instance_key=self._key(varies), ordering_token=[], **self._group()
         )
         received = tf.ensure_shape(received, value.shape)
         return tf.cast(self._taken(received, self._positions), value.dtype)
@@ -68,23 +56,20 @@ class WorkerCollectives:
     def broadcast(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the chief's value; every worker passes a value of the same shape."""
         wire = _on_the_wire(value)
-        group = {k: v for k, v in self._group().items() if k != "ordering_token"}
         if self._index == 0:
             sent = tf.raw_ops.CollectiveBcastSendV2(
-                input=wire, instance_key=self._key(None), **group
+                input=wire, instance_key=self._key(None), **self._group()
             )
         else:
             sent = tf.raw_ops.CollectiveBcastRecvV2(
-                T=wire.dtype, shape=tf.shape(wire), instance_key=self._key(None), **group
+                T=wire.dtype, shape=tf.shape(wire), instance_key=self._key(None), **self._group()
             )
         return tf.cast(tf.ensure_shape(sent, value.shape), value.dtype)
 
     def _group(self) -> dict[str, object]:
         return {
-            "group_size": self.num_workers,
-            "group_key": self._group_key,
-            "ordering_token": [],
-            "communication_hint": _HINT,
+            "group_size": self.num_workers, "group_key": self._group_key,
+            "communication_hint": "ring",  # the only implementation between CPUs
         }
 
     def _key(self, varies: tf.Tensor | None) -> tf.Tensor:
@@ -100,6 +85,6 @@ def _on_the_wire(value: tf.Tensor) -> tf.Tensor:
     """Converts a value, exactly, to one of the dtypes that the operations support."""
     if value.dtype in _KNOWN:
         return value
-    if value.dtype in _NARROW:
-        return tf.cast(value, _NARROW[value.dtype])
+    if value.dtype.size < 4:
+        return tf.cast(value, tf.float32 if value.dtype.is_floating else tf.int32)
     return tf.cast(value, tf.int64)

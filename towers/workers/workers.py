@@ -18,7 +18,6 @@ from towers.machine.tensorflow_internals import start_collectives
 from towers.workers.watch import START, watched
 from towers.workers.worker_collectives import WorkerCollectives
 
-_MOMENT = 0.5  # seconds between two checks whether the other workers have ended
 _MOST_LISTED = 3
 
 
@@ -46,34 +45,24 @@ def join_workers() -> Cluster:
                 "towers.join_workers() at the top of the script, right after `import towers`, or "
                 "unset TF_CONFIG."
             )
-        _check_port(cluster.addresses[cluster.index])
+        address = cluster.addresses[cluster.index]
+        host, _, port = address.rpartition(":")
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:  # TensorFlow would fail with "Could not start gRPC server", without a reason
+                probe.bind(("", int(port)))
+            except OSError as error:
+                raise ValueError(
+                    f"this worker's address is {address}, and port {port} cannot be used: "
+                    f"{error.strerror}. Is another worker of this index running? Name another port "
+                    f"for {host}."
+                ) from None
         start_collectives(cluster.addresses, cluster.index)
     return cluster
 
 
-def _check_port(address: str) -> None:
-    """Raises ValueError if this worker's port cannot be used.
-
-    TensorFlow would fail with "Could not start gRPC server", without a reason.
-    """
-    host, _, port = address.rpartition(":")
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", int(port)))
-        except OSError as error:
-            raise ValueError(
-                f"this worker's address is {address}, and port {port} cannot be used: "
-                f"{error.strerror}. Is another worker of this index running? Name another port "
-                f"for {host}."
-            ) from None
-
-
 class Workers:
-    """Exchanges bytes and numbers between steps. Every worker makes the same calls.
-
-    cluster: the workers of the run.
-    """
+    """Exchanges bytes and numbers between steps. Every worker makes the same calls."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -93,11 +82,7 @@ class Workers:
             return tuple(self._largest(tf.constant(values)).numpy().tolist())
 
     def check_same(self, what: Mapping[str, object]) -> None:
-        """Raises ValueError, in every worker, if a worker's values differ from the chief's.
-
-        Args:
-            what: plain JSON values by name; the error shows the names.
-        """
+        """Raises ValueError, in every worker, if a worker's JSON values differ from the chief's."""
         if self._is_alone:
             return
         chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode()))
@@ -134,14 +119,11 @@ class Workers:
             return self._collectives.broadcast(words).numpy().tobytes()[:size]
 
     def barrier(self) -> None:
-        """Waits until this worker may end or continue, because the others have received its data.
-
-        An operation is done when its last message is under way, and a process that ends at this
-        point may lose it. So all workers synchronize twice: a worker that begins the second
-        synchronization has finished the first, and the second one may fail.
-        """
+        """Waits until this worker may end or continue: the others have received its data."""
         if self._is_alone:
             return
+        # An operation is done when its last message is under way, which an ending process may lose.
+        # So workers meet twice. Who begins the second meeting, which may fail, ended the first one.
         self.all_reduce_max(0)
 
         def meet_again() -> None:
@@ -151,8 +133,10 @@ class Workers:
         second = threading.Thread(target=meet_again, daemon=True, name="towers-parting")
         second.start()
         until = time.monotonic() + watch.timeout()
-        while second.is_alive() and time.monotonic() < until and watch.gone(self.cluster) is None:
-            second.join(_MOMENT)
+        while second.is_alive() and time.monotonic() < until:
+            if watch.silent(self.cluster, tf.errors.UnavailableError):
+                break  # it has ended
+            second.join(0.5)
 
 
 def _words(data: bytes, size: int) -> tf.Tensor:
